@@ -1,0 +1,85 @@
+"""The glossary of columns: name, dtype, shape, meaning and owner of everything that flows through a step.
+
+Legend: N samples, P prompt tokens, T response tokens. Log-probabilities are in nats; masked tokens hold 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Raggedness = Literal["dense", "ragged", "either", "object"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named column of a batch."""
+
+    name: str
+    """A third party's column is prefixed with its package: `mypackage.name`."""
+    dtype: str
+    """NumPy dtype name, or `object` for JSON values."""
+    shape: Raggedness
+    """`dense`: [N]; `ragged`: one run of values a sample, packed; `either`; `object`: a list of N JSON values."""
+    meaning: str
+    owner: str
+    """The stage or plugin kind that writes it."""
+
+
+_COLUMNS = (
+    # Identity
+    Column("sample_id", "object", "object", "unique name of the sample in the run", "loader"),
+    Column("epoch", "int64", "dense", "pass over the data in which the prompt was issued", "loader"),
+    Column("prompt_id", "int64", "dense", "row of the dataset, before filtering", "loader"),
+    Column("attempt", "int64", "dense", "how often this prompt was issued before in its epoch", "loader"),
+    Column("sample_index", "int64", "dense", "which of the prompt's n samples this is", "rollout"),
+    Column("group_id", "int64", "dense", "samples with one group_id answer one prompt", "rollout"),
+    Column("trajectory_id", "int64", "dense", "sequences with one trajectory_id come from one episode", "rollout"),
+    Column("turn_ids", "int64", "ragged", "turn in which each response token was produced", "rollout"),
+    # Tokens
+    Column("prompt_ids", "int64", "ragged", "prompt tokens as the engine saw them", "loader"),
+    Column("response_ids", "int64", "ragged", "response tokens, stop token included", "rollout"),
+    Column("response_mask", "bool", "ragged", "True where the policy produced the token", "rollout"),
+    Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token", "rollout"),
+    Column("finish_reason", "object", "object", "stop, length or abort", "rollout"),
+    Column("temperature", "float32", "dense", "sampling temperature of the sample", "rollout"),
+    # Log-probabilities and other outputs of a forward pass
+    Column("rollout_log_probs", "float32", "ragged", "under the sampler as used (temperature, top-p, top-k)", "rollout"),
+    Column("raw_rollout_log_probs", "float32", "ragged", "by the rollout engine, full softmax of logits / temperature", "rollout"),
+    Column("old_log_probs", "float32", "ragged", "of the policy before this step's updates, full softmax", "actor"),
+    Column("ref_log_probs", "float32", "ragged", "of the reference policy, full softmax", "ref"),
+    Column("log_probs", "float32", "ragged", "of the policy as it is now, full softmax", "actor"),
+    Column("entropies", "float32", "ragged", "entropy of the policy at each token, in nats", "actor"),
+    Column("sum_pi_squared", "float32", "ragged", "sum of squared probabilities at each token", "actor"),
+    Column("values", "float32", "ragged", "value function at each token", "critic"),
+    # Rewards and what follows from them
+    Column("scores", "float32", "dense", "reward of the sample: the sum of its token rewards", "reward"),
+    Column("token_rewards", "float32", "ragged", "reward at each token; a scalar one sits on the last token with mask 1", "reward"),
+    Column("reward_components", "object", "object", "named parts of the reward", "reward"),
+    Column("baseline_scores", "float32", "dense", "reward of the greedy response to the same prompt", "baseline"),
+    Column("advantages", "float32", "either", "advantage of a sample or of each token", "advantage"),
+    Column("returns", "float32", "either", "target of the value function", "advantage"),
+)  # fmt: skip
+
+GLOSSARY: dict[str, Column] = {column.name: column for column in _COLUMNS}
+
+
+def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
+    """The core glossary extended by what plugins declare.
+
+    Raises:
+        ColumnError: a plugin redefines a column with another dtype or shape.
+    """
+    from dovetail.errors import ColumnError
+
+    known = dict(GLOSSARY)
+    for column in extra:
+        other = known.setdefault(column.name, column)
+        if (other.dtype, other.shape) != (column.dtype, column.shape):
+            raise ColumnError(
+                f"column {column.name!r} is declared as {column.dtype} {column.shape} by "
+                f"{column.owner}, but as {other.dtype} {other.shape} by {other.owner}",
+                hint="prefix a plugin's own column with its package name",
+            )
+    return known

@@ -1,0 +1,330 @@
+"""The sections of a config: frozen attrs classes, each field with the docstring that `--help` and `config explain` show.
+
+Plugins extend the base of their kind. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+PLUGIN_KIND = "dovetail.plugin_kind"
+"""Metadata key: this field holds a plugin section of that kind."""
+PLUGIN_DEFAULT = "dovetail.plugin_default"
+"""Metadata key: the plugin that an absent section selects; None means no plugin."""
+COLLECTION = "dovetail.collection"
+"""Metadata key: `list` or `dict` where the field holds several plugin sections."""
+VERBATIM = "dovetail.verbatim"
+"""Metadata key: the value is never interpolated (prompts, templates, patterns)."""
+
+
+def plugin_field(
+    kind: str, default: str | None, *, collection: Literal["list", "dict"] | None = None
+) -> Any:
+    """A field whose section is narrowed to the Config class of the plugin that its `name` selects."""
+    factories: dict[str | None, Any] = {
+        "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
+        "dict": dict,
+    }
+    metadata = {PLUGIN_KIND: kind, PLUGIN_DEFAULT: default, COLLECTION: collection}
+    if collection is not None:
+        return attrs.field(factory=factories[collection], metadata=metadata)
+    return attrs.field(default=None, metadata=metadata)
+
+
+@attrs.frozen(kw_only=True)
+class PluginSection:
+    """Base of every plugin's config: which plugin, by name or by file."""
+
+    name: str | None = None
+    """Name of an installed plugin; `name@distribution` settles a conflict."""
+    path: str | None = None
+    """A Python file that holds the plugin, in place of a package."""
+    attribute: str | None = None
+    """The class or function in that file."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelSection:
+    """The policy's model and tokenizer."""
+
+    path: str
+    """A directory in Hugging Face format, or a hub id."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Compute dtype of forward passes and generation; master weights are float32."""
+    tokenizer_path: str | None = None
+    """Tokenizer directory or hub id; the model's own where absent."""
+    chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
+    """A Jinja chat template, or the path of a file that holds one; replaces the tokenizer's own."""
+    trust_remote_code: bool = False
+    """Run Python code that the model repository ships."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    attn_implementation: str = "sdpa"
+    """transformers' attention implementation."""
+
+
+@attrs.frozen(kw_only=True)
+class DataSection:
+    """Where prompts come from and how many a step takes."""
+
+    train_files: tuple[str, ...] = ()
+    """Parquet or JSONL files with training rows."""
+    val_files: tuple[str, ...] = ()
+    """Parquet or JSONL files with held-out rows."""
+    source: PluginSection = plugin_field("dataset", "files")
+    """What reads the files."""
+    sampler: PluginSection = plugin_field("sampler", "shuffled")
+    """The order of the prompts."""
+    prompt_key: str = "prompt"
+    """Column that holds the prompt: messages, or a plain string."""
+    train_batch_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
+    """Prompts a step; samples a step are this times rollout.n."""
+    val_batch_size: int | None = None
+    """Prompts generated at once in validation; None means all."""
+    max_prompt_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """Longest prompt in tokens."""
+    max_response_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """Most tokens generated for a response."""
+    overlong_prompts: Literal["filter", "error"] = "filter"
+    """What happens to longer prompts: filtered and counted, or refused."""
+    plain_prompts: Literal["user_message", "raw"] = "user_message"
+    """How a plain-string prompt reaches the model: as a user message, or as it stands."""
+
+
+@attrs.frozen(kw_only=True)
+class ValidationSamplingSection:
+    """How validation samples. Temperature 0 is greedy."""
+
+    n: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Responses a prompt."""
+    temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    """0 is greedy."""
+    top_p: float = attrs.field(
+        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Nucleus mass."""
+    top_k: int = -1
+    """Only the k most likely tokens; -1 means all."""
+
+
+@attrs.frozen(kw_only=True)
+class RolloutSection(PluginSection):
+    """Base of every rollout engine's config."""
+
+    n: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    """Responses a prompt."""
+    temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
+    """Logits are divided by it."""
+    top_p: float = attrs.field(
+        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Nucleus mass."""
+    top_k: int = -1
+    """Only the k most likely tokens; -1 means all."""
+    stop: tuple[str, ...] = attrs.field(default=(), metadata={VERBATIM: True})
+    """Strings that end a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, besides the model's own end of sequence."""
+    ignore_eos: bool = False
+    """Go on past the end of sequence up to the maximum length: for benchmarks."""
+    replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Engine replicas."""
+    seeding: Literal["per_sample", "none"] = "per_sample"
+    """Whether each sample has a random stream of its own."""
+    weight_transport: PluginSection = plugin_field("weight_transport", "in_process")
+    """How new weights reach the engine."""
+    validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
+    """Sampling in validation."""
+
+
+@attrs.frozen(kw_only=True)
+class OptimSection:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    eps: float = 1e-8
+    """AdamW's denominator floor."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
+    warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Optimizer steps of linear warm-up."""
+    min_lr_ratio: float = 0.0
+    """Final learning rate as a share of the peak."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineSection(PluginSection):
+    """Base of every training engine's config."""
+
+
+@attrs.frozen(kw_only=True)
+class TrainingSection:
+    """How a model is trained, whichever engine does it."""
+
+    optim: OptimSection = attrs.field(factory=OptimSection)
+    """Optimizer and schedule."""
+    max_tokens_per_micro_batch: int = attrs.field(
+        default=16384, validator=attrs.validators.ge(1)
+    )
+    """Token budget of one forward and backward pass; the result does not depend on it."""
+    grad_clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    """Largest gradient norm; 0 clips nothing."""
+
+
+@attrs.frozen(kw_only=True)
+class ActorSection(TrainingSection):
+    """The policy that is trained."""
+
+    engine: EngineSection = plugin_field("engine", "fsdp2")
+    """What trains it."""
+    mini_batch_size: int | None = None
+    """Prompts an optimizer step; None means the whole rollout batch."""
+    epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Passes over each rollout batch."""
+
+
+@attrs.frozen(kw_only=True)
+class RefSection:
+    """The frozen reference policy; it exists only where something requires `ref_log_probs`."""
+
+    engine: EngineSection | None = plugin_field("engine", None)
+    """What scores with it; the actor's engine where absent."""
+    path: str | None = None
+    """Its checkpoint; the actor's starting weights where absent."""
+    max_tokens_per_micro_batch: int | None = None
+    """Token budget of one pass; the actor's where absent."""
+
+
+@attrs.frozen(kw_only=True)
+class KlInLossSection:
+    """A KL penalty to the reference policy inside the loss."""
+
+    estimator: Literal["k1", "abs", "k2", "k3", "k1+", "k3+"] = "k3"
+    """KL estimator (joschu.net/blog/kl-approx.html); `+` takes the gradient of k2."""
+    coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
+    """Weight of the penalty."""
+    controller: PluginSection = plugin_field("kl_controller", "fixed")
+    """How the weight moves."""
+
+
+@attrs.frozen(kw_only=True)
+class KlSection:
+    """Where a KL penalty enters."""
+
+    in_loss: KlInLossSection | None = None
+    """A penalty in the loss; None for none."""
+
+
+@attrs.frozen(kw_only=True)
+class EntropySection:
+    """The policy's entropy."""
+
+    coef: float = 0.0
+    """Weight of an entropy bonus in the loss."""
+    measure: bool = True
+    """Report it as `actor/entropy`."""
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmSection:
+    """What makes the algorithm."""
+
+    advantage: PluginSection = plugin_field("advantage", "grpo")
+    """Rewards to advantages."""
+    policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
+    """The loss a token."""
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How token losses become one number."""
+    kl: KlSection = attrs.field(factory=KlSection)
+    """Penalty towards the reference policy."""
+    entropy: EntropySection = attrs.field(factory=EntropySection)
+    """Entropy bonus and measurement."""
+
+
+@attrs.frozen(kw_only=True)
+class RewardSection:
+    """How responses are scored, and what failures mean."""
+
+    manager: PluginSection = plugin_field("reward_manager", "naive")
+    """What runs the reward functions."""
+    function: PluginSection | None = plugin_field("reward_function", None)
+    """One function for every row: a name, or a file with `compute_score`."""
+    functions: dict[str, PluginSection] = plugin_field("reward_function", None, collection="dict")
+    """A function for each `data_source`."""
+    timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
+    """Seconds after which a sample counts as failed."""
+    retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Further tries of a retryable failure."""
+    concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    """Units scored at once."""
+    max_failure_share: float = attrs.field(
+        default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
+    )
+    """The run stops when a larger share of a step's samples could not be scored."""
+
+
+@attrs.frozen(kw_only=True)
+class TrainerSection(PluginSection):
+    """Base of every trainer's config."""
+
+    total_epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Passes over the training prompts."""
+    total_steps: int | None = None
+    """Stop after this many steps, whatever the epochs."""
+    save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Checkpoint every so many steps; 0 means only at the end."""
+    keep_checkpoints: int | None = None
+    """Checkpoints to keep, newest first; None means all."""
+    validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Validate every so many steps; 0 means only before and after."""
+    validate_before: bool = True
+    """Validate before the first step."""
+    validate_after: bool = True
+    """Validate after the last step."""
+    samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
+    """Samples of each step written for reading; -1 means all."""
+    deterministic: bool = False
+    """Use deterministic kernels where they cost speed."""
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """A whole config."""
+
+    seed: int = 1
+    """Every random stream derives from it."""
+    project: str = "dovetail"
+    """First folder below `output_dir`."""
+    experiment: str = "default"
+    """Second folder below `output_dir`."""
+    output_dir: str = "runs"
+    """Where run directories go."""
+    model: ModelSection
+    """The policy."""
+    data: DataSection = attrs.field(factory=DataSection)
+    """Prompts."""
+    rollout: RolloutSection = plugin_field("rollout", "hf")
+    """Generation."""
+    actor: ActorSection = attrs.field(factory=ActorSection)
+    """Training."""
+    ref: RefSection = attrs.field(factory=RefSection)
+    """The reference policy."""
+    algorithm: AlgorithmSection = attrs.field(factory=AlgorithmSection)
+    """Estimator, loss, KL."""
+    reward: RewardSection = attrs.field(factory=RewardSection)
+    """Scoring."""
+    trainer: TrainerSection = plugin_field("trainer", "on_policy")
+    """The loop."""
+    runtime: PluginSection = plugin_field("runtime", "inline")
+    """Where workers live."""
+    tracking: tuple[PluginSection, ...] = plugin_field(
+        "tracker", "console jsonl", collection="list"
+    )
+    """Where metrics go."""

@@ -1,0 +1,165 @@
+"""Every error that Dovetail raises on purpose: one hierarchy, picklable, each also a standard type.
+
+A message says what was wrong, the value, what is allowed or nearest, and how to mend it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DovetailError(Exception):
+    """Base of all of Dovetail's errors.
+
+    Args:
+        message: what was wrong, with the offending value.
+        hint: how to mend it; printed on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.__dict__))
+
+
+def _rebuild(cls: type[DovetailError], fields: dict[str, object]) -> DovetailError:
+    """Restore an error in another process without calling a subclass's own constructor."""
+    error = cls.__new__(cls)
+    Exception.__init__(error, fields["message"])
+    error.__dict__.update(fields)
+    return error
+
+
+class ConfigError(DovetailError, ValueError):
+    """The config is wrong; `problems` holds every complaint found, each a full sentence."""
+
+    exit_code = 2
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, problems: Iterable[str] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
+
+
+class PluginError(DovetailError):
+    """Base of what can go wrong with a plugin."""
+
+    exit_code = 2
+
+
+class PluginNotFoundError(PluginError, LookupError):
+    """No installed plugin of that kind has that name."""
+
+
+class PluginConflictError(PluginError, LookupError):
+    """Two distributions claim one name."""
+
+
+class PluginIncompatibleError(PluginError, RuntimeError):
+    """The plugin is installed but made for another interface version or Python, or its manifest is wrong."""
+
+
+class PluginBrokenError(PluginError, ImportError):
+    """The plugin is installed and compatible, but importing it fails."""
+
+
+class PluginNeedsError(PluginError, ImportError):
+    """The plugin needs a package or hardware that is not here."""
+
+
+class PlanError(DovetailError, ValueError):
+    """The chosen plugins and sizes do not make a step: an unmet requirement, or counts that do not fit."""
+
+    exit_code = 2
+
+
+class DataError(DovetailError, ValueError):
+    """A dataset is missing, empty, unreadable, or has a bad row."""
+
+    exit_code = 2
+
+
+class ModelError(DovetailError, OSError):
+    """A model or tokenizer can't be loaded."""
+
+    exit_code = 2
+
+
+class ColumnError(DovetailError, ValueError):
+    """A batch lacks a column, or a column has the wrong length, dtype or shape."""
+
+
+class DispatchError(DovetailError, ValueError):
+    """A dispatch mode, a mesh or a call on a worker group is wrong."""
+
+
+class WorkerError(DovetailError, RuntimeError):
+    """A call on a worker group failed; carries the first failing rank and its own traceback.
+
+    Attributes:
+        rank: the first failing rank.
+        call: the method that was called.
+        worker_traceback: the worker's formatted traceback.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = 0,
+        call: str = "",
+        worker_traceback: str = "",
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.rank = rank
+        self.call = call
+        self.worker_traceback = worker_traceback
+
+
+class RolloutError(DovetailError, RuntimeError):
+    """A generation engine failed."""
+
+
+class RewardError(DovetailError, RuntimeError):
+    """Scoring failed for more samples than the config tolerates, or a reward is unusable."""
+
+
+class WeightSyncError(DovetailError, RuntimeError):
+    """Weights did not arrive as they were sent."""
+
+
+class CheckpointError(DovetailError, OSError):
+    """A checkpoint can't be written or read."""
+
+
+class RunDirectoryError(DovetailError, FileExistsError):
+    """The run directory already holds another run."""
+
+    exit_code = 2
+
+
+class LedgerError(DovetailError, RuntimeError):
+    """A prompt was lost or used twice."""
+
+
+class StopRequested(DovetailError, KeyboardInterrupt):
+    """Ctrl-C or SIGTERM: the run stopped cleanly after the current phase and was saved."""
+
+    exit_code = 130
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to a misspelt one, or None where nothing is close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None

@@ -1,0 +1,65 @@
+"""The interfaces that plugins implement, each with a version of its own. Names load on first use."""
+
+from __future__ import annotations
+
+import importlib
+
+_HOME = {
+    "plugin": ("LocalReduction", "Plugin", "PluginContext", "Reduction"),
+    "rollout": (
+        "ROLLOUT_API",
+        "BaseRollout",
+        "Completion",
+        "FinishReason",
+        "PauseMode",
+        "RolloutRequest",
+        "SamplingParams",
+    ),
+    "engine": ("ENGINE_API", "OUTPUTS", "TrainEngine"),
+    "reward": (
+        "REWARD_FUNCTION_API",
+        "REWARD_MANAGER_API",
+        "Failure",
+        "FailureKind",
+        "Outcome",
+        "RewardFunction",
+        "RewardManager",
+        "RewardSample",
+        "RewardUnit",
+        "Score",
+    ),
+    "advantage": ("ADVANTAGE_API", "AdvantageEstimator", "Advantages", "Groups"),
+    "policy_loss": (
+        "LOSS_AGGREGATION_API",
+        "POLICY_LOSS_API",
+        "LossAggregation",
+        "LossInputs",
+        "PolicyLoss",
+        "TokenLosses",
+    ),
+    "objective": ("KlTerm", "ObjectiveSpec"),
+    "kl_controller": ("KL_CONTROLLER_API", "KlController"),
+    "tracker": ("TRACKER_API", "Tracker"),
+    "data": ("DATASET_API", "SAMPLER_API", "DatasetSource", "Prompt", "Sampler"),
+    "trainer": ("TRAINER_API", "Trainer"),
+    "runtime": ("RUNTIME_API", "PluginRef", "Runtime", "WorkerSpec"),
+    "transport": (
+        "WEIGHT_TRANSPORT_API",
+        "TensorSpec",
+        "WeightManifest",
+        "WeightReceiver",
+        "WeightSender",
+        "WeightTransport",
+    ),
+    "preflight": ("PREFLIGHT_API", "Finding", "PreflightRule"),
+    "dispatch_mode": ("DISPATCH_MODE_API", "Call", "DispatchMode"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - computed from the table above
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

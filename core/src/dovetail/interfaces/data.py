@@ -1,0 +1,50 @@
+"""DatasetSource and Sampler: where prompts come from, and in which order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces.plugin import Plugin
+
+DATASET_API = "1.0"
+SAMPLER_API = "1.0"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prompt:
+    """One row of a dataset, ready to generate from."""
+
+    index: int
+    """Row number over all files, before filtering: the prompt's identity within an epoch."""
+    prompt_ids: np.ndarray
+    """int64 [P]"""
+    raw: Any
+    """The row's prompt: messages or a plain string."""
+    data_source: str | None = None
+    ground_truth: Any = None
+    extra_info: Mapping[str, Any] | None = None
+
+
+class DatasetSource(Plugin):
+    """Reads rows in verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`."""
+
+    @abstractmethod
+    def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """All rows of these files, in order.
+
+        Raises:
+            DataError: a file is missing, empty, unreadable or lacks a column; names the file and row.
+        """
+
+
+class Sampler(Plugin):
+    """The order of an epoch: a function of seed and epoch alone, so that it needs no state."""
+
+    @abstractmethod
+    def order(self, size: int, epoch: int) -> np.ndarray:
+        """int64 [size]: a permutation of the rows."""

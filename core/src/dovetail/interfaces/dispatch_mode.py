@@ -1,0 +1,29 @@
+"""DispatchMode: how a call on a worker group is split over its workers, and how results come back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from dovetail.dispatch.mesh import Mesh
+
+DISPATCH_MODE_API = "1.0"
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of one worker's call."""
+
+
+class DispatchMode(Plugin):
+    """Splits the arguments of one call into one call a rank, and collects the ranks' results."""
+
+    @abstractmethod
+    def split(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Call | None], Any]:
+        """One call for each rank in rank order (None: that rank is not called), and a receipt for `collect`."""
+
+    @abstractmethod
+    def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
+        """Results in rank order (None where a rank was not called) to the caller's result, in the caller's order."""

@@ -1,0 +1,83 @@
+"""TrainEngine: a model on a mesh, forward passes and exactly one optimizer step an update."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.dispatch.register import Dispatch, nd, register
+from dovetail.dispatch.worker import Worker
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from dovetail.batch import Batch
+    from dovetail.interfaces.objective import ObjectiveSpec
+    from dovetail.interfaces.transport import WeightManifest
+    from dovetail.telemetry.metrics import Metric
+
+ENGINE_API = "1.0"
+
+OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared"})
+"""What `forward` can be asked for; each comes back as a ragged float32 column over response tokens."""
+
+
+class TrainEngine(Worker, Plugin):
+    """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
+
+    @register(dispatch_mode=nd("train"))
+    @abstractmethod
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+        """Score response tokens without gradient.
+
+        Args:
+            batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N].
+            outputs: a subset of `OUTPUTS`.
+
+        Returns:
+            One ragged float32 column an output, aligned with `response_ids`; masked tokens hold 0.
+            `log_probs` are nats under the full softmax of logits / temperature.
+        """
+
+    @register(dispatch_mode=nd("train"))
+    @abstractmethod
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
+        """Minimise the objective over the whole mini-batch with exactly one optimizer step.
+
+        The result does not depend on how the mini-batch is cut into micro-batches or spread over ranks.
+        Returns metrics that merge over ranks.
+        """
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    @abstractmethod
+    def weight_manifest(self, version: int) -> WeightManifest:
+        """Names (Hugging Face form), shapes and dtypes of what `send_weights` will send."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @abstractmethod
+    def send_weights(self, version: int, manifest: WeightManifest) -> None:
+        """Send the weights through the context's transport as `version`."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def offload(self) -> None:
+        """Move parameters and optimizer state off the accelerator."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def onload(self) -> None:
+        """Bring them back."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write model, optimizer, scheduler and random state below `directory`."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote: the next update is bit-identical to one never interrupted."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @abstractmethod
+    def export(self, directory: Path) -> None:
+        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer)."""

@@ -1,0 +1,22 @@
+"""KlController: the coefficient of a KL penalty over time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from dovetail.interfaces.plugin import Plugin
+
+KL_CONTROLLER_API = "1.0"
+
+
+class KlController(Plugin):
+    """Holds a KL coefficient and moves it after each step. Its state is checkpointed."""
+
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """The coefficient now."""
+
+    @abstractmethod
+    def update(self, kl: float, samples: int) -> None:
+        """Learn this step's mean KL in nats a token, over `samples` samples."""

@@ -1,0 +1,44 @@
+"""ObjectiveSpec: what an engine minimises, as data that each worker rebuilds for itself."""
+
+from __future__ import annotations
+
+import attrs
+
+from dovetail.interfaces.runtime import PluginRef
+
+
+@attrs.frozen(kw_only=True)
+class KlTerm:
+    """A KL penalty to the reference policy inside the loss."""
+
+    estimator: str
+    """A name of `dovetail.numerics.kl.ESTIMATORS`."""
+    coef: float
+    """Weight of the penalty, after the controller."""
+
+
+@attrs.frozen(kw_only=True)
+class ObjectiveSpec:
+    """Plugin names with their resolved config, and required columns.
+
+    Rebuilt in each worker by `dovetail.numerics.objective.build_objective`, through the plugin index:
+    nothing is registered in one process and hoped for in another.
+    """
+
+    policy_loss: PluginRef
+    loss_aggregation: PluginRef
+    kl: KlTerm | None = None
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; the loss falls as entropy rises."""
+    measure_entropy: bool = False
+    """Report the policy's entropy even where it has no weight."""
+    old_log_probs_from_current: bool = False
+    """One mini-batch a rollout: the old policy is the current one, so no pass of its own is needed."""
+    requires: frozenset[str] = frozenset()
+    """Columns that every mini-batch must carry."""
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """What the engine computes for it."""
+        entropies = {"entropies"} if self.entropy_coef or self.measure_entropy else set()
+        return frozenset({"log_probs"} | entropies)

@@ -1,0 +1,110 @@
+"""What every plugin is: a class with a name, an interface range, capabilities, a Config, and a life."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import attrs
+
+from dovetail.config.sections import ModelSection, PluginSection, TrainingSection
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dovetail.batch.columns import Column
+    from dovetail.dispatch.mesh import Mesh
+
+
+class Reduction(Protocol):
+    """Sums over the data-parallel ranks that share a batch; the identity in one process."""
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Element-wise sum over ranks, same shape and dtype on every rank."""
+        ...
+
+
+class LocalReduction:
+    """The reduction of a group of one."""
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+
+@attrs.frozen(kw_only=True)
+class PluginContext:
+    """What a plugin is told about the run it lives in. Cheap to make and to send to a worker."""
+
+    seed: int = 0
+    """The run's seed."""
+    role: str = ""
+    """Which role the plugin plays: `actor`, `ref`, `critic`, `rollout`, … or empty."""
+    run_directory: Path | None = None
+    """Where the run writes; None outside a run."""
+    model: ModelSection | None = None
+    """The model of this role."""
+    training: TrainingSection | None = None
+    """Optimizer and micro-batch settings of this role; None for roles that are not trained."""
+    total_steps: int | None = None
+    """Optimizer steps that the run will take, for learning-rate schedules."""
+    tokenizer: Any = None
+    """The run's Hugging Face tokenizer, where there is one."""
+    transport: Any = None
+    """The WeightTransport that this role sends or receives weights with."""
+    mesh: Mesh | None = None
+    """The mesh of the worker group; None means one process."""
+    rank: int = 0
+    """This worker's rank in its group."""
+    device: str = "cpu"
+    """The torch device of this worker, such as `cpu` or `cuda:0`."""
+    reduction: Reduction = attrs.field(factory=LocalReduction)
+    """Sums over the ranks that share a batch."""
+    logger: Any = attrs.field(factory=lambda: logging.getLogger("dovetail"))
+    """A logger with the standard methods."""
+
+
+class Plugin(ABC):
+    """Base of every plugin. Construction is cheap and touches no accelerator; `start` does the work."""
+
+    name: ClassVar[str]
+    """Unique within the kind: `[a-z][a-z0-9_]*`."""
+    api: ClassVar[str]
+    """Range of interface versions that it works with, such as `">=1.0,<2"`."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Further names that select it."""
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+    """What it can do beyond the interface; decides which conformance tests run."""
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """Columns of its own that core has never heard of."""
+    Config: ClassVar[type[PluginSection]] = PluginSection
+    """Its frozen attrs config class, from `<package>/config.py`."""
+
+    def __init__(self, config: Any, context: PluginContext) -> None:
+        self.config = config
+        self.context = context
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        """Names of the columns that it reads under this config."""
+        return frozenset()
+
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """Names of the columns that it can write under this config."""
+        return frozenset()
+
+    def start(self) -> None:
+        """Load what is heavy: models, processes, accelerators."""
+
+    def close(self) -> None:
+        """Release everything; safe to call twice."""
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must keep: JSON values and NumPy arrays."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""

@@ -1,0 +1,79 @@
+"""PolicyLoss and LossAggregation: the per-token loss, and how tokens become one number."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dovetail.batch import Ragged
+    from dovetail.telemetry.metrics import Metric
+
+POLICY_LOSS_API = "1.0"
+LOSS_AGGREGATION_API = "1.0"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LossInputs:
+    """The response tokens of some whole samples, packed end to end. T tokens, N samples.
+
+    Attributes:
+        log_probs_T: float32 [T], nats, of the policy being trained; carries the gradient.
+        mask_T: bool [T], True on tokens that the policy produced.
+        offsets_N1: int64 [N + 1], where each sample begins.
+        columns: every other column that the loss declares in `requires`, float32 [T] each
+            (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`.
+    """
+
+    log_probs_T: Tensor
+    mask_T: Tensor
+    offsets_N1: Tensor
+    columns: Mapping[str, Tensor]
+
+    @property
+    def sample_T(self) -> Tensor:
+        """int64 [T]: which sample each token belongs to."""
+        lengths_N = self.offsets_N1.diff()
+        index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
+        return index_N.repeat_interleave(lengths_N)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TokenLosses:
+    """float32 [T] losses (what is masked is ignored), and metrics that merge over micro-batches and ranks."""
+
+    losses_T: Tensor
+    metrics: Mapping[str, Metric] = attrs.field(factory=dict)
+
+
+class PolicyLoss(Plugin):
+    """A loss a token. It sees whole samples, so that sequence-level ratios are exact."""
+
+    aggregation: ClassVar[str | None] = None
+    """The loss aggregation that the paper prescribes, where it prescribes one."""
+
+    @abstractmethod
+    def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """The loss of each token, before aggregation."""
+
+
+class LossAggregation(Plugin):
+    """Turns token losses into one number that no micro-batching can change.
+
+    The denominator is computed over the whole mini-batch first; every micro-batch then returns a sum.
+    """
+
+    @abstractmethod
+    def denominator(self, response_mask: Ragged) -> float:
+        """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant."""
+
+    @abstractmethod
+    def total(self, losses_T: Tensor, mask_T: Tensor, offsets_N1: Tensor) -> Tensor:
+        """float32 []: the sum over these samples, not yet divided by the denominator."""

@@ -1,0 +1,59 @@
+"""Runtime: where workers live; in this process, or on many machines."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.interfaces.plugin import Plugin, PluginContext
+
+if TYPE_CHECKING:
+    from dovetail.dispatch.group import WorkerGroup
+    from dovetail.dispatch.mesh import Mesh
+    from dovetail.interfaces.rollout import BaseRollout
+
+RUNTIME_API = "1.0"
+
+
+@attrs.frozen(kw_only=True)
+class PluginRef:
+    """Names a plugin exactly, so that another process makes the same one."""
+
+    kind: str
+    name: str
+    distribution: str | None = None
+    """The distribution that provides it; None for a file."""
+    path: str | None = None
+    """A Python file in place of a package."""
+    attribute: str | None = None
+    config: Any = None
+    """Its resolved config."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerSpec:
+    """A group of workers to start: all make the same plugin, each with its own rank."""
+
+    role: str
+    """`actor`, `ref`, `critic`, `rollout`, …"""
+    plugin: PluginRef
+    context: PluginContext
+    """The runtime fills in `mesh`, `rank` and `device`."""
+
+
+class Runtime(Plugin):
+    """Starts workers and hands out groups of them. The trainer cannot tell which runtime it is on."""
+
+    @abstractmethod
+    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
+        """Start a worker on every coordinate of the mesh and wait until all have started."""
+
+    @abstractmethod
+    def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
+        """Start rollout replicas; each handle has BaseRollout's methods."""
+
+    def device(self) -> str:
+        """The torch device that workers run on."""
+        return "cpu"

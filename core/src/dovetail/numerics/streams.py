@@ -1,0 +1,38 @@
+"""Random streams: every draw of a run is named by what it is for, so that nothing depends on batch-mates or order."""
+
+from __future__ import annotations
+
+import hashlib
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class SampleStream:
+    """The name of one sample's random stream (architecture §7). The token offset is the counter within it."""
+
+    seed: int
+    """The run's seed."""
+    purpose: str = "train"
+    """`train`, `validation`, `baseline`, …"""
+    epoch: int = 0
+    prompt: int = 0
+    """The prompt's row in the dataset."""
+    sample: int = 0
+    """Which of the prompt's samples."""
+    attempt: int = 0
+    turn: int = 0
+    offset: int = 0
+    """Token offset at which this request begins: 0, or the tokens kept from an aborted one."""
+
+    def key(self) -> tuple[int, int]:
+        """128 bits as two signed 64-bit integers, from BLAKE2b over the stream's name, offset left out."""
+        name = (
+            f"{self.seed}/{self.purpose}/{self.epoch}/{self.prompt}/"
+            f"{self.sample}/{self.attempt}/{self.turn}"
+        )
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        return (
+            int.from_bytes(digest[:8], "little", signed=True),
+            int.from_bytes(digest[8:], "little", signed=True),
+        )

@@ -1,0 +1,58 @@
+"""The kinds of plugin: entry-point group, interface and its version, the base of its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP_PREFIX = "dovetail."
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of plugin. Strings throughout, so that the table imports nothing."""
+
+    name: str
+    interface: str
+    """`module:Class` of the interface."""
+    api: str
+    """The interface's version here."""
+    section: str = "dovetail.config.sections:PluginSection"
+    """`module:Class` that a plugin's Config extends."""
+
+    @property
+    def group(self) -> str:
+        """The entry-point group."""
+        return GROUP_PREFIX + self.name
+
+
+def _kind(name: str, interface: str, section: str = "PluginSection", api: str = "1.0") -> Kind:
+    return Kind(name, f"dovetail.interfaces.{interface}", api, f"dovetail.config.sections:{section}")
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        _kind("rollout", "rollout:BaseRollout", "RolloutSection"),
+        _kind("engine", "engine:TrainEngine", "EngineSection"),
+        _kind("advantage", "advantage:AdvantageEstimator"),
+        _kind("policy_loss", "policy_loss:PolicyLoss"),
+        _kind("loss_aggregation", "policy_loss:LossAggregation"),
+        _kind("kl_controller", "kl_controller:KlController"),
+        _kind("reward_manager", "reward:RewardManager"),
+        _kind("reward_function", "reward:RewardFunction"),
+        _kind("trainer", "trainer:Trainer", "TrainerSection"),
+        _kind("runtime", "runtime:Runtime"),
+        _kind("weight_transport", "transport:WeightTransport"),
+        _kind("tracker", "tracker:Tracker"),
+        _kind("dataset", "data:DatasetSource"),
+        _kind("sampler", "data:Sampler"),
+        _kind("dispatch_mode", "dispatch_mode:DispatchMode"),
+        _kind("preflight", "preflight:PreflightRule"),
+    )
+}
+
+EXTENSION_GROUPS = {
+    "dovetail.hooks": "observers of a run (pluggy)",
+    "dovetail.cli": "further commands",
+}
+"""Groups that are known but hold no selectable plugins."""

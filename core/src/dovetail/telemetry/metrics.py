@@ -1,0 +1,93 @@
+"""Metrics that merge: over micro-batches, ranks and mini-batches, without a mean of means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Protocol, Self
+
+import attrs
+
+
+class Metric(Protocol):
+    """A figure that can be merged with another of its kind."""
+
+    @property
+    def value(self) -> float:
+        """The figure."""
+        ...
+
+    def merge(self, other: Self) -> Self:
+        """Both taken together; associative and commutative up to rounding."""
+        ...
+
+
+@attrs.frozen
+class Mean:
+    """A weighted mean, kept as total and weight; NaN where the weight is 0."""
+
+    total: float
+    weight: float
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight if self.weight else math.nan
+
+    def merge(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.weight + other.weight)
+
+
+@attrs.frozen
+class Sum:
+    """A total."""
+
+    value: float
+
+    def merge(self, other: Sum) -> Sum:
+        return Sum(self.value + other.value)
+
+
+@attrs.frozen
+class Max:
+    """A maximum."""
+
+    value: float
+
+    def merge(self, other: Max) -> Max:
+        return Max(max(self.value, other.value))
+
+
+@attrs.frozen
+class Min:
+    """A minimum."""
+
+    value: float
+
+    def merge(self, other: Min) -> Min:
+        return Min(min(self.value, other.value))
+
+
+@attrs.frozen
+class Last:
+    """The latest figure: a learning rate, a norm. Equal on every rank."""
+
+    value: float
+
+    def merge(self, other: Last) -> Last:
+        return other
+
+
+def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Merge metrics by name."""
+    merged: dict[str, Metric] = {}
+    for part in parts:
+        for name, metric in part.items():
+            merged[name] = merged[name].merge(metric) if name in merged else metric
+    return merged
+
+
+def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """The figure of every metric, by name; what has no value (weight 0) is left out."""
+    return {
+        name: metric.value for name, metric in metrics.items() if not math.isnan(metric.value)
+    }
