@@ -5,9 +5,14 @@ Legend: N samples, P prompt tokens, T response tokens. Log-probabilities are in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from dovetail.errors import ColumnError, nearest
+
+if TYPE_CHECKING:
+    from dovetail.batch.batch import Batch
 
 Raggedness = Literal["dense", "ragged", "either", "object"]
 
@@ -25,6 +30,8 @@ class Column:
     meaning: str
     owner: str
     """The stage or plugin kind that writes it."""
+    along: str | None = None
+    """For a ragged column: the column whose rows have the same lengths, token by token."""
 
 
 _COLUMNS = (
@@ -36,30 +43,31 @@ _COLUMNS = (
     Column("sample_index", "int64", "dense", "which of the prompt's n samples this is", "rollout"),
     Column("group_id", "int64", "dense", "samples with one group_id answer one prompt", "rollout"),
     Column("trajectory_id", "int64", "dense", "sequences with one trajectory_id come from one episode", "rollout"),
-    Column("turn_ids", "int64", "ragged", "turn in which each response token was produced", "rollout"),
+    Column("turn_ids", "int64", "ragged", "turn in which each response token was produced", "rollout", "response_ids"),
+    Column("padding", "bool", "dense", "True on copies that keep an otherwise idle rank in step: fully masked, and removed again", "dispatch"),
     # Tokens
     Column("prompt_ids", "int64", "ragged", "prompt tokens as the engine saw them", "loader"),
     Column("response_ids", "int64", "ragged", "response tokens, stop token included", "rollout"),
-    Column("response_mask", "bool", "ragged", "True where the policy produced the token", "rollout"),
-    Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token", "rollout"),
+    Column("response_mask", "bool", "ragged", "True where the policy produced the token", "rollout", "response_ids"),
+    Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token", "rollout", "response_ids"),
     Column("finish_reason", "object", "object", "stop, length or abort", "rollout"),
     Column("temperature", "float32", "dense", "sampling temperature of the sample", "rollout"),
     # Log-probabilities and other outputs of a forward pass
-    Column("rollout_log_probs", "float32", "ragged", "under the sampler as used (temperature, top-p, top-k)", "rollout"),
-    Column("raw_rollout_log_probs", "float32", "ragged", "by the rollout engine, full softmax of logits / temperature", "rollout"),
-    Column("old_log_probs", "float32", "ragged", "of the policy before this step's updates, full softmax", "actor"),
-    Column("ref_log_probs", "float32", "ragged", "of the reference policy, full softmax", "ref"),
-    Column("log_probs", "float32", "ragged", "of the policy as it is now, full softmax", "actor"),
-    Column("entropies", "float32", "ragged", "entropy of the policy at each token, in nats", "actor"),
-    Column("sum_pi_squared", "float32", "ragged", "sum of squared probabilities at each token", "actor"),
-    Column("values", "float32", "ragged", "value function at each token", "critic"),
+    Column("rollout_log_probs", "float32", "ragged", "under the sampler as used (temperature, top-p, top-k)", "rollout", "response_ids"),
+    Column("raw_rollout_log_probs", "float32", "ragged", "by the rollout engine, full softmax of logits / temperature", "rollout", "response_ids"),
+    Column("old_log_probs", "float32", "ragged", "of the policy before this step's updates, full softmax", "actor", "response_ids"),
+    Column("ref_log_probs", "float32", "ragged", "of the reference policy, full softmax", "ref", "response_ids"),
+    Column("log_probs", "float32", "ragged", "of the policy as it is now, full softmax", "actor", "response_ids"),
+    Column("entropies", "float32", "ragged", "entropy of the policy at each token, in nats", "actor", "response_ids"),
+    Column("sum_pi_squared", "float32", "ragged", "sum of squared probabilities at each token", "actor", "response_ids"),
+    Column("values", "float32", "ragged", "value function at each token", "critic", "response_ids"),
     # Rewards and what follows from them
     Column("scores", "float32", "dense", "reward of the sample: the sum of its token rewards", "reward"),
-    Column("token_rewards", "float32", "ragged", "reward at each token; a scalar one sits on the last token with mask 1", "reward"),
+    Column("token_rewards", "float32", "ragged", "reward at each token; a scalar one sits on the last token with mask 1", "reward", "response_ids"),
     Column("reward_components", "object", "object", "named parts of the reward", "reward"),
     Column("baseline_scores", "float32", "dense", "reward of the greedy response to the same prompt", "baseline"),
-    Column("advantages", "float32", "either", "advantage of a sample or of each token", "advantage"),
-    Column("returns", "float32", "either", "target of the value function", "advantage"),
+    Column("advantages", "float32", "either", "advantage of a sample or of each token", "advantage", "response_ids"),
+    Column("returns", "float32", "either", "target of the value function", "advantage", "response_ids"),
 )  # fmt: skip
 
 GLOSSARY: dict[str, Column] = {column.name: column for column in _COLUMNS}
@@ -71,8 +79,6 @@ def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
     Raises:
         ColumnError: a plugin redefines a column with another dtype or shape.
     """
-    from dovetail.errors import ColumnError
-
     known = dict(GLOSSARY)
     for column in extra:
         other = known.setdefault(column.name, column)
@@ -83,3 +89,47 @@ def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
                 hint="prefix a plugin's own column with its package name",
             )
     return known
+
+
+def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None:
+    """Check every column of a batch against the glossary: name, dtype, shape, and lengths of rows.
+
+    Raises:
+        ColumnError: all that is wrong, one complaint a column.
+    """
+    complaints = [
+        complaint
+        for name, values in batch.columns.items()
+        if (complaint := _complaint(name, values, batch, glossary))
+    ]
+    if complaints:
+        raise ColumnError(
+            "the batch is not as the glossary says: " + "; ".join(complaints),
+            hint="a plugin declares columns of its own in its `columns` attribute"
+            if any("unknown" in complaint for complaint in complaints)
+            else None,
+        )
+
+
+def _complaint(name: str, values: Any, batch: Batch, glossary: Mapping[str, Column]) -> str | None:
+    column = glossary.get(name)
+    if column is None:
+        near = nearest(name, glossary)
+        return f"{name!r} is unknown" + (f" (nearest: {near!r})" if near else "")
+    is_object = isinstance(values, list)
+    is_ragged = hasattr(values, "offsets")
+    found = "object" if is_object else "ragged" if is_ragged else "dense"
+    if found != column.shape and (column.shape != "either" or is_object):
+        return f"{name!r} is {found}, not {column.shape}"
+    if not is_object and values.dtype != column.dtype:
+        return f"{name!r} has dtype {values.dtype}, not {column.dtype}"
+    if is_ragged and column.along and column.along in batch:
+        return _misaligned(name, values.lengths, column.along, batch[column.along].lengths)
+    return None
+
+
+def _misaligned(name: str, lengths_N: Any, along: str, expected_N: Any) -> str | None:
+    for row, (length, expected) in enumerate(zip(lengths_N, expected_N, strict=True)):
+        if length != expected:
+            return f"{name!r} has {length} values in row {row}, but {along!r} has {expected}"
+    return None

@@ -1,0 +1,268 @@
+"""Batch: N samples as named columns. Dense columns are arrays [N], ragged ones packed, objects lists of N.
+
+Batches share their arrays: every method returns a new batch and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch import wire
+from dovetail.batch.ragged import Ragged, contiguous_run, normal_indices, plain_array, same_array
+from dovetail.errors import ColumnError, nearest
+
+Values = np.ndarray | Ragged | list[Any]
+"""What a column may be: dense [N, …], ragged, or a list of N JSON values."""
+
+
+class Batch:
+    """N samples as named columns.
+
+    Pickle protocol 5 sends the arrays out of band, without a copy; `to_wire` does the same between
+    environments, without pickle.
+    """
+
+    __slots__ = ("_columns", "_length")
+
+    def __init__(self, columns: Mapping[str, Values], *, length: int | None = None) -> None:
+        """Check and keep the columns, without copying.
+
+        Args:
+            columns: name to dense array [N, …], Ragged with N rows, or list of N JSON values.
+            length: N, for a batch without columns.
+
+        Raises:
+            ColumnError: a column has another length than the others, or an unknown type or dtype.
+        """
+        self._columns = {name: _checked(name, values) for name, values in columns.items()}
+        self._length = _common_length(self._columns, length)
+
+    @classmethod
+    def concat(cls, batches: Sequence[Batch]) -> Batch:
+        """The samples of all batches, one batch after another.
+
+        Raises:
+            ColumnError: there is no batch, or their columns differ in names, kinds or dtypes.
+        """
+        if not batches:
+            raise ColumnError("there is no batch to concatenate")
+        if len(batches) == 1:
+            return batches[0]
+        _check_same_names(batches)
+        columns = {
+            name: _concat(name, [batch[name] for batch in batches]) for name in batches[0].names
+        }
+        return cls(columns, length=sum(map(len, batches)))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, name: str) -> Any:
+        """The column of that name: an array, a Ragged or a list.
+
+        Raises:
+            ColumnError: there is none; names the nearest.
+        """
+        if name not in self._columns:
+            raise ColumnError(
+                f"the batch has no column {name!r}; it has {self._known()}",
+                hint=_did_you_mean([name], self._columns),
+            )
+        return self._columns[name]
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {_kind(values)}" for name, values in self._columns.items())
+        return f"Batch({self._length} samples; {columns})"
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """All columns by name, read-only."""
+        return MappingProxyType(self._columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(self._columns)
+
+    def select(self, names: Iterable[str]) -> Batch:
+        """Only these columns, in this order."""
+        return Batch({name: self[name] for name in names}, length=self._length)
+
+    def drop(self, names: Iterable[str]) -> Batch:
+        """All columns but these; one that is absent anyway is no error."""
+        gone = set(names)
+        kept = {name: values for name, values in self._columns.items() if name not in gone}
+        return Batch(kept, length=self._length)
+
+    def with_columns(self, columns: Mapping[str, Values]) -> Batch:
+        """These columns added, or put in place of those of the same name."""
+        return Batch({**self._columns, **columns}, length=self._length)
+
+    def require(self, names: Iterable[str], who: str) -> None:
+        """Check that these columns are there.
+
+        Raises:
+            ColumnError: says who needs which missing columns, and what there is.
+        """
+        missing = [name for name in names if name not in self._columns]
+        if missing:
+            raise ColumnError(
+                f"{who} needs {', '.join(map(repr, missing))}, but the batch has only {self._known()}",
+                hint=_did_you_mean(missing, self._columns),
+            )
+
+    def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
+        """These samples, in this order: selects, reorders and repeats. Contiguous ones come as views.
+
+        Args:
+            indices: integers [M], negative ones counting from the end, or a bool mask [N].
+        """
+        index_M = normal_indices(indices, self._length)
+        run = contiguous_run(index_M)
+        if run is not None:
+            return self.slice(*run)
+        columns = {name: _take(values, index_M) for name, values in self._columns.items()}
+        return Batch(columns, length=len(index_M))
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Samples `start` up to, not including, `stop`; arrays are views."""
+        start, stop, _ = slice(start, stop).indices(self._length)
+        stop = max(start, stop)
+        if (start, stop) == (0, self._length):
+            return self
+        columns = {name: _slice(values, start, stop) for name, values in self._columns.items()}
+        return Batch(columns, length=stop - start)
+
+    def split(self, sizes: Sequence[int]) -> list[Batch]:
+        """Consecutive parts of these sizes, as views.
+
+        Raises:
+            ColumnError: the sizes do not add up to N, or one is negative.
+        """
+        if sum(sizes) != self._length or any(size < 0 for size in sizes):
+            raise ColumnError(
+                f"sizes {list(sizes)} add up to {sum(sizes)}, but the batch has {self._length} samples"
+            )
+        bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
+        return [self.slice(a, b) for a, b in pairwise(bounds)]
+
+    def repeat(self, times: int) -> Batch:
+        """Each sample `times` times, the copies next to each other."""
+        return self.take(np.repeat(np.arange(self._length), times))
+
+    def equals(self, other: object) -> bool:
+        """Same columns in any order, same dtypes and values; NaN equals NaN."""
+        return (
+            isinstance(other, Batch)
+            and len(self) == len(other)
+            and set(self.names) == set(other.names)
+            and all(_same(values, other[name]) for name, values in self._columns.items())
+        )
+
+    def to_wire(self) -> tuple[bytes, list[memoryview]]:
+        """The versioned wire form: a JSON header and the raw buffers, not copied (`batch/wire.py`)."""
+        return wire.encode(self._columns, self._length)
+
+    @classmethod
+    def from_wire(cls, header: bytes, buffers: Sequence[Any]) -> Batch:
+        """The batch that `to_wire` sent; arrays are views of the buffers.
+
+        Raises:
+            ColumnError: another wire version, or header and buffers do not fit.
+        """
+        columns, length = wire.decode(header, buffers)
+        return cls(columns, length=length)
+
+    def _known(self) -> str:
+        return ", ".join(self._columns) or "no columns"
+
+
+def _checked(name: str, values: Any) -> Values:
+    if isinstance(values, Ragged):
+        return values
+    if isinstance(values, list | tuple):
+        return list(values)
+    return plain_array(values, f"column {name!r}")
+
+
+def _common_length(columns: Mapping[str, Values], length: int | None) -> int:
+    if length is None:
+        length = len(next(iter(columns.values()))) if columns else 0
+        first = repr(next(iter(columns))) if columns else ""
+    else:
+        first = "the batch"
+    wrong = [f"{name!r} has {len(v)}" for name, v in columns.items() if len(v) != length]
+    if wrong:
+        raise ColumnError(
+            f"columns of one batch must have the same length: {first} has {length}, but "
+            + ", ".join(wrong)
+        )
+    return length
+
+
+def _check_same_names(batches: Sequence[Batch]) -> None:
+    first = batches[0].names
+    for number, batch in enumerate(batches[1:], start=1):
+        odd = set(first) ^ set(batch.names)
+        if odd:
+            raise ColumnError(
+                f"batches 0 and {number} can't be concatenated: only one of them has "
+                + ", ".join(map(repr, sorted(odd))),
+                hint="select the same columns of both first",
+            )
+
+
+def _concat(name: str, parts: list[Values]) -> Values:
+    kinds = {_kind(values) for values in parts}
+    if len(kinds) > 1:
+        raise ColumnError(
+            f"column {name!r} can't be concatenated: it is {' and '.join(sorted(kinds))}"
+        )
+    if isinstance(parts[0], Ragged):
+        return Ragged.concat(parts)  # type: ignore[arg-type]  # one kind, as checked above
+    if isinstance(parts[0], list):
+        return [value for part in parts for value in part]
+    return np.concatenate(parts)  # type: ignore[arg-type]  # likewise
+
+
+def _take(values: Values, index_M: np.ndarray) -> Values:
+    if isinstance(values, Ragged):
+        return values.take(index_M)
+    if isinstance(values, list):
+        return [values[i] for i in index_M.tolist()]
+    taken: np.ndarray = values[index_M]
+    return taken
+
+
+def _slice(values: Values, start: int, stop: int) -> Values:
+    return values.slice(start, stop) if isinstance(values, Ragged) else values[start:stop]
+
+
+def _same(one: Values, other: Values) -> bool:
+    if isinstance(one, Ragged):
+        return one.equals(other)
+    if isinstance(one, list) or isinstance(other, Ragged | list):
+        return one is other or (isinstance(other, list) and one == other)
+    return same_array(one, other)
+
+
+def _kind(values: Values) -> str:
+    if isinstance(values, Ragged):
+        inner = list(values.values.shape[1:])
+        return f"ragged {values.dtype}{inner or ''}"
+    if isinstance(values, list):
+        return "object"
+    return f"{values.dtype}{list(values.shape[1:]) or ''}"
+
+
+def _did_you_mean(missing: Sequence[str], known: Iterable[str]) -> str | None:
+    close = [near for name in missing if (near := nearest(name, known))]
+    return f"did you mean {', '.join(map(repr, close))}?" if close else None

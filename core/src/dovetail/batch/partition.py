@@ -1,0 +1,160 @@
+"""Balanced partitions: samples to ranks or micro-batches, by token count, with units kept whole.
+
+Legend: N samples, U units (what must stay together: a sample, a pair, a group), K parts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.errors import ColumnError
+
+
+def token_counts(batch: Batch) -> np.ndarray:
+    """int64 [N]: how many tokens each sample costs.
+
+    Prompt plus response where the batch has them; else its longest ragged column; else 1 a sample.
+    """
+    tokens_N = np.zeros(len(batch), np.int64)
+    known = [name for name in ("prompt_ids", "response_ids") if name in batch]
+    for name in known:
+        tokens_N += batch[name].lengths
+    if known:
+        return tokens_N
+    ragged = [values for values in batch.columns.values() if isinstance(values, Ragged)]
+    for values in ragged:
+        np.maximum(tokens_N, values.lengths, out=tokens_N)
+    return tokens_N if ragged else tokens_N + 1
+
+
+def balanced_partition(
+    weights_N: np.ndarray, parts: int, units_N: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Divide samples into parts of nearly equal weight; deterministic.
+
+    The largest differencing method (Karmarkar and Karp, 1982) for K parts. The heaviest and the lightest part
+    differ by no more than the heaviest unit; no part is empty unless there are fewer units than parts.
+
+    Args:
+        weights_N: [N], ≥ 0, such as token counts.
+        parts: K ≥ 1.
+        units_N: [N] ids; samples with one id stay together. By default every sample is a unit.
+
+    Returns:
+        K arrays of sample indices, int64 and rising, in the order of their first samples; empty ones last.
+
+    Raises:
+        ColumnError: a weight is negative or not finite, or lengths or `parts` make no sense.
+    """
+    weights_U, index_N = _units(weights_N, units_N)
+    if parts < 1:
+        raise ColumnError(f"a batch can't be divided into {parts} parts")
+    if parts == 1:
+        return [np.arange(len(index_N), dtype=np.int64)]
+    return _samples_of(_difference(_distinct(weights_U), parts), index_N, parts)
+
+
+def budget_partition(
+    weights_N: np.ndarray, budget: float, units_N: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Divide samples into balanced parts within a budget, about as few as will do: micro-batches.
+
+    A unit that alone exceeds the budget gets a part to itself.
+
+    Args:
+        weights_N: [N], ≥ 0, such as token counts.
+        budget: largest weight of a part, > 0.
+        units_N: as in `balanced_partition`.
+
+    Returns:
+        Arrays of sample indices, none empty, as in `balanced_partition`; none for N = 0.
+    """
+    weights_U, index_N = _units(weights_N, units_N)
+    if not budget > 0:
+        raise ColumnError(f"the budget of a part must be positive, not {budget}")
+    huge = np.flatnonzero(weights_U > budget)
+    rest = np.flatnonzero(weights_U <= budget)
+    divided = [[int(unit)] for unit in huge]
+    if len(rest):
+        divided += _within_budget(weights_U, rest, budget)
+    return _samples_of(divided, index_N, len(divided))
+
+
+def _within_budget(weights_U: np.ndarray, rest: np.ndarray, budget: float) -> list[list[int]]:
+    distinct = _distinct(weights_U[rest])
+    fewest = int(np.ceil(weights_U[rest].sum() / budget))
+    parts = max(1, fewest, int(np.sum(weights_U[rest] > budget / 2)))
+    while True:
+        divided = [[int(rest[i]) for i in part] for part in _difference(distinct, parts)]
+        # One unit a part is always within the budget. Steps grow, so that few tries are enough.
+        if parts >= len(rest) or all(weights_U[part].sum() <= budget for part in divided):
+            return divided
+        parts = min(len(rest), parts + max(1, parts // 32))
+
+
+def _units(weights_N: Any, units_N: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Weight of each unit, float64 [U], and each sample's unit, int64 [N], by first appearance."""
+    weights_N = np.asarray(weights_N, np.float64)
+    if weights_N.ndim != 1 or not np.all(np.isfinite(weights_N)) or np.any(weights_N < 0):
+        raise ColumnError(f"weights must be finite, ≥ 0 and [N], but are {weights_N!r}")
+    if units_N is None:
+        return weights_N, np.arange(len(weights_N))
+    units_N = np.asarray(units_N)
+    if units_N.shape != weights_N.shape:
+        raise ColumnError(f"{units_N.shape} unit ids do not fit weights of {weights_N.shape}")
+    _, first, inverse = np.unique(units_N, return_index=True, return_inverse=True)
+    index_N = np.argsort(np.argsort(first))[inverse]
+    return np.bincount(index_N, weights=weights_N, minlength=len(first)), index_N
+
+
+def _distinct(weights_U: np.ndarray) -> list[float]:
+    """Positive weights with a share a unit so small that it only settles ties: by the number of units."""
+    positive = weights_U[weights_U > 0]
+    smallest = min(1.0, positive.min()) if len(positive) else 1.0
+    weights: list[float] = (weights_U + smallest / (len(weights_U) + 1)).tolist()
+    return weights
+
+
+def _difference(weights_U: list[float], parts: int) -> list[list[int]]:
+    """Largest differencing: the two partial solutions that differ most within themselves are merged so
+    that they cancel out, until one is left. A solution keeps only its filled slots, heaviest first.
+    """
+    ticket = count()
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for unit in sorted(range(len(weights_U)), key=lambda unit: -weights_U[unit]):
+        spread = weights_U[unit] if parts > 1 else 0.0
+        heap.append((-spread, next(ticket), [(weights_U[unit], [unit])]))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        slots = _merge(heapq.heappop(heap)[2], heapq.heappop(heap)[2], parts)
+        lightest = slots[-1][0] if len(slots) == parts else 0.0
+        heapq.heappush(heap, (lightest - slots[0][0], next(ticket), slots))
+    return [units for _, units in heap[0][2]] if heap else []
+
+
+def _merge(
+    one: list[tuple[float, list[int]]], other: list[tuple[float, list[int]]], parts: int
+) -> list[tuple[float, list[int]]]:
+    """Heaviest slots of one meet the lightest of the other; empty slots count as lightest."""
+    shared = max(0, len(one) + len(other) - parts)
+    alone = len(one) - shared
+    met = zip(one[alone:], reversed(other[len(other) - shared :]), strict=True)
+    slots = one[:alone] + other[: len(other) - shared]
+    slots += [(a + b, units + more) for (a, units), (b, more) in met]
+    return sorted(slots, key=lambda slot: -slot[0])
+
+
+def _samples_of(divided: list[list[int]], index_N: np.ndarray, parts: int) -> list[np.ndarray]:
+    part_of_U = np.zeros(int(index_N.max()) + 1 if len(index_N) else 0, np.int64)
+    for number, units in enumerate(divided):
+        part_of_U[units] = number
+    part_N = part_of_U[index_N]
+    samples = [np.flatnonzero(part_N == number) for number in range(len(divided))]
+    samples.sort(key=lambda part: int(part[0]))
+    return samples + [np.empty(0, np.int64)] * (parts - len(samples))

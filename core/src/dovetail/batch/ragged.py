@@ -1,0 +1,270 @@
+"""Ragged: N rows of different lengths, packed end to end. There is no padding.
+
+Legend: N rows, T values in all rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import ColumnError
+
+PLAIN_KINDS = "biuf"
+"""NumPy's kinds of dtype that a column may have: bool, integers, floats."""
+
+
+class Ragged:
+    """N rows of values, packed: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Rows and contiguous slices are views. Treat the arrays as read-only: other batches share them.
+
+    Attributes:
+        values: [T] (or [T, …]), bool, integer or float.
+        offsets: int64 [N + 1], from 0 to T, never falling.
+    """
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: np.ndarray, offsets: np.ndarray) -> None:
+        """Check and keep both arrays, without copying.
+
+        Raises:
+            ColumnError: they do not fit each other, or the dtype is no plain one.
+        """
+        self.values = plain_array(values, "a ragged column's values")
+        self.offsets = _checked_offsets(offsets, len(self.values))
+
+    @classmethod
+    def from_list(cls, rows: Iterable[Any], dtype: Any = None) -> Ragged:
+        """Pack rows (sequences or 1-d arrays).
+
+        Args:
+            rows: N rows, some of which may be empty.
+            dtype: of the values; by default what the rows' own values ask for.
+
+        Raises:
+            ColumnError: a row is no flat sequence of numbers, or nothing tells the dtype.
+        """
+        kept = list(rows)
+        arrays = [_row_array(row, number, dtype) for number, row in enumerate(kept)]
+        offsets = _offsets_of(np.fromiter((len(row) for row in arrays), np.int64, len(arrays)))
+        # An empty Python list has no dtype of its own: NumPy would make the whole column float64.
+        typed = [
+            array
+            for row, array in zip(kept, arrays, strict=True)
+            if len(array) or isinstance(row, np.ndarray)
+        ]
+        if typed:
+            return cls(np.concatenate(typed, dtype=dtype), offsets)
+        if dtype is None:
+            raise ColumnError(
+                f"{len(arrays)} empty rows do not tell the dtype of a ragged column",
+                hint="pass dtype= to Ragged.from_list",
+            )
+        return cls(np.empty(0, dtype), offsets)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, one part after another.
+
+        Raises:
+            ColumnError: there is no part, or their dtypes or trailing shapes differ.
+        """
+        if not parts:
+            raise ColumnError("there is nothing to concatenate")
+        if len(parts) == 1:
+            return parts[0]
+        kinds = {(part.dtype, part.values.shape[1:]) for part in parts}
+        if len(kinds) > 1:
+            raise ColumnError(
+                f"ragged columns of different dtypes can't be concatenated: {_kinds(kinds)}"
+            )
+        lengths_N = np.concatenate([part.lengths for part in parts])
+        return cls(np.concatenate([part.values for part in parts]), _offsets_of(lengths_N))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """Row `row` as a view; negative numbers count from the end."""
+        count = len(self)
+        if not -count <= row < count:
+            raise IndexError(f"row {row} of a ragged column with {count} rows")
+        row %= count
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {len(self.values)} values, {self.dtype})"
+
+    def __getstate__(self) -> tuple[np.ndarray, np.ndarray]:
+        return (self.values, self.offsets)
+
+    def __setstate__(self, state: tuple[np.ndarray, np.ndarray]) -> None:
+        self.values, self.offsets = state
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [N]: values in each row."""
+        return np.diff(self.offsets)
+
+    @property
+    def row_index(self) -> np.ndarray:
+        """int64 [T]: which row each value belongs to."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+
+    def sum(self) -> np.ndarray:
+        """float64 [N]: the sum of each row, 0 for an empty one. Values are [T]."""
+        weights_T = self.values.astype(np.float64, copy=False)
+        sums_N = np.bincount(self.row_index, weights=weights_T, minlength=len(self))
+        return sums_N.astype(np.float64, copy=False)  # without any value bincount gives integers
+
+    def to_list(self) -> list[list[Any]]:
+        """The rows as lists of Python numbers."""
+        return [row.tolist() for row in self]
+
+    def with_values(self, values: np.ndarray) -> Ragged:
+        """Other values [T] in the same rows."""
+        return Ragged(values, self.offsets)
+
+    def take(self, indices: np.ndarray) -> Ragged:
+        """These rows, in this order; a row may come more than once. Contiguous rows come as views.
+
+        Args:
+            indices: integers [M], negative ones counting from the end, or a bool mask [N].
+        """
+        index_M = normal_indices(indices, len(self))
+        run = contiguous_run(index_M)
+        if run is not None:
+            return self.slice(*run)
+        lengths_M = self.lengths[index_M]
+        offsets = _offsets_of(lengths_M)
+        shift_M = self.offsets[index_M] - offsets[:-1]
+        position_T = np.arange(offsets[-1]) + np.repeat(shift_M, lengths_M)
+        return Ragged(self.values[position_T], offsets)
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """Rows `start` up to, not including, `stop`; the values are a view."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        stop = max(start, stop)
+        first = self.offsets[start]
+        return Ragged(
+            self.values[first : self.offsets[stop]], self.offsets[start : stop + 1] - first
+        )
+
+    def repeat(self, times: int) -> Ragged:
+        """Each row `times` times, the copies next to each other."""
+        return self.take(np.repeat(np.arange(len(self)), times))
+
+    def equals(self, other: object) -> bool:
+        """Same rows, same dtype; NaN equals NaN."""
+        return (
+            isinstance(other, Ragged)
+            and np.array_equal(self.offsets, other.offsets)
+            and same_array(self.values, other.values)
+        )
+
+
+def plain_array(values: Any, what: str) -> np.ndarray:
+    """The array itself, once it is known to be [N, …] of bool, integer or float.
+
+    Raises:
+        ColumnError: it is no such array.
+    """
+    if not isinstance(values, np.ndarray):
+        raise ColumnError(
+            f"{what} must be a NumPy array, not {type(values).__name__}",
+            hint="a batch holds NumPy only: turn tensors into arrays with .numpy()",
+        )
+    if values.dtype.kind not in PLAIN_KINDS:
+        raise ColumnError(
+            f"{what} can't have dtype {values.dtype}: bool, integers and floats are known",
+            hint="put anything else into an object column: a list of N JSON values",
+        )
+    if values.ndim == 0:
+        raise ColumnError(f"{what} must have a first dim, but is the scalar {values}")
+    return values
+
+
+def normal_indices(indices: Any, count: int) -> np.ndarray:
+    """Integers or a bool mask to int64 indices in [0, count).
+
+    Raises:
+        ColumnError: an index is out of range, or a mask has the wrong length.
+    """
+    index = np.asarray(indices)
+    if index.dtype == np.bool_:
+        if index.shape != (count,):
+            raise ColumnError(f"a mask of shape {index.shape} can't select from {count} rows")
+        return np.flatnonzero(index)
+    if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+        raise ColumnError(f"indices must be integers [M], not {index.dtype} of shape {index.shape}")
+    index = index.astype(np.int64, copy=False)
+    if index.size and (index.min() < -count or index.max() >= count):
+        worst = index.max() if index.max() >= count else index.min()
+        raise ColumnError(f"index {worst} is out of range for {count} rows")
+    return np.where(index < 0, index + count, index) if index.size else index
+
+
+def contiguous_run(index_M: np.ndarray) -> tuple[int, int] | None:
+    """(start, stop) where the indices are a rising run without gaps, else None."""
+    if index_M.size and np.array_equal(
+        index_M, np.arange(index_M[0], index_M[0] + index_M.size, dtype=np.int64)
+    ):
+        return int(index_M[0]), int(index_M[0]) + index_M.size
+    return None
+
+
+def same_array(one: np.ndarray, other: np.ndarray) -> bool:
+    """Same dtype, shape and values; NaN equals NaN."""
+    return one.dtype == other.dtype and np.array_equal(
+        one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f"
+    )
+
+
+def _row_array(row: Any, number: int, dtype: Any) -> np.ndarray:
+    try:
+        array = np.asarray(row, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise ColumnError(
+            f"row {number} of a ragged column is no row of numbers: {error}"
+        ) from error
+    if array.ndim == 0:
+        raise ColumnError(f"row {number} of a ragged column is the scalar {array}, not a sequence")
+    return array
+
+
+def _offsets_of(lengths_N: np.ndarray) -> np.ndarray:
+    offsets = np.zeros(len(lengths_N) + 1, np.int64)
+    np.cumsum(lengths_N, out=offsets[1:])
+    return offsets
+
+
+def _checked_offsets(offsets: Any, total: int) -> np.ndarray:
+    given = np.asarray(offsets)
+    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
+        raise ColumnError(
+            f"offsets must be int64 [N + 1], not {given.dtype} of shape {given.shape}"
+        )
+    checked: np.ndarray = given.astype(np.int64, copy=False)
+    falls = bool(np.any(checked[1:] < checked[:-1]))
+    if checked[0] != 0 or checked[-1] != total or falls:
+        raise ColumnError(
+            f"offsets must rise from 0 to the {total} values, but go from {checked[0]} to {checked[-1]}"
+            + (" and fall in between" if falls else "")
+        )
+    return checked
+
+
+def _kinds(kinds: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
+    return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in kinds))

@@ -1,0 +1,8 @@
+"""Checkpoints on disk: whole or not there, and known to be undamaged."""
+
+from __future__ import annotations
+
+from dovetail.checkpoint.manifest import Manifest
+from dovetail.checkpoint.store import CheckpointStore
+
+__all__ = ["CheckpointStore", "Manifest"]

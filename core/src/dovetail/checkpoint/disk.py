@@ -1,0 +1,87 @@
+"""What a checkpoint store asks of the disk: locks, fsync, and whether it is full."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dovetail.errors import CheckpointError, DovetailError
+
+NEARLY_NOTHING = 64 * 1024
+"""Bytes free below which a disk counts as full, whatever a library made of the error."""
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a lock on a directory while it is written, which the system drops when this process dies."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: then nobody else may write there
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a living process holds it; also where it has just gone away."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that says what was tried."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DovetailError):
+            raise
+        raise CheckpointError(f"{what}: {error}") from error
+
+
+def is_full(error: BaseException, free: int) -> bool:
+    """Whether a disk without space is behind an error, even one that a library gave a type of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return True
+        if "no space left on device" in str(cause).lower():
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return free < NEARLY_NOTHING
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or directory is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def readable(count: int) -> str:
+    """A number of bytes for a person."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}" if unit != "B" else f"{count} B"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,129 @@
+"""The manifest of a checkpoint: every file with its size and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from dovetail.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+
+
+@attrs.frozen(kw_only=True)
+class FileEntry:
+    """One file as it was written."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hexadecimal digest."""
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What a checkpoint holds."""
+
+    step: int
+    """Finished training steps."""
+    sequence: int
+    """Number of the save within its folder: the highest one is the latest."""
+    files: Mapping[str, FileEntry]
+    """Every file by its path below the checkpoint, with `/`."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    @classmethod
+    def of(cls, directory: Path, *, step: int, sequence: int) -> Manifest:
+        """Read and hash every file below a directory.
+
+        Raises:
+            CheckpointError: there is no file, or something that is no plain file.
+        """
+        files = {path.relative_to(directory).as_posix(): _entry(path) for path in walk(directory)}
+        if not files:
+            raise CheckpointError(f"the checkpoint of step {step} holds no file")
+        if MANIFEST in files:
+            raise CheckpointError(
+                f"{MANIFEST} at the top of a checkpoint is the store's own file; write another name"
+            )
+        return cls(step=step, sequence=sequence, files=files)
+
+    def to_json(self) -> str:
+        """What `manifest.json` holds."""
+        fields = {"schema": SCHEMA, **attrs.asdict(self)}
+        return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """The manifest of a checkpoint.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another schema.
+        """
+        path = directory / MANIFEST
+        try:
+            fields = json.loads(path.read_bytes())
+            if fields["schema"] != SCHEMA:
+                raise CheckpointError(
+                    f"{path} has schema {fields['schema']!r}, but this version reads {SCHEMA}",
+                    hint="read it with the version of dovetail-core that wrote it",
+                )
+            files = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
+            return cls(step=fields["step"], sequence=fields["sequence"], files=files)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{directory} is no complete checkpoint: it has no {MANIFEST}"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+    def damages(self, directory: Path) -> Iterator[str]:
+        """What is wrong with the files of a checkpoint, a sentence each; nothing where all is well."""
+        for name, expected in self.files.items():
+            path = directory / name
+            try:
+                size = path.stat().st_size
+                if size != expected.size:
+                    yield f"{name} has {size} bytes instead of {expected.size}"
+                elif _sha256(path) != expected.sha256:
+                    yield f"{name} has other contents than were written (SHA-256 differs)"
+            except FileNotFoundError:
+                yield f"{name} is missing"
+            except OSError as error:
+                yield f"{name} can't be read: {error}"
+
+
+def walk(directory: Path) -> Iterator[Path]:
+    """Every file below a directory, sorted.
+
+    Raises:
+        CheckpointError: there is a link or something else that is no plain file.
+    """
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(
+                f"{path.relative_to(directory)} is no plain file: a checkpoint must be whole by itself",
+                hint="copy what a link points to",
+            )
+        if path.is_file():
+            yield path
+
+
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(size=path.stat().st_size, sha256=_sha256(path))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,251 @@
+"""CheckpointStore: checkpoints of a run, each written whole or not at all, and a pointer to the latest.
+
+A checkpoint is written to a temporary directory beside its place, fsynced, given a manifest, and renamed: that
+rename is the moment at which it exists. A process killed at any instant leaves the earlier checkpoints as they were.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
+from dovetail.checkpoint.manifest import MANIFEST, Manifest, walk
+from dovetail.errors import CheckpointError, DovetailError
+
+LATEST = "latest"
+_PREFIX = "step_"
+_SAVING, _REPLACED, _REMOVING, _POINTER = ".saving-", ".replaced-", ".removing-", ".latest-"
+
+
+class CheckpointStore:
+    """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the file `latest` that names one.
+
+    Making a store finishes or clears away what a killed process left behind.
+    """
+
+    def __init__(self, directory: Path, keep: int | None = None) -> None:
+        """Open the folder; it is made at the first save.
+
+        Args:
+            directory: where the checkpoints are.
+            keep: how many to keep, the latest saved ones; None keeps all.
+
+        Raises:
+            CheckpointError: `keep` is below 1, or the folder can't be read.
+        """
+        if keep is not None and keep < 1:
+            raise CheckpointError(
+                f"keep={keep} would keep no checkpoint; use 1 or more, or None for all"
+            )
+        self.directory = Path(directory)
+        self.keep = keep
+        with explained(f"can't open the checkpoints in {self.directory}"):
+            self._recover()
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Write a checkpoint and make it the latest; one of the same step is replaced.
+
+        Args:
+            step: finished training steps.
+            write: writes its files below the (empty, temporary) directory that it is given.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: the disk is full (says how much was needed and how much is free) or not writable.
+                What else `write` raises passes through. Nothing partial is left, and earlier checkpoints stay.
+        """
+        final = self.path(step)
+        with explained(f"can't save the checkpoint of step {step}"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        partial = self._temporary(_SAVING, final)
+        try:
+            partial.mkdir()
+            with held(partial):
+                self._write(partial, step, write)
+                self._commit(partial, final)
+        except BaseException as error:
+            better = self._explain(error, step, partial)
+            shutil.rmtree(partial, ignore_errors=True)
+            with suppress(OSError):
+                self._recover()
+            if better is not None:
+                raise better from error
+            raise
+        with explained(f"the checkpoint of step {step} is saved, but clearing older ones failed"):
+            self._retire()
+        return final
+
+    def latest(self) -> Path | None:
+        """The checkpoint saved last, or None where there is none."""
+        saved = self.saved()
+        return self._pointed() or (saved[-1] if saved else None)
+
+    def saved(self) -> list[Path]:
+        """Every checkpoint, in the order in which they were saved."""
+        if not self.directory.is_dir():
+            return []
+        found = [path for path in self.directory.glob(f"{_PREFIX}*") if _complete(path)]
+        return sorted(found, key=_sequence)
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return _complete(self.path(step))
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is or would be."""
+        return self.directory / f"{_PREFIX}{step}"
+
+    def verify(self, path: Path) -> Manifest:
+        """Check that every file of a checkpoint is as it was written.
+
+        Raises:
+            CheckpointError: it is incomplete or damaged; names the files, and which other checkpoints there are.
+        """
+        manifest = Manifest.read(path)
+        damages = list(manifest.damages(path))
+        if damages:
+            others = [other.name for other in self.saved() if other.name != path.name]
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: {'; '.join(damages)}",
+                hint=f"delete it to go back to an earlier one: {', '.join(others)}"
+                if others
+                else "there is no other checkpoint",
+            )
+        return manifest
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def _write(self, partial: Path, step: int, write: Callable[[Path], None]) -> None:
+        write(partial)
+        saved = self.saved()
+        sequence = _sequence(saved[-1]) + 1 if saved else 0
+        manifest = Manifest.of(partial, step=step, sequence=sequence)
+        (partial / MANIFEST).write_text(manifest.to_json())
+        for file in walk(partial):
+            sync(file)
+        for folder in [path for path in partial.rglob("*") if path.is_dir()]:
+            sync(folder)
+        sync(partial)
+
+    def _commit(self, partial: Path, final: Path) -> None:
+        pointer = self._prepare_pointer(final)
+        if final.exists():
+            # A directory can't be renamed onto another. A kill in between is mended by `_recover`.
+            final.rename(self._temporary(_REPLACED, final))
+        partial.rename(final)
+        sync(self.directory)
+        self._point(pointer)
+        self._remove_all(_REPLACED)
+
+    def _prepare_pointer(self, checkpoint: Path) -> Path:
+        """The next `latest`, beside it: what takes space is done before anything is renamed."""
+        pointer = self._temporary(_POINTER, checkpoint)
+        pointer.write_text(f"{checkpoint.name}\n")
+        sync(pointer)
+        return pointer
+
+    def _point(self, pointer: Path) -> None:
+        pointer.replace(self.directory / LATEST)
+        sync(self.directory)
+
+    def _retire(self) -> None:
+        """Remove what exceeds `keep`: renamed first, so that no half-removed checkpoint has a name."""
+        if self.keep is None:
+            return
+        for path in self.saved()[: -self.keep]:
+            path.rename(self._temporary(_REMOVING, path))
+        self._remove_all(_REMOVING)
+
+    def _explain(self, error: BaseException, step: int, partial: Path) -> CheckpointError | None:
+        """A CheckpointError for what the disk did; None for what passes through."""
+        if isinstance(error, CheckpointError | KeyboardInterrupt) or not isinstance(
+            error, Exception
+        ):
+            return None
+        free = shutil.disk_usage(self.directory).free
+        if is_full(error, free):
+            return self._full(step, partial)
+        if isinstance(error, OSError) and not isinstance(error, DovetailError):
+            return CheckpointError(f"can't save the checkpoint of step {step}: {error}")
+        return None
+
+    def _full(self, step: int, partial: Path) -> CheckpointError:
+        written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+        shutil.rmtree(partial, ignore_errors=True)
+        free = shutil.disk_usage(self.directory).free
+        previous = self.latest()
+        needed = f"more than the {readable(written)} written before"
+        if previous is not None:
+            size = sum(file.stat().st_size for file in walk(previous))
+            needed = f"about {readable(max(size, written))}, going by {previous.name}"
+        kept = f"{previous.name} is intact" if previous else "there is no earlier checkpoint"
+        return CheckpointError(
+            f"the disk is full: the checkpoint of step {step} needs {needed}, but {readable(free)} are free "
+            f"in {self.directory}; the partial checkpoint was removed, {kept}",
+            hint="free some space, or keep fewer checkpoints (trainer.keep_checkpoints)",
+        )
+
+    # -- after a kill --------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Finish or clear away what a killed process left: also between the renames of one save."""
+        if not self.directory.is_dir():
+            return
+        for replaced in self.directory.glob(f"{_REPLACED}*"):
+            final = self.directory / _named(replaced, _REPLACED)
+            if not final.exists():
+                replaced.rename(final)
+        for prefix in (_SAVING, _REPLACED, _REMOVING, _POINTER):
+            self._remove_all(prefix)
+        self._mend_pointer()
+
+    def _mend_pointer(self) -> None:
+        """Point to the checkpoint saved last, where a kill came between its rename and the pointer's."""
+        saved = self.saved()
+        if not saved:
+            return
+        current = self._pointed()
+        # One whose manifest is damaged stays the latest: going back is for a person to decide.
+        if current is None or (current != saved[-1] and _sequence(current) >= 0):
+            self._point(self._prepare_pointer(saved[-1]))
+
+    def _pointed(self) -> Path | None:
+        """The checkpoint that `latest` names; it may be damaged."""
+        with suppress(FileNotFoundError):
+            name = (self.directory / LATEST).read_text().strip()
+            path = self.directory / name
+            if name.startswith(_PREFIX) and path.is_dir():
+                return path
+        return None
+
+    def _remove_all(self, prefix: str) -> None:
+        for path in self.directory.glob(f"{prefix}*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+            elif not is_held(path):
+                shutil.rmtree(path)
+
+    def _temporary(self, prefix: str, checkpoint: Path) -> Path:
+        return self.directory / f"{prefix}{checkpoint.name}-{secrets.token_hex(4)}"
+
+
+def _complete(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def _sequence(path: Path) -> int:
+    """A damaged manifest sorts first: it is never the latest."""
+    try:
+        return Manifest.read(path).sequence
+    except CheckpointError:
+        return -1
+
+
+def _named(path: Path, prefix: str) -> str:
+    return path.name.removeprefix(prefix).rpartition("-")[0]

@@ -1,0 +1,91 @@
+"""Future: the result of a call on a worker group, perhaps not there yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Future(Generic[T]):
+    """A result to wait for.
+
+    A runtime makes one from a function that waits; the result, or the error, is kept after the first time.
+    """
+
+    def __init__(
+        self,
+        wait: Callable[[float | None], T],
+        *,
+        done: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wrap what waits.
+
+        Args:
+            wait: called with the seconds to wait (None: for ever); returns the result, raises its error, or
+                raises TimeoutError.
+            done: whether `wait` would return at once.
+        """
+        self._wait = wait
+        self._is_done = done
+        self._outcome: tuple[T] | Exception | None = None
+        self._unseen = False
+
+    @classmethod
+    def completed(cls, value: T) -> Future[T]:
+        """A future that is finished."""
+        return cls(lambda _: value, done=lambda: True)
+
+    @classmethod
+    def failed(cls, error: Exception) -> Future[T]:
+        """A future that has failed: `result` raises the error, which is logged if nobody asks for it."""
+
+        def wait(_: float | None) -> T:
+            raise error
+
+        future = cls(wait, done=lambda: True)
+        future._outcome, future._unseen = error, True
+        return future
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        return self._outcome is not None or self._is_done()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result.
+
+        Args:
+            timeout: seconds to wait; None waits for ever.
+
+        Raises:
+            TimeoutError: it is not there in time; ask again later.
+            WorkerError: a worker failed; an error of Dovetail's own keeps its type.
+        """
+        self._unseen = False
+        if self._outcome is None:
+            self._outcome = self._wait_once(timeout)
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome[0]
+
+    def _wait_once(self, timeout: float | None) -> tuple[T] | Exception:
+        try:
+            return (self._wait(timeout),)
+        except (TimeoutError, KeyboardInterrupt):
+            raise  # says nothing about the call itself
+        except Exception as error:  # noqa: BLE001 - kept, and raised by every `result`
+            return error
+
+    def then(self, convert: Callable[[T], U]) -> Future[U]:
+        """A future of the converted result; `convert` runs when that is asked for, once."""
+        return Future(lambda timeout: convert(self.result(timeout)), done=self.done)
+
+    def __del__(self) -> None:
+        if getattr(self, "_unseen", False):
+            logging.getLogger("dovetail").error(
+                "a call on a worker group failed, and its result was never asked for: %s",
+                self._outcome,
+            )

@@ -1,0 +1,142 @@
+"""The inline runtime: groups of one worker in this process. No Ray, friendly to debuggers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import attrs
+
+from dovetail.config.builtin import InlineConfig
+from dovetail.dispatch.future import Future
+from dovetail.dispatch.group import WorkerGroup, run_on_worker
+from dovetail.dispatch.mesh import Mesh
+from dovetail.dispatch.worker import Worker
+from dovetail.errors import ConfigError, DispatchError
+from dovetail.interfaces.dispatch_mode import Call
+from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.runtime import Runtime, WorkerSpec
+
+
+class InlineGroup(WorkerGroup):
+    """Workers in this process, called one after another in rank order. Futures are finished at once.
+
+    Attributes:
+        workers: the workers themselves, by rank.
+    """
+
+    def __init__(self, workers: Sequence[Any], mesh: Mesh, *, role: str = "") -> None:
+        mesh.check_size(len(workers))
+        self.workers = list(workers)
+        super().__init__(type(self.workers[0]), mesh, role=role)
+
+    def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
+        return Future.completed(
+            [
+                None if call is None else run_on_worker(worker, method, call)
+                for worker, call in zip(self.workers, calls, strict=True)
+            ]
+        )
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # every worker is closed, even where one fails
+            for worker in self.workers:
+                stack.callback(worker.close)
+
+
+class InlineRuntime(Runtime):
+    """Runs every role in this process: one training worker a role, and any number of rollout replicas."""
+
+    name = "inline"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = InlineConfig
+
+    def __init__(self, config: InlineConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._started = ExitStack()
+
+    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
+        """Start the group's only worker.
+
+        Raises:
+            DispatchError: the mesh has more than one rank, or the plugin is no Worker.
+        """
+        if mesh.size != 1:
+            raise DispatchError(
+                f"the inline runtime runs one worker a group, but {spec.role or 'the group'} "
+                f"asks for {mesh.described()} = {mesh.size}",
+                hint="set every parallel size to 1, or select a runtime of several processes, such as runtime=ray",
+            )
+        worker = self._start(spec, Worker, mesh=mesh, rank=0)
+        return InlineGroup([worker], mesh, role=spec.role)
+
+    def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
+        """Start replicas; each is the engine itself, with its number as its rank.
+
+        Raises:
+            DispatchError: count is below 1, or the plugin is no BaseRollout.
+        """
+        if count < 1:
+            raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
+        return [self._start(spec, BaseRollout, mesh=None, rank=rank) for rank in range(count)]
+
+    def device(self) -> str:
+        """The accelerator's first device where there is one and the config allows it, else `cpu`.
+
+        Raises:
+            ConfigError: the config names a device that this process does not have.
+        """
+        import torch
+
+        here = torch.accelerator.current_accelerator(check_available=True)
+        if self.config.device == "auto":
+            return (
+                "cpu" if here is None else f"{here.type}:{torch.accelerator.current_device_index()}"
+            )
+        _check_device(self.config.device, [] if here is None else [here.type])
+        return str(self.config.device)
+
+    def close(self) -> None:
+        """Close all that was started, the latest first."""
+        self._started.pop_all().close()
+
+    def _start(self, spec: WorkerSpec, interface: type, *, mesh: Mesh | None, rank: int) -> Any:
+        from dovetail.plugins.load import make
+
+        context = attrs.evolve(
+            spec.context,
+            role=spec.context.role or spec.role,
+            mesh=mesh,
+            rank=rank,
+            device=self.device(),
+        )
+        plugin: Plugin = make(spec.plugin, context)
+        if not isinstance(plugin, interface):
+            raise DispatchError(
+                f"{spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
+                f"{type(plugin).__qualname__} is no {interface.__name__}"
+            )
+        # Registered first: what a failing start has taken is released as well.
+        self._started.callback(plugin.close)
+        plugin.start()
+        return plugin
+
+
+def _check_device(device: str, accelerators: Sequence[str]) -> None:
+    import torch
+
+    known = ["cpu", *accelerators]
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(
+            f"runtime.device={device!r} is no torch device; here are: auto, {', '.join(known)}"
+        ) from error
+    if kind not in known:
+        raise ConfigError(
+            f"runtime.device={device!r} is not available: torch {torch.__version__} sees only {', '.join(known)}",
+            hint="install the build of torch for your accelerator, or set runtime.device=auto",
+        )

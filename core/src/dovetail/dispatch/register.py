@@ -1,0 +1,114 @@
+"""@register: which methods a worker group offers, and how each is dispatched. Declared once, on the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+import attrs
+
+from dovetail.dispatch.mesh import check_axis
+from dovetail.errors import DispatchError
+
+UNITS = ("sample", "pair", "group")
+Unit = Literal["sample", "pair", "group"]
+
+_MARK = "__dovetail_dispatch__"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@attrs.frozen
+class ModeSpec:
+    """A dispatch mode as it is declared: the name of a `dispatch_mode` plugin, and its options.
+
+    `ModeSpec.of("ring", hops=2)` declares a plugin's own mode; nothing is imported before the first call.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, **options: Any) -> ModeSpec:
+        """A mode with options."""
+        return cls(name, tuple(sorted(options.items())))
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options)})"
+
+
+class Dispatch:
+    """The modes without options."""
+
+    ONE_TO_ALL: ClassVar[ModeSpec] = ModeSpec("one_to_all")
+    """The same arguments to every rank; results as a list in rank order, None where all are None."""
+    ALL_TO_ALL: ClassVar[ModeSpec] = ModeSpec("all_to_all")
+    """Every argument is a list with one element a rank; results likewise."""
+    RANK_ZERO: ClassVar[ModeSpec] = ModeSpec("rank_zero")
+    """Only rank 0 is called; its result."""
+
+
+def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") -> ModeSpec:
+    """Batches are split over some axes of the mesh and replicated over the others; see `modes.Nd`.
+
+    Args:
+        mesh_name: name of the mesh that the group must have.
+        split: axes that divide the batch.
+        unit: what is never divided: a sample, a pair of neighbours, or a group (`group_id`).
+
+    Raises:
+        DispatchError: an axis or the unit is unknown.
+    """
+    axes = tuple(check_axis(axis) for axis in split)
+    if len(set(axes)) != len(axes):
+        raise DispatchError(f"nd(split={split!r}) names an axis twice")
+    if unit not in UNITS:
+        raise DispatchError(f"nd(unit={unit!r}) is unknown; units are {', '.join(UNITS)}")
+    return ModeSpec.of("nd", mesh=mesh_name, split=axes, unit=unit)
+
+
+def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
+    """Offer a method on worker groups, dispatched in this mode. An override inherits it.
+
+    Stacks with `@abstractmethod`, in either order.
+    """
+    if not isinstance(dispatch_mode, ModeSpec):
+        raise DispatchError(
+            f"@register(dispatch_mode={dispatch_mode!r}) is no dispatch mode",
+            hint='use Dispatch.ONE_TO_ALL, nd("train") or ModeSpec.of("name", …)',
+        )
+
+    def mark(function: Function) -> Function:
+        if not callable(function) or isinstance(function, type):
+            raise DispatchError(f"@register goes on a method, not on {function!r}")
+        other = getattr(function, _MARK, None)
+        if other not in {None, dispatch_mode}:
+            raise DispatchError(
+                f"{function.__qualname__} is registered as {other} and as {dispatch_mode}"
+            )
+        setattr(function, _MARK, dispatch_mode)
+        return function
+
+    return mark
+
+
+def registered_methods(worker_class: type) -> dict[str, ModeSpec]:
+    """Every registered method of a class with its mode, looked up along the class hierarchy.
+
+    Raises:
+        DispatchError: a method is registered in two modes.
+    """
+    found: dict[str, tuple[ModeSpec, type]] = {}
+    for base in reversed(worker_class.__mro__):
+        for name, value in vars(base).items():
+            mode = getattr(value, _MARK, None)
+            if mode is None:
+                continue
+            other, owner = found.setdefault(name, (mode, base))
+            if other != mode:
+                raise DispatchError(
+                    f"{base.__qualname__}.{name} is registered as {mode}, but "
+                    f"{owner.__qualname__}.{name} as {other}",
+                    hint="leave @register off: an override inherits its interface's mode",
+                )
+    return {name: mode for name, (mode, _) in found.items()}

@@ -1,0 +1,49 @@
+"""Worker: base of what runs in a worker group. It knows its rank and its place in the mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.dispatch.mesh import Mesh
+from dovetail.dispatch.register import registered_methods
+from dovetail.errors import DispatchError
+
+
+class Worker:
+    """One rank of a worker group.
+
+    Combines with a plugin, `class MyEngine(Worker, Plugin)`, and has no constructor of its own: rank and mesh
+    come from the plugin's context, where the runtime puts them.
+    """
+
+    context: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class that registers an inherited method in another mode."""
+        super().__init_subclass__(**kwargs)
+        registered_methods(cls)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in its group, from 0."""
+        return int(self._context().rank)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the group; a mesh of one outside a group."""
+        mesh = self._context().mesh
+        return Mesh() if mesh is None else mesh
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """Where this worker sits on every axis of the mesh."""
+        return self.mesh.coordinates(self.rank)
+
+    def _context(self) -> Any:
+        context = getattr(self, "context", None)
+        if context is None:
+            raise DispatchError(
+                f"{type(self).__qualname__} has no context, so that its rank is unknown",
+                hint="call super().__init__(config, context) in its constructor",
+            )
+        return context

@@ -1,0 +1,21 @@
+"""Test doubles and tiny models for plugin authors. Names load on first use, so that nothing heavy is imported unasked."""
+
+from __future__ import annotations
+
+import importlib
+
+_HOME = {
+    "failing_reward": ("FAILURES", "release_hung", "reward_that_fails"),
+    "groups": ("SimulatedGroup",),
+    "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),
+    "scripted_rollout": ("Script", "ScriptedRollout"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - computed from the table above
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,29 @@
+"""The conformance kit: subclass the suite of your plugin's kind, name your plugin, and run pytest.
+
+    from dovetail_sdk.testing.conformance import AdvantageConformance
+
+    class TestMyEstimator(AdvantageConformance):
+        plugin = MyEstimator
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_HOME = {
+    "plugin": ("PluginConformance",),
+    "advantage": ("AdvantageConformance",),
+    "policy_loss": ("PolicyLossConformance",),
+    "reward_function": ("RewardFunctionConformance",),
+    "rollout": ("RolloutConformance",),
+    "engine": ("EngineConformance",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - computed from the table above
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,46 @@
+"""What holds for every reward function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+
+_ODD_TEXTS = ("", " ", "\n\n", "####", "\x00", "∑ 字 🦊", "9" * 5000, "(((((", "\\boxed{", "nan", "inf")
+
+
+class RewardFunctionConformance(PluginConformance):
+    """Subclass it, set `plugin`, `right` and `wrong`, and pytest runs the suite."""
+
+    kind = "reward_function"
+    plugin: ClassVar[type[RewardFunction]]
+    right: ClassVar[tuple[tuple[str, Any], ...]]
+    """Pairs of response and ground truth that deserve the full score."""
+    wrong: ClassVar[tuple[tuple[str, Any], ...]]
+    """Pairs of response and ground truth that deserve less."""
+
+    def score(self, solution: str, truth: Any) -> float:
+        """The score of one response."""
+        result = self.make().compute_score(None, solution, truth, None)
+        return float(result["score"] if isinstance(result, Mapping) else result)
+
+    def test_right_answers_score_above_wrong_ones(self) -> None:
+        lowest = min(self.score(*pair) for pair in self.right)
+        highest = max(self.score(*pair) for pair in self.wrong)
+        assert lowest > highest
+
+    def test_odd_texts_get_a_finite_score_and_no_exception(self) -> None:
+        for _, truth in self.right:
+            for text in _ODD_TEXTS:
+                assert math.isfinite(self.score(text, truth)), text
+
+    def test_the_same_input_gets_the_same_score(self) -> None:
+        for pair in (*self.right, *self.wrong):
+            assert self.score(*pair) == self.score(*pair)
+
+    def test_ground_truths_of_the_examples_are_accepted(self) -> None:
+        for _, truth in self.right:
+            assert self.plugin.check_row(self.make_config(), truth) is None

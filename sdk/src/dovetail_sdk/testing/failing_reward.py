@@ -1,0 +1,79 @@
+"""A reward that fails on demand: it raises, hangs, or returns what is no reward."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LONGEST_HANG = 60.0
+"""Seconds after which a hung call ends by itself, should nobody release it."""
+
+_release = threading.Event()
+
+
+def compute_score(
+    data_source: str | None,  # noqa: ARG001 - the parameters of every reward function
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+) -> Any:
+    """Fails as the row asks by `extra_info["fail"]`, one of FAILURES; else 1.0 where the response is the ground truth.
+
+    Selected in a config by file: `reward.function: {path: …/failing_reward.py, attribute: compute_score}`.
+    """
+    how = (extra_info or {}).get("fail")
+    if how is not None:
+        return FAILURES[how]()
+    return float(solution_str.strip() == str(ground_truth).strip())
+
+
+def reward_that_fails(how: str, share: Callable[[str], bool] | None = None) -> Callable[..., Any]:
+    """A reward function that fails in one way.
+
+    Args:
+        how: one of FAILURES.
+        share: which responses fail; all where absent. The others score 1.0.
+    """
+    fail = FAILURES[how]
+
+    def compute_score(solution_str: str) -> Any:
+        return fail() if share is None or share(solution_str) else 1.0
+
+    return compute_score
+
+
+def release_hung() -> None:
+    """Let every hung call end, and later ones hang again: for the end of a test."""
+    _release.set()
+    _release.clear()
+
+
+def _raise() -> float:
+    raise ValueError("a reward that fails on demand")
+
+
+def _hang() -> float:
+    _release.wait(LONGEST_HANG)
+    return 1.0
+
+
+def _exit() -> float:
+    sys.exit(3)
+
+
+FAILURES: dict[str, Callable[[], Any]] = {
+    "exception": _raise,
+    "hang": _hang,
+    "exit": _exit,
+    "nan": lambda: math.nan,
+    "infinity": lambda: math.inf,
+    "text": lambda: "1.0",
+    "none": lambda: None,
+    "list": lambda: [1.0],
+    "mapping_without_score": lambda: {"reward": 1.0},
+    "mapping_with_nan": lambda: {"score": math.nan, "format": 1.0},
+}
+"""Ways to fail, by name."""

@@ -1,0 +1,183 @@
+"""Tiny models and tokenizers in Hugging Face format, made on the spot: real code paths without a model hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+PAD, BOS, EOS, TURN, UNKNOWN = "<|pad|>", "<|bos|>", "<|im_end|>", "<|im_start|>", "<|unk|>"
+_SPECIAL = (PAD, BOS, EOS, TURN, UNKNOWN)
+_BYTES = 256
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# A small vocabulary of characters takes the first of these.
+_CHARACTERS = "0123456789+-*/=()#. \n?abcdefghijklmnopqrstuvwxyz,:;!'\"ABCDEFGHIJKLMNOPQRSTUVWXYZ%$&<>[]{}|_~^@`\\"
+
+_CORPUS = (
+    "system user assistant\n",
+    "What is the sum of these numbers? Answer with the final number only.",
+    "Let us think step by step, and then give the answer after ####.",
+    "The answer is 42. The result of the question is the number below.",
+    "Janet has three apples and buys two more; how many apples does she have in total?",
+    "Add, subtract, multiply and divide: first the product, then the difference.",
+    "Question: how many are there? Answer: there are five of them in the box.",
+)
+
+
+def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with exactly `vocab_size` tokens, a ChatML template, and bos, eos and pad tokens.
+
+    From 261 tokens on it is byte-level BPE, which encodes any text, one digit a token; below that
+    every character is a token and unknown ones become `<|unk|>`. Every id decodes to something.
+
+    Args:
+        directory: where it is saved; made where it does not exist.
+        vocab_size: tokens, special ones included; at least 16.
+
+    Raises:
+        ModelError: `vocab_size` is below 16.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if vocab_size < 16:
+        raise ModelError(f"a tokenizer of {vocab_size} tokens is too small; 16 is the least")
+    byte_level = vocab_size >= _BYTES + len(_SPECIAL)
+    backend = _byte_level(vocab_size) if byte_level else _characters(vocab_size)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(str(directory))
+    return tokenizer
+
+
+def tiny_model(
+    directory: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden_size: int = 64,
+    intermediate_size: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    seed: int = 0,
+    architecture: str = "qwen2",
+    dtype: str = "float32",
+    tie_word_embeddings: bool = True,
+) -> PreTrainedModel:
+    """Make a causal language model with random weights whose vocabulary is the tokenizer's.
+
+    Args:
+        directory: where config and safetensors are saved; made where it does not exist.
+        tokenizer: gives vocabulary size and the special tokens' ids.
+        hidden_size: width of the residual stream.
+        intermediate_size: width of the gated MLP.
+        layers: transformer blocks.
+        heads: query heads; divides `hidden_size`.
+        kv_heads: key and value heads; divides `heads`.
+        seed: of the weights; torch's own random state is left as it was.
+        architecture: `qwen2`, `qwen3` or `llama`.
+        dtype: torch's name without the prefix.
+        tie_word_embeddings: whether the output layer is the embedding.
+
+    Raises:
+        ModelError: the architecture is none of these.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+    configs = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+    if architecture not in configs:
+        raise ModelError(
+            f"unknown tiny architecture {architecture!r}; there are {', '.join(sorted(configs))}"
+        )
+    extra = {"head_dim": hidden_size // heads} if architecture == "qwen3" else {}
+    config = configs[architecture](
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=tie_word_embeddings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **extra,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(str(directory))
+    return model.eval()
+
+
+def tiny_model_and_tokenizer(directory: Path, *, vocab_size: int = 512, **model: Any) -> Path:
+    """Write a tiny tokenizer and a model for it into one directory, and return the directory.
+
+    Args:
+        directory: where both are saved.
+        vocab_size: of `tiny_tokenizer`.
+        **model: keyword arguments of `tiny_model`.
+    """
+    tiny_model(directory, tiny_tokenizer(directory, vocab_size=vocab_size), **model)
+    return directory
+
+
+def _byte_level(vocab_size: int) -> Tokenizer:
+    """Byte-level BPE, filled up with reserved tokens where the little corpus runs out of merges."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=list(_SPECIAL),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_CORPUS * 4, trainer)
+    missing = vocab_size - backend.get_vocab_size()
+    backend.add_tokens([f"<|reserved_{index}|>" for index in range(missing)])
+    return backend
+
+
+def _characters(vocab_size: int) -> Tokenizer:
+    """One token a character."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import WordLevel
+
+    tokens = [*_SPECIAL, *_CHARACTERS][:vocab_size]
+    backend = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(list(_SPECIAL))
+    backend.add_tokens([f"<|reserved_{index}|>" for index in range(vocab_size - len(tokens))])
+    return backend
