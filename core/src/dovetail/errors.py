@@ -99,8 +99,16 @@ class ColumnError(DovetailError, ValueError):
     """A batch lacks a column, or a column has the wrong length, dtype or shape."""
 
 
+class NumericsError(DovetailError, ArithmeticError):
+    """A loss or gradient is not finite; the weights were left as they were."""
+
+
 class DispatchError(DovetailError, ValueError):
     """A dispatch mode, a mesh or a call on a worker group is wrong."""
+
+
+class UnregisteredMethodError(DispatchError, AttributeError):
+    """A worker group was asked for a method that its class does not register."""
 
 
 class WorkerError(DovetailError, RuntimeError):

@@ -2,6 +2,7 @@
 
 Plugins extend the base of their kind. Nothing here imports torch.
 """
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ COLLECTION = "dovetail.collection"
 """Metadata key: `list` or `dict` where the field holds several plugin sections."""
 VERBATIM = "dovetail.verbatim"
 """Metadata key: the value is never interpolated (prompts, templates, patterns)."""
+ONE_OR_MANY = "dovetail.one_or_many"
+"""Metadata key: a bare string stands for a list of one."""
+
+_AT_LEAST_ONE = attrs.validators.optional(attrs.validators.ge(1))
 
 
 def plugin_field(
@@ -69,10 +74,10 @@ class ModelSection:
 class DataSection:
     """Where prompts come from and how many a step takes."""
 
-    train_files: tuple[str, ...] = ()
-    """Parquet or JSONL files with training rows."""
-    val_files: tuple[str, ...] = ()
-    """Parquet or JSONL files with held-out rows."""
+    train_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
+    val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
     """What reads the files."""
     sampler: PluginSection = plugin_field("sampler", "shuffled")
@@ -81,7 +86,7 @@ class DataSection:
     """Column that holds the prompt: messages, or a plain string."""
     train_batch_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
     """Prompts a step; samples a step are this times rollout.n."""
-    val_batch_size: int | None = None
+    val_batch_size: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
     """Longest prompt in tokens."""
@@ -147,15 +152,17 @@ class OptimSection:
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's moment decays."""
-    eps: float = 1e-8
+    eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
     """AdamW's denominator floor."""
-    weight_decay: float = 0.01
+    weight_decay: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
     warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Optimizer steps of linear warm-up."""
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
+    )
     """Final learning rate as a share of the peak."""
 
 
@@ -170,9 +177,7 @@ class TrainingSection:
 
     optim: OptimSection = attrs.field(factory=OptimSection)
     """Optimizer and schedule."""
-    max_tokens_per_micro_batch: int = attrs.field(
-        default=16384, validator=attrs.validators.ge(1)
-    )
+    max_tokens_per_micro_batch: int = attrs.field(default=16384, validator=attrs.validators.ge(1))
     """Token budget of one forward and backward pass; the result does not depend on it."""
     grad_clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     """Largest gradient norm; 0 clips nothing."""
@@ -184,7 +189,7 @@ class ActorSection(TrainingSection):
 
     engine: EngineSection = plugin_field("engine", "fsdp2")
     """What trains it."""
-    mini_batch_size: int | None = None
+    mini_batch_size: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     """Prompts an optimizer step; None means the whole rollout batch."""
     epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Passes over each rollout batch."""
@@ -198,7 +203,7 @@ class RefSection:
     """What scores with it; the actor's engine where absent."""
     path: str | None = None
     """Its checkpoint; the actor's starting weights where absent."""
-    max_tokens_per_micro_batch: int | None = None
+    max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     """Token budget of one pass; the actor's where absent."""
 
 
@@ -276,11 +281,11 @@ class TrainerSection(PluginSection):
 
     total_epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Passes over the training prompts."""
-    total_steps: int | None = None
+    total_steps: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     """Stop after this many steps, whatever the epochs."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Checkpoint every so many steps; 0 means only at the end."""
-    keep_checkpoints: int | None = None
+    keep_checkpoints: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     """Checkpoints to keep, newest first; None means all."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Validate every so many steps; 0 means only before and after."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.plugins.load import load_class as load_plugin_class  # noqa: F401 - for type checkers
+    from dovetail.plugins.load import make as make_plugin  # noqa: F401
 
 _HOME = {
     "plugin": ("LocalReduction", "Plugin", "PluginContext", "Reduction"),
@@ -27,6 +32,13 @@ _HOME = {
         "RewardSample",
         "RewardUnit",
         "Score",
+    ),
+    "reward_calls": (
+        "RewardCall",
+        "RewardFunctions",
+        "failure_from",
+        "finite_float",
+        "outcome_from",
     ),
     "advantage": ("ADVANTAGE_API", "AdvantageEstimator", "Advantages", "Groups"),
     "policy_loss": (
@@ -54,12 +66,16 @@ _HOME = {
     "preflight": ("PREFLIGHT_API", "Finding", "PreflightRule"),
     "dispatch_mode": ("DISPATCH_MODE_API", "Call", "DispatchMode"),
 }
+_LOADING = {"load_plugin_class": "load_class", "make_plugin": "make"}
+"""What a plugin needs to rebuild another one from its PluginRef, as a worker does."""
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - computed from the table above
+__all__ = sorted([*_MODULE_OF, *_LOADING])  # noqa: PLE0605 - computed from the table above
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if name in _LOADING:
+        return getattr(importlib.import_module("dovetail.plugins.load"), _LOADING[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
@@ -68,8 +68,11 @@ class AdvantageEstimator(Plugin):
     """What must be seen together: it is kept whole when a batch is split."""
     level: ClassVar[Literal["sample", "token"]]
     """Sample level works on scalars on the controller; token level on token columns, in the workers."""
-    min_group_size: ClassVar[int] = 1
-    """Fewest samples a prompt with which the estimator makes sense."""
+
+    @classmethod
+    def min_group_size(cls, config: Any) -> int:
+        """Fewest samples a prompt with which the estimator makes sense under this config."""
+        return 1
 
     @abstractmethod
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

@@ -28,6 +28,11 @@ class Prompt:
     data_source: str | None = None
     ground_truth: Any = None
     extra_info: Mapping[str, Any] | None = None
+    where: str = ""
+    """File and row that it came from, for messages."""
+
+    def __str__(self) -> str:
+        return self.where or f"row {self.index}"
 
 
 class DatasetSource(Plugin):

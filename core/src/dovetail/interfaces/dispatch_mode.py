@@ -21,7 +21,9 @@ class DispatchMode(Plugin):
     """Splits the arguments of one call into one call a rank, and collects the ranks' results."""
 
     @abstractmethod
-    def split(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Call | None], Any]:
+    def split(
+        self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Call | None], Any]:
         """One call for each rank in rank order (None: that rank is not called), and a receipt for `collect`."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""KlController: the coefficient of a KL penalty over time."""
+"""KlController: how the weight of a KL penalty moves over time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ KL_CONTROLLER_API = "1.0"
 
 
 class KlController(Plugin):
-    """Holds a KL coefficient and moves it after each step. Its state is checkpointed."""
+    """Holds a factor that multiplies the section's `coef`, and moves it after each step. Its state is checkpointed."""
 
     @property
     @abstractmethod
     def value(self) -> float:
-        """The coefficient now."""
+        """The factor now; 1 at the start of a run."""
 
     @abstractmethod
     def update(self, kl: float, samples: int) -> None:

@@ -54,6 +54,8 @@ class PluginContext:
     """The run's Hugging Face tokenizer, where there is one."""
     transport: Any = None
     """The WeightTransport that this role sends or receives weights with."""
+    reward_functions: Any = None
+    """A reward manager's RewardFunctions: which function scores a row."""
     mesh: Mesh | None = None
     """The mesh of the worker group; None means one process."""
     rank: int = 0

@@ -70,6 +70,9 @@ class LossAggregation(Plugin):
     The denominator is computed over the whole mini-batch first; every micro-batch then returns a sum.
     """
 
+    constant: ClassVar[bool] = False
+    """Whether the denominator is the same for any samples, so that ranks do not add theirs up."""
+
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:
         """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant."""

@@ -56,7 +56,7 @@ class RewardUnit:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Score:
-    """A reward. `value` is finite."""
+    """A reward. `value` is finite in float32."""
 
     value: float
     """The sample's scalar reward."""
@@ -86,9 +86,20 @@ class RewardManager(Plugin):
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """Whether `score` gets single samples or whole groups."""
 
+    @property
+    def capacity(self) -> int | None:
+        """Units it really works on at once; None means any number.
+
+        The Scorer starts no more, so that a time-out counts running time and not waiting time.
+        """
+        return None
+
     @abstractmethod
     async def score(self, unit: RewardUnit) -> list[Outcome]:
-        """One outcome a sample, in order. Raises nothing for a failing sample: that is a Failure."""
+        """One outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
+
+        It is cancelled when the unit's time is up: what it runs is then to be stopped or left behind.
+        """
 
 
 class RewardFunction(Plugin):

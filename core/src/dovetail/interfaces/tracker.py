@@ -22,7 +22,7 @@ class Tracker(Plugin):
         """Figures of one step, in the field's names (`reward/mean`, `actor/pg_loss`, `perf/…`)."""
 
     def phase(self, step: int, name: str) -> None:
-        """A phase of a step begins: `rollout`, `old_log_probs`, `update`, `weight_sync`, `validation`, …"""
+        """A phase begins, such as `rollout`, `old_log_probs`, `update`, `weight_sync` or `validation`."""
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Some samples of a step, each with prompt, response and score."""

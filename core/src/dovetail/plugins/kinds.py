@@ -26,7 +26,9 @@ class Kind:
 
 
 def _kind(name: str, interface: str, section: str = "PluginSection", api: str = "1.0") -> Kind:
-    return Kind(name, f"dovetail.interfaces.{interface}", api, f"dovetail.config.sections:{section}")
+    return Kind(
+        name, f"dovetail.interfaces.{interface}", api, f"dovetail.config.sections:{section}"
+    )
 
 
 KINDS: dict[str, Kind] = {

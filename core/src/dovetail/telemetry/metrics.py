@@ -88,6 +88,4 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
     """The figure of every metric, by name; what has no value (weight 0) is left out."""
-    return {
-        name: metric.value for name, metric in metrics.items() if not math.isnan(metric.value)
-    }
+    return {name: metric.value for name, metric in metrics.items() if not math.isnan(metric.value)}

@@ -1,9 +1,9 @@
 """The conformance kit: subclass the suite of your plugin's kind, name your plugin, and run pytest.
 
-    from dovetail_sdk.testing.conformance import AdvantageConformance
+from dovetail_sdk.testing.conformance import AdvantageConformance
 
-    class TestMyEstimator(AdvantageConformance):
-        plugin = MyEstimator
+class TestMyEstimator(AdvantageConformance):
+plugin = MyEstimator
 """
 
 from __future__ import annotations

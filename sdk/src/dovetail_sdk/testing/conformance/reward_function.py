@@ -9,7 +9,19 @@ from typing import Any, ClassVar
 from dovetail.interfaces.reward import RewardFunction
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
-_ODD_TEXTS = ("", " ", "\n\n", "####", "\x00", "∑ 字 🦊", "9" * 5000, "(((((", "\\boxed{", "nan", "inf")
+_ODD_TEXTS = (
+    "",
+    " ",
+    "\n\n",
+    "####",
+    "\x00",
+    "∑ 字 🦊",
+    "9" * 5000,
+    "(((((",
+    "\\boxed{",
+    "nan",
+    "inf",
+)
 
 
 class RewardFunctionConformance(PluginConformance):

@@ -68,7 +68,9 @@ class RolloutConformance(PluginConformance):
         engine.start()
         return engine
 
-    def generate(self, engine: BaseRollout, *requests: RolloutRequest) -> dict[str, list[Completion]]:
+    def generate(
+        self, engine: BaseRollout, *requests: RolloutRequest
+    ) -> dict[str, list[Completion]]:
         """Every request's samples, in sample order, all requests running together."""
 
         async def one(request: RolloutRequest) -> list[Completion]:
@@ -82,7 +84,7 @@ class RolloutConformance(PluginConformance):
         return {request.request_id: done for request, done in zip(requests, found, strict=True)}
 
     def request(self, prompt: int, n: int = 4, **sampling: Any) -> RolloutRequest:
-        """n samples of prompt number `prompt`."""
+        """N samples of prompt number `prompt`."""
         settings = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
         return RolloutRequest(
             request_id=f"prompt{prompt}",
@@ -249,9 +251,13 @@ class RolloutConformance(PluginConformance):
             weights = self.weights(model_directory)
             torn = {name: tensor + 1 for name, tensor in list(weights.items())[:3]}
             manifest = self.manifest(9, weights)
-            with pytest.raises(DovetailError):
+
+            def send_and_receive() -> None:
                 engine.context.transport.sender().send(manifest, torn.items())
                 engine.receive_weights(9, manifest)
+
+            with pytest.raises(DovetailError):
+                send_and_receive()
             after = self.generate(engine, request)["prompt1"][0]
             np.testing.assert_array_equal(after.response_ids, before.response_ids)
             np.testing.assert_array_equal(after.weight_versions, before.weight_versions)

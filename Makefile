@@ -1,0 +1,56 @@
+# Every target sets itself up: `make demo` and `make test` work in a fresh clone.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# cpu takes the CPU build of torch where pip offers one; cuda takes pip's default build.
+DEVICE ?= $(shell if command -v nvidia-smi >/dev/null 2>&1 || [ -e /proc/driver/nvidia ]; then echo cuda; else echo cpu; fi)
+CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
+PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
+SOURCES := core/src sdk/src $(foreach package,$(filter plugins/%,$(PACKAGES)),$(package)/src)
+SEED ?= 1
+
+.PHONY: setup demo test nightly lint bench wheels manifests docs clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreach package,$(PACKAGES),$(package)/pyproject.toml)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dovetail needs Python 3.11 or newer; set PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement requirements-dev.txt $(EDITABLE)
+	touch $@
+
+demo: setup ## Train a tiny model with GRPO on this machine
+	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
+
+test: setup ## Every test that this machine can run
+	$(BIN)/python -m pytest -m "not nightly"
+
+nightly: setup lint ## The larger matrices
+	$(BIN)/python -m pytest -m "nightly"
+
+lint: setup ## Style, types, imports, manifests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
+
+manifests: setup ## Write every package's dovetail-plugin.json from its classes
+	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
+
+wheels: setup ## Fill dist/ with a wheel of every package
+	rm -rf dist && mkdir dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach package,$(PACKAGES),./$(package)) .
+
+bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
+	$(BIN)/python benchmarks/grpo_step.py --peer-python .venv-trl/bin/python
+
+.venv-trl/.ready: benchmarks/requirements-trl.txt
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement $<
+	touch $@
+
+clean:
+	rm -rf dist demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""The `dovetail` command: one module a subcommand, imported when it is used."""

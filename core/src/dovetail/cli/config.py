@@ -1,0 +1,105 @@
+"""`dovetail config show|explain`: what a config resolves to, and what each of its keys is."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dovetail.cli import render
+
+if TYPE_CHECKING:
+    from dovetail.config import LoadedConfig
+    from dovetail.config.explain import Explanation
+
+
+@click.group()
+def config() -> None:
+    """Show and explain configs."""
+
+
+@config.command()
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print CONFIG as it resolves, defaults included, as YAML."""
+    from dovetail.config import dump_yaml, to_mapping
+
+    loaded = _load(config, overrides)
+    if as_json:
+        render.dump_json(to_mapping(loaded.config))
+    else:
+        click.echo(dump_yaml(loaded.config), nl=False)
+
+
+@config.command()
+@click.argument("config")
+@click.argument("key_and_overrides", nargs=-1, metavar="[KEY] [KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(config: str, key_and_overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print a KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
+    from dovetail.config.explain import explain as explain_key
+
+    keys = [text for text in key_and_overrides if "=" not in text]
+    if len(keys) > 1:
+        raise click.UsageError(f"one key at a time; got {' and '.join(keys)}")
+    loaded = _load(config, tuple(text for text in key_and_overrides if "=" in text))
+    if not keys:
+        _list(loaded, None, as_json=as_json)
+        return
+    explanation = explain_key(loaded, keys[0])
+    if as_json:
+        import attrs
+
+        render.dump_json({"schema": 1, **attrs.asdict(explanation)})
+        return
+    _print(explanation)
+    if explanation.keys:
+        click.echo()
+        _list(loaded, keys[0], as_json=False)
+
+
+def _load(path: str, overrides: tuple[str, ...]) -> LoadedConfig:
+    from dovetail.config import load_config
+
+    loaded = load_config(path, overrides)
+    for warning in loaded.warnings:
+        render.warning(warning)
+    return loaded
+
+
+def _list(loaded: LoadedConfig, below: str | None, *, as_json: bool) -> None:
+    from dovetail.config.explain import all_keys
+
+    rows = list(all_keys(loaded, below))
+    if as_json:
+        keys = [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]
+        render.dump_json({"schema": 1, "keys": keys})
+    else:
+        render.table(
+            ("KEY", "VALUE", "FROM"), ((key, _shown(v), origin) for key, v, origin in rows)
+        )
+
+
+def _print(explanation: Explanation) -> None:
+    pairs = [("key", explanation.key)]
+    if not explanation.keys:
+        pairs.append(("value", _shown(explanation.value)))
+    pairs += [("from", explanation.origin), ("type", explanation.type)]
+    if explanation.allowed:
+        pairs.append(("allowed", explanation.allowed))
+    if not explanation.keys:
+        default = (
+            "none: it has to be given" if explanation.required else _shown(explanation.default)
+        )
+        pairs.append(("default", default))
+    pairs.append(("meaning", textwrap.fill(explanation.doc, 90)))
+    render.fields(pairs)
+
+
+def _shown(value: Any) -> str:
+    from dovetail.config.problems import show_value
+
+    return show_value(value, limit=60)

@@ -1,0 +1,191 @@
+"""`dovetail doctor`: Python, torch and its devices, core's dependencies, and every plugin imported on trial."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+from dovetail.cli import render
+from dovetail.plugins.environment import (
+    cpu_torch_on_gpu_host,
+    gpu_names,
+    torch_build,
+    torch_version,
+)
+from dovetail.plugins.index import default_index
+from dovetail.plugins.needs import judge
+from dovetail.plugins.probe import probe, with_probe
+
+__all__ = ["cpu_torch_on_gpu_host", "doctor"]
+
+SCHEMA = 1
+CORE = "dovetail-core"
+
+# Asked in a process of its own: a torch that crashes at import must not take the doctor with it.
+_ASK_TORCH = """
+import json, torch
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+    "threads": torch.get_num_threads(),
+}))
+"""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Examine this environment and every plugin in it.
+
+    Exits with 1 when something is broken. An unmet need of a plugin is shown, but breaks nothing.
+    """
+    torch, dependencies, plugins = examine_torch(), examine_dependencies(), examine_plugins()
+    problems = [
+        *([torch["problem"]] if torch["problem"] else []),
+        *(item["problem"] for item in dependencies if item["problem"]),
+        *(plugin["problem"] for plugin in plugins if plugin["problem"]),
+        *default_index().problems,
+    ]
+    report = {
+        "schema": SCHEMA,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "torch": torch,
+        "dependencies": dependencies,
+        "plugins": plugins,
+        "problems": problems,
+    }
+    if as_json:
+        render.dump_json(report)
+    else:
+        print_report(report)
+    ctx.exit(1 if problems else 0)
+
+
+def examine_torch() -> dict[str, Any]:
+    """The torch build, the devices it sees, and what is wrong with it."""
+    found: dict[str, Any] = {
+        "version": torch_version(),
+        "build": torch_build(),
+        "gpus": gpu_names(),
+        "devices": [],
+        "threads": None,
+        "problem": cpu_torch_on_gpu_host(),
+    }
+    if found["version"] is None:
+        return {**found, "problem": "torch is not installed\n  → pip install torch"}
+    try:
+        answer = subprocess.run(  # noqa: S603 - our own interpreter
+            [sys.executable, "-c", _ASK_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        found |= json.loads(answer.strip().splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        found["problem"] = (
+            f"torch {found['version']} can't be imported: {last}\n"
+            "  → pip install --force-reinstall torch"
+        )
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        found["problem"] = f"torch {found['version']} gives no answer: {error!r}"
+    if not found["problem"] and found["gpus"] and not found["devices"]:
+        found["problem"] = (
+            f"a GPU is here ({found['gpus'][0]}) and torch is built for {found['build']}, but it sees "
+            "no device\n  → check the driver's version with nvidia-smi, and CUDA_VISIBLE_DEVICES"
+        )
+    return found
+
+
+def examine_dependencies() -> list[dict[str, Any]]:
+    """Core's declared dependencies with their installed versions."""
+    from packaging.requirements import Requirement
+
+    found = []
+    for text in importlib.metadata.requires(CORE) or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        need = judge([(str(requirement),)])[0]
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        problem = (
+            None if need.met else f"{CORE} needs {text}; {need.found}\n  → pip install '{text}'"
+        )
+        found.append(
+            {
+                "name": requirement.name,
+                "requirement": text,
+                "version": version,
+                "problem": problem,
+            }
+        )
+    return sorted(found, key=lambda item: str(item["name"]))
+
+
+def examine_plugins() -> list[dict[str, Any]]:
+    """Every plugin with its state after a probe; `problem` is None where it works or only lacks a need."""
+    entries = default_index().entries()
+    results = probe(entries)
+    described = []
+    for entry in with_probe(entries, results):
+        result = results.get((entry.kind, entry.name, entry.distribution))
+        wanting = result is not None and result.for_want_of_needs
+        problem = None
+        if entry.status not in ("compatible", "loadable") and not wanting:
+            problem = f"{entry.title} is {entry.status}: {entry.reason}"
+            problem += f"\n  → {entry.mend}" if entry.mend else ""
+        described.append({**entry.to_dict(), "status": entry.status, "problem": problem})
+    return described
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print a report for people."""
+    torch = report["torch"]
+    devices = ", ".join(torch["devices"]) or f"CPU, {torch['threads']} threads"
+    render.fields(
+        [
+            ("python", f"{report['python']} ({report['executable']})"),
+            ("platform", report["platform"]),
+            ("torch", f"{torch['version']} ({torch['build']} build)"),
+            ("devices", devices),
+            ("gpus", ", ".join(torch["gpus"]) or "none"),
+        ]
+    )
+    click.echo()
+    render.table(
+        ("DEPENDENCY", "VERSION", "REQUIRED"),
+        [(d["name"], d["version"] or "missing", d["requirement"]) for d in report["dependencies"]],
+    )
+    click.echo()
+    render.table(
+        ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NEEDS"),
+        [
+            (p["kind"], p["name"], p["status"], p["distribution"], p["version"], _needs(p["needs"]))
+            for p in report["plugins"]
+        ],
+    )
+    click.echo()
+    for problem in report["problems"]:
+        click.echo(f"{click.style('problem:', fg='red', bold=True)} {problem}")
+    count = len(report["problems"])
+    click.echo("all is well" if not count else f"{count} problem{'s' if count > 1 else ''}")
+
+
+def _needs(needs: list[dict[str, Any]]) -> str:
+    unmet = [" or ".join(need["any_of"]) for need in needs if not need["met"]]
+    if unmet:
+        return "unmet: " + ", ".join(unmet)
+    return "met" if needs else "-"

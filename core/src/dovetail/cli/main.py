@@ -1,0 +1,124 @@
+"""The `dovetail` command group: which subcommands there are, loaded when used, and how errors end it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import click
+
+from dovetail import __version__
+from dovetail.cli import render
+from dovetail.errors import DovetailError, PluginBrokenError, PluginConflictError, nearest
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("dovetail.cli.train:train", "Train with a config."),
+    "resume": ("dovetail.cli.train:resume", "Continue a run from its latest checkpoint."),
+    "check": ("dovetail.cli.check:check", "Check a config without running it."),
+    "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
+    "config": ("dovetail.cli.config:config", "Show and explain configs."),
+    "plugins": ("dovetail.cli.plugins:plugins", "List, show, write, lock and verify plugins."),
+    "doctor": ("dovetail.cli.doctor:doctor", "Examine this environment and every plugin in it."),
+}
+"""Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""
+
+EXTENSION_GROUP = "dovetail.cli"
+TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
+"""Environment variable: set to 1, an error shows its traceback."""
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported when they are used; further ones come from entry points."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *sorted(_extensions())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        return _load_extension(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            near = nearest(name, self.list_commands(ctx))
+            ctx.fail(
+                f"there is no command {name!r}"
+                + (f"; did you mean {near!r}?" if near else "; `dovetail --help` lists them")
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        further = [
+            (name, f"From {' and '.join(owner for _, owner in claims)}.")
+            for name, claims in sorted(_extensions().items())
+        ]
+        if further:
+            with formatter.section("From plugins"):
+                formatter.write_dl(further)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DovetailError as failure:
+            if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
+                raise
+            render.error(failure)
+            ctx.exit(failure.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dovetail")
+def main() -> None:
+    """Reinforcement-learning post-training of language models, where everything plugs in."""
+
+
+def _extensions() -> dict[str, list[tuple[Any, str]]]:
+    """Further commands: name → every entry point that claims it, with its owner."""
+    from dovetail.plugins.index import default_index
+
+    found: dict[str, list[tuple[Any, str]]] = {}
+    for entry_point, distribution in default_index().extensions(EXTENSION_GROUP):
+        if entry_point.name not in COMMANDS:
+            owner = f"{distribution.name} {distribution.version}"
+            found.setdefault(entry_point.name, []).append((entry_point, owner))
+    return found
+
+
+def _load_extension(name: str) -> click.Command | None:
+    claims = _extensions().get(name, [])
+    if not claims:
+        return None
+    if len(claims) > 1:
+        raise PluginConflictError(
+            f"the command {name!r} comes from {' and '.join(owner for _, owner in claims)}",
+            hint="uninstall all but one",
+        )
+    entry_point, owner = claims[0]
+    try:
+        command = entry_point.load()
+    except (Exception, SystemExit) as failure:
+        raise PluginBrokenError(
+            f"the command {name!r} of {owner} can't be imported: {type(failure).__name__}: {failure}",
+            hint=f"report it to the author of {owner.split()[0]}, or uninstall it",
+        ) from failure
+    if not isinstance(command, click.Command):
+        raise PluginBrokenError(
+            f"the command {name!r} of {owner} is {command!r}, not a click command",
+            hint="its author points the entry point at a click command or group",
+        )
+    return command
+
+
+if __name__ == "__main__":
+    main(prog_name="dovetail")

@@ -1,0 +1,286 @@
+"""`dovetail plugins list|show|lock|verify`: what is installed, whether it fits, and what a run used."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dovetail.cli import render
+from dovetail.errors import PluginError, PluginNotFoundError, nearest
+from dovetail.plugins.entry import STATES, PluginEntry
+from dovetail.plugins.index import PluginIndex, default_index
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.needs import install_command
+
+SCHEMA = 1
+SDK = "dovetail_sdk"
+SDK_COMMANDS = {"new": (f"{SDK}.commands:new", "Write a package with a small working plugin.")}
+"""Name → (`module:attribute`, what `--help` says of it)."""
+_HEADERS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "INTERFACE", "CAPABILITIES")
+
+
+class PluginsGroup(click.Group):
+    """A group with the commands of the SDK, which are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *SDK_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SDK_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        if importlib.util.find_spec(SDK) is None:
+            raise PluginError(
+                f"`dovetail plugins {cmd_name}` comes with the SDK, which is not installed",
+                hint="pip install dovetail-sdk",
+            )
+        module, _, attribute = SDK_COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        here = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
+        theirs = [(name, text) for name, (_, text) in SDK_COMMANDS.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([*here, *theirs])
+
+
+@click.group(cls=PluginsGroup)
+def plugins() -> None:
+    """List, show, write, lock and verify plugins."""
+
+
+@plugins.command("list")
+@click.option("--kind", help="Only this kind.")
+@click.option("--state", type=click.Choice(STATES), help="Only this state.")
+@click.option(
+    "--probe", is_flag=True, help="Import each plugin in a subprocess: loadable or broken."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool) -> None:
+    """List the installed plugins. Without --probe, nothing of them is imported."""
+    index = default_index()
+    _check_kind(kind, index)
+    entries: Iterable[PluginEntry] = index.entries(kind)
+    if probe:
+        from dovetail.plugins.probe import probe as run_probe
+        from dovetail.plugins.probe import with_probe
+
+        entries = with_probe(entries, run_probe(entries))
+    chosen = [entry for entry in entries if state in (None, entry.state, entry.status)]
+    for problem in index.problems:
+        render.warning(problem)
+    if as_json:
+        render.dump_json({"schema": SCHEMA, "plugins": [entry.to_dict() for entry in chosen]})
+        return
+    render.table(_HEADERS, [_row(entry) for entry in chosen])
+    _remarks(chosen)
+
+
+@plugins.command("show")
+@click.argument("plugin", metavar="[KIND/]NAME")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(plugin: str, as_json: bool) -> None:
+    """Show everything that is known of a plugin: state, needs, columns and config fields."""
+    entries = _named(plugin)
+    if as_json:
+        render.dump_json({"schema": SCHEMA, "plugins": [_details(entry) for entry in entries]})
+        return
+    for i, entry in enumerate(entries):
+        if i:
+            click.echo()
+        _show(entry)
+
+
+@plugins.command("lock")
+@click.argument("names", metavar="[KIND/NAME]...", nargs=-1)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="plugins.lock.json",
+    show_default=True,
+    help="Where to write.",
+)
+def lock(names: tuple[str, ...], output: Path) -> None:
+    """Write a lock of the named plugins, or of every compatible one: versions and content hashes."""
+    from dovetail.interfaces.runtime import PluginRef
+    from dovetail.plugins.lock import lock_for, write_lock
+
+    entries = [entry for entry in default_index().entries() if entry.usable]
+    if names:
+        entries = [default_index().find(*_kind_and_name(name)) for name in names]
+    refs = [PluginRef(kind=e.kind, name=e.name, distribution=e.distribution) for e in entries]
+    write_lock(output, lock_for(refs))
+    click.echo(f"{output}: {len(refs)} plugins")
+
+
+@plugins.command("verify")
+@click.argument("lock_file", metavar="LOCK", type=click.Path(path_type=Path))
+@click.pass_context
+def verify(ctx: click.Context, lock_file: Path) -> None:
+    """Compare a lock, or the one in a run directory, with what is installed now.
+
+    Exits with 1 where a run under that lock would be refused.
+    """
+    from dovetail.plugins.lock import compare, lock_for, read_lock, refs_of
+
+    old = read_lock(lock_file)
+    warnings, refusals = compare(old, lock_for(refs_of(old)))
+    for text in warnings:
+        render.warning(text)
+    for text in refusals:
+        click.echo(f"{click.style('refused:', fg='red', bold=True)} {text}", err=True)
+    if refusals:
+        ctx.exit(1)
+    click.echo(
+        f"{len(old['plugins'])} plugins: {len(warnings)} changed" if warnings else "unchanged"
+    )
+
+
+def _row(entry: PluginEntry) -> tuple[str, ...]:
+    return (
+        entry.kind,
+        entry.name,
+        entry.status,
+        entry.distribution,
+        entry.version,
+        entry.interface or "-",
+        ", ".join(entry.capabilities) or "-",
+    )
+
+
+def _remarks(entries: Iterable[PluginEntry]) -> None:
+    """Below the table: why something is not usable, and which needs are unmet here."""
+    remarks: dict[str, list[str]] = {}
+    for entry in entries:
+        text = ""
+        if entry.reason:
+            text = f"{entry.status}: {entry.reason}" + (f"\n  → {entry.mend}" if entry.mend else "")
+        elif unmet := [need for need in entry.needs if not need.met]:
+            wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
+            text = f"needs {wanted}\n  → {install_command(entry.distribution, unmet)}"
+        if text:
+            remarks.setdefault(text, []).append(f"{entry.kind}/{entry.name}")
+    if remarks:
+        click.echo()
+    for text, titles in remarks.items():
+        click.echo(f"{', '.join(titles)} {text}")
+
+
+def _show(entry: PluginEntry) -> None:
+    manifest = entry.manifest
+    known = [
+        ("plugin", f"{entry.kind}/{entry.name}"),
+        ("state", entry.state + (f": {entry.reason}" if entry.reason else "")),
+        ("mend", entry.mend or ""),
+        ("distribution", f"{entry.distribution} {entry.version}"),
+        ("class", entry.target),
+    ]
+    if manifest is not None:
+        here = KINDS[entry.kind].api if entry.kind in KINDS else "none"
+        known += [
+            ("interface", f"{manifest.api} (here: {here})"),
+            ("aliases", ", ".join(manifest.aliases)),
+            ("capabilities", ", ".join(manifest.capabilities)),
+            ("requires", _columns(manifest.requires)),
+            ("provides", _columns(manifest.provides)),
+            ("columns", "\n".join(_column(column) for column in manifest.columns)),
+            (
+                "needs",
+                "\n".join(
+                    f"{n}: {'met by ' if n.met else 'unmet, '}{n.found}" for n in entry.needs
+                ),
+            ),
+            ("config", manifest.config),
+        ]
+    render.fields([(name, value) for name, value in known if value])
+    if manifest is not None and manifest.config_schema:
+        _show_fields(manifest.config_schema.get("fields", []), "  ")
+
+
+def _show_fields(fields: Iterable[Mapping[str, Any]], indent: str) -> None:
+    for field in fields:
+        default = "required" if field.get("required") else f"= {_value(field.get('default'))}"
+        if "fields" in field:
+            default = ""
+        allowed = f" ({field['allowed']})" if "allowed" in field else ""
+        click.echo(f"{indent}{field['name']}: {field['type']} {default}".rstrip() + allowed)
+        click.echo(f"{indent}    {field.get('doc') or ''}".rstrip())
+        _show_fields(field.get("fields", []), indent + "  ")
+
+
+def _value(value: Any) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _columns(names: tuple[str, ...] | None) -> str:
+    return "depends on the config" if names is None else ", ".join(names)
+
+
+def _column(column: Mapping[str, Any]) -> str:
+    return f"{column.get('name')} ({column.get('dtype')}, {column.get('shape')}): {column.get('meaning')}"
+
+
+def _details(entry: PluginEntry) -> dict[str, Any]:
+    details = entry.to_dict()
+    if entry.manifest is not None:
+        details |= {
+            "requires": entry.manifest.requires,
+            "provides": entry.manifest.provides,
+            "columns": [dict(column) for column in entry.manifest.columns],
+            "config": entry.manifest.config,
+            "config_schema": entry.manifest.config_schema,
+        }
+    return details
+
+
+def _named(plugin: str) -> list[PluginEntry]:
+    """Every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind."""
+    index = default_index()
+    kind, slash, name = plugin.partition("/")
+    if kind not in KINDS and (not slash or _is_alias(plugin, index)):
+        kind, name = "", plugin
+    _check_kind(kind or None, index)
+    found = [
+        entry
+        for entry in index.entries(kind or None)
+        if name in (entry.name, f"{entry.name}@{entry.distribution}", *entry.aliases)
+    ]
+    if found:
+        return found
+    if kind:
+        index.find(kind, name)
+    near = nearest(name, sorted({entry.name for entry in index.entries()}))
+    raise PluginNotFoundError(
+        f"no installed plugin is named {name!r}",
+        hint=f"did you mean {near!r}?" if near else "`dovetail plugins list` shows what there is",
+    )
+
+
+def _is_alias(name: str, index: PluginIndex) -> bool:
+    """Whether a text with a slash is an alias, as `openai/gsm8k` is."""
+    return any(name in entry.aliases for entry in index.entries())
+
+
+def _kind_and_name(text: str) -> tuple[str, str]:
+    kind, _, name = text.partition("/")
+    if not name:
+        raise click.UsageError(f"{text!r} is not of the form KIND/NAME, such as rollout/hf")
+    return kind, name
+
+
+def _check_kind(kind: str | None, index: PluginIndex) -> None:
+    known = {*KINDS, *(entry.kind for entry in index.entries())}
+    if kind is None or kind in known:
+        return
+    near = nearest(kind, known)
+    raise PluginNotFoundError(
+        f"there is no plugin kind {kind!r}; the kinds are {', '.join(sorted(KINDS))}",
+        hint=f"did you mean {near!r}?" if near else None,
+    )

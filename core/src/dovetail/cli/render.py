@@ -1,0 +1,51 @@
+"""What commands print: errors, warnings, plain tables and JSON. Imports click alone, so that listings start fast."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from dovetail.errors import DovetailError
+
+
+def error(failure: DovetailError) -> None:
+    """Print an error on stderr: the message, its problems where the message does not hold them, the hint."""
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True)
+    for problem in getattr(failure, "problems", ()):
+        if problem not in failure.message and "\n" not in problem:
+            click.echo(f"  - {problem}", err=True)
+    if failure.hint:
+        click.echo(f"  → {failure.hint}", err=True)
+
+
+def warning(text: str) -> None:
+    """Print a warning on stderr."""
+    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {text}", err=True)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print aligned columns; the last is as wide as it needs to be."""
+    lines = [list(headers), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    for line in lines:
+        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        click.echo("  ".join(padded).rstrip())
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names with values, the values aligned; a continued value is indented below itself."""
+    pairs = list(pairs)
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        first, *rest = value.splitlines() or [""]
+        click.echo(f"{name.ljust(width)}  {first}".rstrip())
+        for line in rest:
+            click.echo(" " * (width + 2) + line)
+
+
+def dump_json(value: Any) -> None:
+    """Print JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,51 @@
+"""`dovetail train CONFIG [key=value …]` and `dovetail resume RUN_DIRECTORY [key=value …]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dovetail.config import LoadedConfig
+    from dovetail.flow.plan import Plan
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+def train(config: Path, overrides: tuple[str, ...]) -> None:
+    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`."""
+    run_training(config, overrides)
+
+
+@click.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
+    """Continue the run in RUN_DIRECTORY from its latest checkpoint."""
+    from dovetail.flow.run import resume as resume_run
+
+    resume_run(run_directory, overrides, announce)
+
+
+def run_training(config: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Train, showing what is about to run; what `dovetail train` does."""
+    from dovetail.flow.run import train as train_run
+
+    return train_run(config, overrides, announce)
+
+
+def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
+    """Say what is about to run: warnings, counts and stages."""
+    from dovetail.cli.plan import render
+    from dovetail.plugins.environment import cpu_torch_on_gpu_host
+
+    for warning in loaded.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
+    mend = cpu_torch_on_gpu_host()
+    if mend:
+        click.secho(f"warning: {mend}", fg="yellow", err=True)
+    render(plan, loaded.config)
+    click.echo(f"run directory: {path}")

@@ -1,0 +1,141 @@
+"""Config classes of the plugins that core ships itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.config.sections import PluginSection, TrainerSection
+
+
+@attrs.frozen(kw_only=True)
+class OnPolicyConfig(TrainerSection):
+    """The on-policy loop."""
+
+
+@attrs.frozen(kw_only=True)
+class ConsoleConfig(PluginSection):
+    """Progress on the terminal."""
+
+    live: bool | None = None
+    """A live display (true) or one plain line a step (false); absent: live where the output is a terminal."""
+    refresh_per_second: float = attrs.field(default=4.0, validator=attrs.validators.gt(0))
+    """How often the live display is drawn."""
+    metrics: tuple[str, ...] = ()
+    """Further metrics to show, by name, such as `actor/clip_frac`."""
+
+
+@attrs.frozen(kw_only=True)
+class JsonlConfig(PluginSection):
+    """`metrics.jsonl` and `samples/` in the run directory."""
+
+
+@attrs.frozen(kw_only=True)
+class InlineConfig(PluginSection):
+    """Workers in this process, one a group."""
+
+    device: str = "auto"
+    """`auto` takes the accelerator where there is one, else the CPU; or a torch device such as `cpu`."""
+
+
+@attrs.frozen(kw_only=True)
+class NdConfig(PluginSection):
+    """How a batch is divided over a mesh; declared by `nd(…)` on a worker's method."""
+
+    mesh: str = "train"
+    """Name of the mesh that the group must have."""
+    split: tuple[str, ...] = ("dp",)
+    """Axes that divide the batch; it is replicated over the others."""
+    unit: Literal["sample", "pair", "group"] = "sample"
+    """What is never divided: a sample, a pair of neighbours, or the samples of one `group_id`."""
+
+
+@attrs.frozen(kw_only=True)
+class FixedKlConfig(PluginSection):
+    """A KL weight that never moves."""
+
+
+@attrs.frozen(kw_only=True)
+class AdaptiveKlConfig(PluginSection):
+    """A KL weight that rises while the policy is further from the reference than wanted, and falls while it is nearer."""
+
+    target: float = attrs.field(default=0.1, validator=attrs.validators.gt(0))
+    """Wanted mean KL in nats a token."""
+    horizon: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
+    """Samples over which the weight moves by at most a fifth."""
+
+
+@attrs.frozen(kw_only=True)
+class TokenMeanConfig(PluginSection):
+    """Mean over all tokens of the mini-batch."""
+
+
+@attrs.frozen(kw_only=True)
+class TokenSumConfig(PluginSection):
+    """Sum over all tokens of the mini-batch."""
+
+
+@attrs.frozen(kw_only=True)
+class SeqMeanTokenSumConfig(PluginSection):
+    """Mean over sequences of the sum over each one's tokens."""
+
+
+@attrs.frozen(kw_only=True)
+class SeqMeanTokenMeanConfig(PluginSection):
+    """Mean over sequences of the mean over each one's tokens."""
+
+
+@attrs.frozen(kw_only=True)
+class SeqMeanTokenSumNormConfig(PluginSection):
+    """Mean over sequences of the sum over each one's tokens, divided by a constant length."""
+
+    length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """The constant in tokens; the longest response allowed is customary: `${data.max_response_length}`."""
+
+
+@attrs.frozen(kw_only=True)
+class FilesConfig(PluginSection):
+    """Parquet and JSONL files."""
+
+    format: Literal["auto", "parquet", "jsonl"] = "auto"
+    """What the files are; auto goes by their names, then by their first bytes."""
+
+
+@attrs.frozen(kw_only=True)
+class ShuffledConfig(PluginSection):
+    """Each epoch in an order of its own."""
+
+    seed: int | None = None
+    """Seed of the order; the run's where absent."""
+
+
+@attrs.frozen(kw_only=True)
+class SequentialConfig(PluginSection):
+    """Each epoch in the order of the files."""
+
+
+@attrs.frozen(kw_only=True)
+class InProcessTransportConfig(PluginSection):
+    """Weights handed over within one process."""
+
+    channel: str | None = None
+    """Name of a mailbox that every transport of this process with the same name shares; absent: one of its own."""
+    verify: bool = True
+    """Prove by digests that every tensor arrived as it was sent."""
+    timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
+    """Seconds to wait for an update."""
+
+
+@attrs.frozen(kw_only=True)
+class DiskTransportConfig(PluginSection):
+    """Weights through a directory that trainers and rollouts share."""
+
+    directory: str | None = None
+    """Where updates are written; absent: `weights` in the run directory."""
+    keep: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    """Updates to keep, newest first."""
+    verify: bool = True
+    """Prove by digests that every tensor arrived as it was sent."""
+    timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
+    """Seconds to wait for an update."""

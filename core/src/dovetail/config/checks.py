@@ -1,0 +1,73 @@
+"""Checks across fields of a whole config: sizes that do not fit one another, files that are not there. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dovetail.config.problems import Problem
+from dovetail.config.sections import RunConfig
+
+
+def cross_field_problems(config: RunConfig) -> Iterator[Problem]:
+    """What can be said from the config alone, on any machine."""
+    yield from _mini_batch(config)
+    yield from _token_budgets(config)
+
+
+def missing_files(config: RunConfig) -> Iterator[Problem]:
+    """Local files that the config names and that are not on this machine."""
+    if config.data.source.name == "files":
+        for key, files in (
+            ("train_files", config.data.train_files),
+            ("val_files", config.data.val_files),
+        ):
+            for index, file in enumerate(files):
+                if not Path(file).expanduser().exists() and not set(file) & set("*?["):
+                    yield Problem(
+                        path=("data", key, index),
+                        value=file,
+                        text=f"no such file; looked in {Path.cwd()}",
+                    )
+
+
+def _mini_batch(config: RunConfig) -> Iterator[Problem]:
+    mini, batch, n = config.actor.mini_batch_size, config.data.train_batch_size, config.rollout.n
+    if mini is None or batch % mini == 0:
+        return
+    mini_text, batch_text = (f"{size} prompts = {size * n} samples" for size in (mini, batch))
+    touches = (("data", "train_batch_size"), ("rollout", "n"))
+    if mini > batch:
+        text = (
+            f"larger than data.train_batch_size = {batch} ({mini_text} > {batch_text}, "
+            f"at rollout.n = {n}); at most {batch}, or null for the whole batch"
+        )
+    else:
+        text = (
+            f"does not divide data.train_batch_size = {batch} ({mini_text}, {batch_text}, "
+            f"at rollout.n = {n}); nearest that do: {_divisors_around(batch, mini)}"
+        )
+    yield Problem(path=("actor", "mini_batch_size"), value=mini, text=text, touches=touches)
+
+
+def _divisors_around(batch: int, mini: int) -> str:
+    below = next(size for size in range(mini, 0, -1) if batch % size == 0)
+    above = next(size for size in range(mini, batch + 1) if batch % size == 0)
+    return f"{below} and {above}"
+
+
+def _token_budgets(config: RunConfig) -> Iterator[Problem]:
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    longest = prompt + response
+    for role, budget in (
+        ("actor", config.actor.max_tokens_per_micro_batch),
+        ("ref", config.ref.max_tokens_per_micro_batch),
+    ):
+        if budget is not None and budget < longest:
+            yield Problem(
+                path=(role, "max_tokens_per_micro_batch"),
+                value=budget,
+                text=f"too small for one sequence: data.max_prompt_length + data.max_response_length = "
+                f"{prompt} + {response} = {longest} tokens; at least {longest}",
+                touches=(("data", "max_prompt_length"), ("data", "max_response_length")),
+            )

@@ -1,0 +1,65 @@
+"""Key paths: `tracking[1].name` as text, `("tracking", 1, "name")` in code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+KeyPath = tuple[str | int, ...]
+
+_PLAIN = re.compile(r"[^.\[\]=\"\s]+")
+_SEGMENT = re.compile(
+    r"""\[(?P<index>\d+)\] | \["(?P<quoted>(?:[^"\\]|\\.)*)"\] | (?P<dot>\.?)(?P<plain>[^.\[\]=\"\s]+)""",
+    re.VERBOSE,
+)
+
+
+def format_path(path: KeyPath) -> str:
+    """Write a key path; a key that holds dots, brackets or spaces is quoted: `functions["a.b"]`."""
+    text = ""
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        elif _PLAIN.fullmatch(key):
+            text += f".{key}" if text else key
+        else:
+            text += f"[{json.dumps(key, ensure_ascii=False)}]"
+    return text
+
+
+def parse_path(text: str) -> KeyPath:
+    """Read a key path as `format_path` writes it.
+
+    Raises:
+        ValueError: the text is no key path; the message says where it breaks off.
+    """
+    path: list[str | int] = []
+    position = 0
+    while position < len(text):
+        match = _SEGMENT.match(text, position)
+        if match is None or (match["plain"] is not None and (match["dot"] == "") != (not path)):
+            raise ValueError(f"{text!r} is no key path from {text[position:]!r} on")
+        if match["index"] is not None:
+            path.append(int(match["index"]))
+        elif match["quoted"] is not None:
+            path.append(str(json.loads(f'"{match["quoted"]}"')))
+        else:
+            path.append(match["plain"])
+        position = match.end()
+    if not path or isinstance(path[0], int):
+        raise ValueError(f"{text!r} is no key path: it starts with a section's name")
+    return tuple(path)
+
+
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every scalar, and every empty container, of nested plain containers with its key path."""
+    if isinstance(value, Mapping) and value:
+        for key, child in value.items():
+            yield from leaves(child, (*path, key))
+    elif isinstance(value, (list, tuple)) and value:
+        for index, child in enumerate(value):
+            yield from leaves(child, (*path, index))
+    else:
+        yield path, value

@@ -1,0 +1,110 @@
+"""Layers: what each file or override contributes to a config, and where in it every key was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.config.keys import KeyPath
+from dovetail.config.plain_yaml import YamlTextError, parse
+from dovetail.errors import ConfigError, nearest
+
+DEFAULT_LAYER = "default"
+"""What provenance says of a value that no layer gives."""
+
+
+class ByIndex(dict[int, Any]):
+    """Changes to single entries of a list: index to what that entry gets."""
+
+
+@attrs.frozen(kw_only=True)
+class Layer:
+    """One contribution to a config. Later layers win."""
+
+    rank: int
+    """Layers of one rank were given together: all overrides share theirs."""
+    name: str
+    """What messages call it: a file's path, or `override #2 'rollout.n=4'`."""
+    tree: Mapping[str, Any]
+    """Plain containers; overrides of list entries are `ByIndex`."""
+    lines: Mapping[KeyPath, int] = attrs.field(factory=dict, repr=False)
+    """Line (from 1) of each key path, for files."""
+    raw: str | None = None
+    """An override's value before it was parsed; verbatim fields take it where it is no YAML string."""
+
+    def at(self, path: KeyPath) -> str:
+        """Where the layer gives that key: its name, with the line where that is known."""
+        for length in range(len(path), 0, -1):
+            if (line := self.lines.get(path[:length])) is not None:
+                return f"{self.name}:{line}"
+        return self.name
+
+
+@attrs.frozen
+class Given:
+    """What one layer gives for one key."""
+
+    value: Any
+    layer: Layer
+
+
+def is_mapping(value: object) -> bool:
+    """Whether a value is a mapping of keys."""
+    return isinstance(value, Mapping) and not isinstance(value, ByIndex)
+
+
+def read_file(path: str | os.PathLike[str], rank: int = 0) -> Layer:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: the file is missing or unreadable, not YAML, empty, or no mapping.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {file} does not exist", hint=_similar(file)) from None
+    except IsADirectoryError:
+        inside = file / "config.yaml"
+        hint = f"it holds a config: {inside}" if inside.is_file() else "give a YAML file"
+        raise ConfigError(f"config file {file} is a directory", hint=hint) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"config file {file} is not YAML: byte {error.start} is not UTF-8 text",
+            hint="give a text file in UTF-8",
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"config file {file} can't be read: {error.strerror}") from error
+    try:
+        tree, lines = parse(text)
+    except YamlTextError as error:
+        where = f", line {error.line}" if error.line else ""
+        raise ConfigError(
+            f"config file {file}{where} is not YAML that a config can hold: {error}",
+            hint="values that hold `: `, `#`, `{` or `[` need quotes",
+        ) from None
+    if tree is None:
+        raise ConfigError(
+            f"config file {file} is empty",
+            hint="the least that a config needs is `model: {path: <directory or hub id>}`",
+        )
+    if not isinstance(tree, dict):
+        held = "a list" if isinstance(tree, list) else f"the single value {tree!r}"
+        raise ConfigError(
+            f"config file {file} holds {held} at its top level, not a mapping of sections",
+            hint="start with sections such as `model:`, `data:` and `rollout:`",
+        )
+    return Layer(rank=rank, name=str(file), tree=tree, lines=lines)
+
+
+def _similar(file: Path) -> str:
+    """The file that was probably meant."""
+    if not file.parent.is_dir():
+        return f"the directory {file.parent} does not exist either"
+    names = [p.name for p in file.parent.iterdir() if p.suffix in {".yaml", ".yml"}]
+    close = nearest(file.name, names)
+    return f"did you mean {file.parent / close}?" if close else "check the path"

@@ -1,0 +1,165 @@
+"""Files and overrides become a checked config, or one error that lists everything that is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.config.checks import cross_field_problems
+from dovetail.config.interpolate import Interpolator
+from dovetail.config.keys import KeyPath, format_path, leaves
+from dovetail.config.layers import DEFAULT_LAYER, Layer, read_file
+from dovetail.config.merge import Merger, SectionDict
+from dovetail.config.overrides import read_overrides
+from dovetail.config.problems import ABSENT, Problem, config_error
+from dovetail.config.schema import fields_of
+from dovetail.config.sections import RunConfig
+from dovetail.config.selection import Resolver
+from dovetail.config.serialise import to_mapping
+from dovetail.config.structure import structure
+from dovetail.config.wording import origin_of, problems_of
+
+
+@attrs.frozen(kw_only=True)
+class LoadedConfig:
+    """A config with the story of how it came to be."""
+
+    config: RunConfig
+    provenance: Mapping[str, str]
+    """Key path of every value to the layer that gave it: `grpo.yaml:12`, `override #1 'rollout.n=4'`, `default`."""
+    origins: Mapping[KeyPath, str] = attrs.field(factory=dict, repr=False)
+    """The same for the keys that a layer gives, by key path in parts."""
+    warnings: tuple[str, ...] = ()
+    """What was dropped on the way, each a full sentence."""
+
+
+def load_config(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    overrides: Sequence[str] = (),
+    *,
+    resolver: Resolver | None = None,
+) -> LoadedConfig:
+    """Load a config from a YAML file, or from several of which later ones win, and `key=value` overrides.
+
+    Args:
+        path: the file or files. Paths inside a config are relative to the working directory.
+        overrides: such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
+        resolver: finds a plugin's Config class; the installed plugins' index where absent.
+
+    Raises:
+        ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists all of it.
+    """
+    single = isinstance(path, (str, os.PathLike))
+    paths = [path] if single else list(path)  # type: ignore[arg-type]
+    files = [read_file(file, rank) for rank, file in enumerate(paths)]  # type: ignore[arg-type]
+    return _load(files, overrides, ", ".join(file.name for file in files), resolver)
+
+
+def config_from_mapping(
+    mapping: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    resolver: Resolver | None = None,
+) -> LoadedConfig:
+    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides.
+
+    Raises:
+        ConfigError: anything in the config is wrong; `problems` lists all of it.
+    """
+    layer = Layer(rank=0, name="mapping", tree=mapping)
+    return _load([layer], overrides, "mapping", resolver)
+
+
+def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:
+    """The Config class of an installed plugin, or of a plugin in a file."""
+    from dovetail.plugins.load import config_class
+
+    return config_class(kind, raw_section)
+
+
+def _load(
+    files: Sequence[Layer], overrides: Sequence[str], source: str, resolver: Resolver | None
+) -> LoadedConfig:
+    find = resolver or installed_config_class
+    override_layers, problems = read_overrides(overrides, rank=len(files))
+    layers = [*files, *override_layers]
+    merger = Merger(find, Interpolator(RunConfig, layers, find))
+    tree = merger.merge(RunConfig, layers)
+    config, faults = structure(tree)
+    problems += merger.problems
+    for fault in faults:
+        problems += problems_of(fault, tree, merger.origins)
+    problems += _cross_field(config, tree, [problem.path for problem in problems])
+    raise_problems(source, problems, merger.origins)
+    return LoadedConfig(
+        config=config,
+        provenance=_provenance(config, merger.origins),
+        origins=merger.origins,
+        warnings=tuple(merger.warnings),
+    )
+
+
+def raise_problems(
+    source: str, problems: Iterable[Problem], origins: Mapping[KeyPath, str]
+) -> None:
+    """Do nothing where there is no problem.
+
+    Raises:
+        ConfigError: lists every problem, with the layer that each value came from.
+    """
+    located = [
+        problem
+        if problem.origin or problem.value is ABSENT
+        else attrs.evolve(problem, origin=origin_of(origins, problem.path) or DEFAULT_LAYER)
+        for problem in problems
+    ]
+    if located:
+        raise config_error(source, located)
+
+
+def _provenance(config: RunConfig, origins: Mapping[KeyPath, str]) -> Mapping[str, str]:
+    return {
+        format_path(path): origin_of(origins, path) or DEFAULT_LAYER
+        for path, _ in leaves(to_mapping(config))
+    }
+
+
+def _cross_field(config: Any, tree: SectionDict, wrong: Sequence[KeyPath]) -> list[Problem]:
+    """Cross-field problems among the values that are right by themselves."""
+    if config is None:
+        for path in wrong:
+            _repair(tree, path)
+        config, _ = structure(tree)
+    if config is None:
+        return []
+    return [
+        problem
+        for problem in cross_field_problems(config)
+        if not any(
+            _overlap(touched, path)
+            for touched in (problem.path, *problem.touches)
+            for path in wrong
+        )
+    ]
+
+
+def _repair(tree: SectionDict, path: KeyPath) -> None:
+    """Take a wrong value out, or put in a missing one, so that the rest can be judged."""
+    section, keys = tree, list(path)
+    while len(keys) > 1 and isinstance(child := section.get(str(keys[0])), SectionDict):
+        section, keys = child, keys[1:]
+    if keys:
+        key = str(keys[0])
+        field = fields_of(section.cls).get(key)
+        if not isinstance(section.get(key), SectionDict):
+            section.pop(key, None)
+        if field and field.required and field.type is str:
+            section[key] = "unknown"
+
+
+def _overlap(a: KeyPath, b: KeyPath) -> bool:
+    shorter = min(len(a), len(b))
+    return a[:shorter] == b[:shorter]

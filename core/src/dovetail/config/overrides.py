@@ -1,0 +1,67 @@
+"""`key=value` overrides: `rollout.n=4`, `tracking[1].name=x`, `actor.mini_batch_size=null`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.config.keys import KeyPath, parse_path
+from dovetail.config.layers import ByIndex, Layer
+from dovetail.config.plain_yaml import YamlTextError, parse
+from dovetail.config.problems import Problem
+
+
+@attrs.frozen
+class NotYaml:
+    """The value of an override that is no YAML; only a verbatim field can take it, as raw text."""
+
+    reason: str
+
+
+def read_overrides(overrides: Sequence[str], rank: int) -> tuple[list[Layer], list[Problem]]:
+    """One layer an override, all of one rank, and what is wrong with them.
+
+    Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.
+    """
+    layers: list[Layer] = []
+    problems: list[Problem] = []
+    for number, text in enumerate(overrides, start=1):
+        name = f"override #{number} '{text}'"
+        try:
+            path, raw = _split(text)
+        except ValueError as error:
+            problems.append(Problem(path=(), text=str(error), origin=name))
+            continue
+        value: Any
+        try:
+            value, _ = parse(raw)
+        except YamlTextError as error:
+            value = NotYaml(str(error))
+        tree = _nest(path, value)
+        layers.append(Layer(rank=rank, name=name, tree=tree, raw=raw))
+    return layers, problems
+
+
+def _split(text: str) -> tuple[KeyPath, str]:
+    key, equals, raw = text.partition("=")
+    while equals and key.count('"') % 2:
+        more, equals, raw = raw.partition("=")
+        key += "=" + more
+    if not equals:
+        raise ValueError("not of the form key=value; write for example rollout.n=4")
+    key = key.strip()
+    if key[:1] in {"+", "~"}:
+        raise ValueError(
+            f"the sign {key[0]!r} before a key has no meaning here; write {key.lstrip('+~')}={raw}"
+            + (" (null unsets a value)" if key[0] == "~" else "")
+        )
+    return parse_path(key), raw
+
+
+def _nest(path: KeyPath, value: Any) -> dict[str, Any]:
+    for key in reversed(path):
+        value = ByIndex({key: value}) if isinstance(key, int) else {key: value}
+    nested: dict[str, Any] = value
+    return nested

@@ -1,0 +1,52 @@
+"""What can be wrong with a config, and how a list of problems becomes one error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from dovetail.config.keys import KeyPath, format_path
+from dovetail.errors import ConfigError
+
+ABSENT: Any = object()
+"""Stands for the value of a key that was not given."""
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """One thing that is wrong with a config."""
+
+    path: KeyPath
+    """The key that is wrong; empty where none is."""
+    text: str
+    """What is wrong, what is allowed or nearest, and how to mend it."""
+    value: Any = attrs.field(default=ABSENT, eq=False)
+    """The offending value."""
+    origin: str | None = None
+    """The layer that the value came from."""
+    touches: tuple[KeyPath, ...] = ()
+    """Further keys that take part."""
+
+    def __str__(self) -> str:
+        if not self.path:
+            return f"{self.origin}: {self.text}" if self.origin else self.text
+        value = "" if self.value is ABSENT else f" = {show_value(self.value)}"
+        origin = f" ({self.origin})" if self.origin else ""
+        return f"{format_path(self.path)}{value}{origin}: {self.text}"
+
+
+def config_error(source: str, problems: Iterable[Problem]) -> ConfigError:
+    """One error that lists every problem once, in the order found."""
+    sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
+    count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
+    listed = "\n".join("  " + sentence.replace("\n", "\n    ") for sentence in sentences)
+    return ConfigError(f"{source}: {count} in the config\n{listed}", problems=sentences)
+
+
+def show_value(value: Any, limit: int = 80) -> str:
+    """A value as YAML's flow style has it, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

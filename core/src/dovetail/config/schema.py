@@ -1,0 +1,156 @@
+"""What a section class holds: its fields with resolved types, and types in words."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.sections import COLLECTION, ONE_OR_MANY, PLUGIN_DEFAULT, PLUGIN_KIND, VERBATIM
+
+
+@attrs.frozen
+class Field:
+    """One field of a section class."""
+
+    name: str
+    type: Any
+    """The annotation, resolved."""
+    attribute: attrs.Attribute[Any]
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of plugin whose section, or sections, it holds."""
+        kind: str | None = self.attribute.metadata.get(PLUGIN_KIND)
+        return kind
+
+    @property
+    def plugin_default(self) -> str | None:
+        """Name of the plugin that an absent section selects."""
+        default: str | None = self.attribute.metadata.get(PLUGIN_DEFAULT)
+        return default
+
+    @property
+    def collection(self) -> str | None:
+        """`list` or `dict` where it holds several plugin sections."""
+        collection: str | None = self.attribute.metadata.get(COLLECTION)
+        return collection
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether its strings are left as they are written, `${…}` and all."""
+        return bool(self.attribute.metadata.get(VERBATIM))
+
+    @property
+    def one_or_many(self) -> bool:
+        """Whether a bare string stands for a list of one."""
+        return bool(self.attribute.metadata.get(ONE_OR_MANY))
+
+    @property
+    def required(self) -> bool:
+        """Whether a config has to give it."""
+        return self.attribute.default is attrs.NOTHING
+
+    @property
+    def section(self) -> type | None:
+        """The section class that it holds; for a plugin the base of its kind."""
+        return section_class(self.type)
+
+    def default(self) -> Any:
+        """The default value, or attrs.NOTHING."""
+        default: Any = self.attribute.default
+        if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            return default
+        return attrs.NOTHING if default.takes_self else default.factory()
+
+
+def fields_of(cls: type) -> Mapping[str, Field]:
+    """The fields that a config can set, by name, inherited ones first."""
+    return _fields_of(cls)
+
+
+@functools.cache
+def _fields_of(cls: Any) -> Mapping[str, Field]:
+    attrs.resolve_types(cls, include_extras=False)
+    return types.MappingProxyType(
+        {
+            attribute.name: Field(attribute.name, attribute.type, attribute)
+            for attribute in attrs.fields(cls)
+            if attribute.init
+        }
+    )
+
+
+def is_section(tp: Any) -> bool:
+    """Whether a type is a section class."""
+    return isinstance(tp, type) and attrs.has(tp)
+
+
+def section_class(tp: Any) -> type | None:
+    """The section class in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
+    if is_section(tp):
+        section: type = tp
+        return section
+    return next((found for arg in typing.get_args(tp) if (found := section_class(arg))), None)
+
+
+def is_union(tp: Any) -> bool:
+    """Whether a type is `X | Y` or `Optional[X]`."""
+    return typing.get_origin(tp) in (typing.Union, types.UnionType)
+
+
+def without_none(tp: Any) -> tuple[Any, bool]:
+    """`X | None` as (X, True); any other type as (type, False)."""
+    if not is_union(tp):
+        return tp, False
+    args = [arg for arg in typing.get_args(tp) if arg is not type(None)]
+    optional = len(args) < len(typing.get_args(tp))
+    return (args[0], optional) if len(args) == 1 else (tp, optional)
+
+
+def describe(tp: Any) -> str:
+    """A type in words: `int`, `one of "a", "b"`, `a list of str`, `int or null`."""
+    if tp is type(None) or tp is None:
+        return "null"
+    if tp is Any or tp is object:
+        return "anything"
+    if is_union(tp):
+        return " or ".join(describe(arg) for arg in typing.get_args(tp))
+    if typing.get_origin(tp) is Literal:
+        return "one of " + ", ".join(_show(value) for value in typing.get_args(tp))
+    if typing.get_args(tp):
+        return _describe_container(typing.get_origin(tp), typing.get_args(tp))
+    if is_section(tp):
+        return "a mapping of " + ", ".join(fields_of(tp))
+    if isinstance(tp, type) and issubclass(tp, enum.Enum):
+        return "one of " + ", ".join(_show(member.value) for member in tp)
+    return "str" if tp is Path else getattr(tp, "__name__", str(tp))
+
+
+def _describe_container(origin: Any, args: tuple[Any, ...]) -> str:
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a mapping, each value {describe(args[-1])}"
+    if origin is tuple and args[-1] is not Ellipsis:
+        return "a list of " + " and ".join(describe(arg) for arg in args)
+    entry = describe(args[0])
+    return f"a list, each entry {entry}" if is_section(args[0]) else f"a list of {entry}"
+
+
+def bounds(attribute: attrs.Attribute[Any]) -> str:
+    """What the field's validators allow, such as `> 0, <= 1`; empty where they say nothing readable."""
+    text = repr(attribute.validator) if attribute.validator else ""
+    return ", ".join(
+        f"{operator} {bound}"
+        for operator, bound in re.findall(r"[Vv]alidator for x (>=|<=|>|<) ([^>]+)>", text)
+    )
+
+
+def _show(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

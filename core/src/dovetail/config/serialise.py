@@ -1,0 +1,74 @@
+"""Configs as plain containers and as YAML: what a run directory keeps, and what builds the same config again."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.plain_yaml import dump
+from dovetail.config.schema import fields_of, is_section
+from dovetail.config.sections import PluginSection
+from dovetail.config.selection import SELECTORS
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """A config, or one section, as nested dicts, lists and scalars, defaults included.
+
+    `config_from_mapping(to_mapping(config)).config == config`. Literal `${` is escaped where a config would be
+    interpolated, so that it stays literal.
+    """
+    mapping: dict[str, Any] = {}
+    for name, field in fields_of(type(config)).items():
+        value = getattr(config, name)
+        if value is None and name in SELECTORS and isinstance(config, PluginSection):
+            continue
+        mapping[name] = _plain(value, verbatim=field.verbatim)
+    return mapping
+
+
+def dump_yaml(config: Any) -> str:
+    """A config, or one section, as YAML text, defaults included."""
+    return dump(to_mapping(config))
+
+
+def given_values(default: Any) -> dict[str, Any]:
+    """What a field's default says that the classes of its value do not say already; empty for scalars and lists."""
+    if isinstance(default, Mapping):
+        return {key: _plain(value, verbatim=False) for key, value in default.items()}
+    if not is_section(type(default)):
+        return {}
+    mapping = to_mapping(default)
+    return {
+        name: mapping[name]
+        for name, field in fields_of(type(default)).items()
+        if name in mapping and getattr(default, name) != field.default()
+    }
+
+
+def plain_value(value: Any) -> Any:
+    """A value as plain containers, escaped as `to_mapping` does."""
+    return _plain(value, verbatim=False)
+
+
+_BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")
+
+
+def _plain(value: Any, *, verbatim: bool) -> Any:
+    if is_section(type(value)):
+        return to_mapping(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(child, verbatim=verbatim) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(child, verbatim=verbatim) for child in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(_plain(child, verbatim=verbatim) for child in value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str) and not verbatim:
+        return _BEFORE_INTERPOLATION.sub(r"\1\1\\${", value)
+    return value

@@ -1,0 +1,295 @@
+"""The ledger: every (epoch, prompt, attempt) from issue to its end, so that none is lost or used twice.
+
+issue ──► issued ── finish ──► finished ── use ──► used
+             └───────────────────┴──────── drop ──► dropped(reason)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.data.marks import pack, unpack
+from dovetail.errors import LedgerError
+
+STATE_VERSION = 1
+
+Key = tuple[int, int, int]
+"""Epoch, prompt, attempt."""
+
+
+@attrs.define(eq=False)
+class _Epoch:
+    """One epoch that is not yet complete. Every issued prompt is in exactly one of open, used, dropped."""
+
+    open: dict[int, bool] = attrs.field(factory=dict)
+    """Prompts in flight in order of issue, and whether their generation is finished."""
+    used: set[int] = attrs.field(factory=set)
+    dropped: dict[int, str] = attrs.field(factory=dict)
+    """Prompt → why its last attempt ended."""
+    attempts: dict[int, int] = attrs.field(factory=dict)
+    """Attempts issued, where there was more than one."""
+
+    @property
+    def issued(self) -> int:
+        """Prompts issued at least once."""
+        return len(self.open) + len(self.used) + len(self.dropped)
+
+    def latest(self, prompt: int) -> int:
+        """Number of the prompt's last attempt, from 0."""
+        return self.attempts.get(prompt, 1) - 1
+
+
+class Ledger:
+    """Accounts for every prompt that was issued.
+
+    Epochs that are complete, and behind the newest, are kept as counts alone.
+
+    Args:
+        size: prompts in an epoch; a loader sets it. Without it no epoch is known to be complete.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size
+        self._epochs: dict[int, _Epoch] = {}
+        self._closed = 0
+        self._closed_used = 0
+        self._closed_dropped: Counter[str] = Counter()
+
+    def expect(self, size: int) -> None:
+        """An epoch has so many prompts.
+
+        Raises:
+            LedgerError: it was told of another number before.
+        """
+        if self.size not in (None, size):
+            raise _other_size(self.size, size)
+        self.size = size
+
+    # -- the life of an attempt ----------------------------------------------------------------
+
+    def issue(self, epoch: int, prompt: int) -> int:
+        """A prompt goes out to generation; returns the number of the attempt, 0 for its first in this epoch.
+
+        Raises:
+            LedgerError: it is in flight or was used in this epoch already, or the epoch is complete.
+        """
+        if epoch < self._closed:
+            raise LedgerError(f"prompt {prompt} issued in epoch {epoch}, which is complete")
+        record = self._epochs.setdefault(epoch, _Epoch())
+        if prompt in record.used:
+            raise LedgerError(f"prompt {prompt} issued in epoch {epoch}, in which it was used")
+        if prompt in record.open:
+            raise LedgerError(
+                f"prompt {prompt} issued in epoch {epoch} while its attempt {record.latest(prompt)} is in flight",
+                hint="drop that attempt first",
+            )
+        if record.dropped.pop(prompt, None) is not None:
+            record.attempts[prompt] = record.attempts.get(prompt, 1) + 1
+        record.open[prompt] = False
+        self._close_behind()
+        return record.latest(prompt)
+
+    def finish(self, epoch: int, prompt: int, attempt: int) -> None:
+        """Its responses are generated and scored.
+
+        Raises:
+            LedgerError: that attempt is not in flight, or is finished.
+        """
+        record = self._in_flight(epoch, prompt, attempt, "finished")
+        if record.open[prompt]:
+            raise LedgerError(f"{_name(epoch, prompt, attempt)} finished twice")
+        record.open[prompt] = True
+
+    def use(self, epoch: int, prompt: int, attempt: int) -> None:
+        """It was trained on.
+
+        Raises:
+            LedgerError: that attempt was used or dropped, is not finished, or was never issued.
+        """
+        record = self._in_flight(epoch, prompt, attempt, "used")
+        if not record.open[prompt]:
+            raise LedgerError(f"{_name(epoch, prompt, attempt)} used before it was finished")
+        del record.open[prompt]
+        record.used.add(prompt)
+        self._close_behind()
+
+    def drop(self, epoch: int, prompt: int, attempt: int, reason: str) -> None:
+        """It will not be trained on, for a reason such as `reward_failures`. It may be issued again.
+
+        Raises:
+            LedgerError: that attempt is not in flight.
+        """
+        record = self._in_flight(epoch, prompt, attempt, "dropped")
+        del record.open[prompt]
+        record.dropped[prompt] = reason
+        self._close_behind()
+
+    # -- what it knows -------------------------------------------------------------------------
+
+    def open(self) -> list[Key]:
+        """Attempts in flight, finished or not, in order of issue within an epoch."""
+        return [
+            (epoch, prompt, record.latest(prompt))
+            for epoch, record in sorted(self._epochs.items())
+            for prompt in record.open
+        ]
+
+    def finished(self) -> list[Key]:
+        """Attempts that are finished and neither used nor dropped."""
+        return [key for key in self.open() if self._epochs[key[0]].open[key[1]]]
+
+    def knows(self, epoch: int, prompt: int) -> bool:
+        """Whether the prompt was issued in this epoch, whatever became of it."""
+        record = self._epochs.get(epoch, _Epoch())
+        held = prompt in record.open or prompt in record.used or prompt in record.dropped
+        return epoch < self._closed or held
+
+    def counts(self) -> dict[str, Any]:
+        """Over the whole run: `used`, `open`, `dropped` by reason, and `complete_epochs`."""
+        records = self._epochs.values()
+        dropped = self._closed_dropped + Counter(r for e in records for r in e.dropped.values())
+        return {
+            "used": self._closed_used + sum(len(record.used) for record in records),
+            "open": sum(len(record.open) for record in records),
+            "dropped": dict(dropped),
+            "complete_epochs": self._closed,
+        }
+
+    def check(self, *, in_flight: bool = False) -> None:
+        """Assert that no prompt is lost or in two places.
+
+        Args:
+            in_flight: attempts may be open, as between the steps of an asynchronous run.
+
+        Raises:
+            LedgerError: an attempt is neither used nor dropped, or an epoch went by without all its prompts.
+        """
+        newest = max(self._epochs, default=0)
+        for epoch, record in sorted(self._epochs.items()):
+            both = record.used & record.dropped.keys() | record.open.keys() & (
+                record.used | record.dropped.keys()
+            )
+            if both:
+                raise LedgerError(f"epoch {epoch}: prompts {_some(both)} are accounted for twice")
+            if self.size is not None and (
+                record.issued > self.size or (epoch < newest and record.issued < self.size)
+            ):
+                raise LedgerError(
+                    f"epoch {epoch}: {record.issued} of {self.size} prompts were issued, and epoch {newest} has begun"
+                )
+        skipped = set(range(self._closed, newest)) - self._epochs.keys()
+        if skipped:
+            raise LedgerError(f"no prompt of epochs {_some(skipped)} was issued")
+        if not in_flight and (lost := self.open()):
+            names = "; ".join(_name(*key) for key in lost[:5])
+            raise LedgerError(f"{len(lost)} attempts were neither used nor dropped: {names}")
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """JSON values. Used and dropped prompts are packed, a few bits each."""
+        return {
+            "version": STATE_VERSION,
+            "size": self.size,
+            "closed": {
+                "epochs": self._closed,
+                "used": self._closed_used,
+                "dropped": dict(self._closed_dropped),
+            },
+            "epochs": {str(epoch): _packed(record) for epoch, record in self._epochs.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned.
+
+        Raises:
+            LedgerError: it was written by another version, or for another number of prompts.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise LedgerError(
+                f"the ledger's state has version {state.get('version')!r}; this version reads {STATE_VERSION}"
+            )
+        if state["size"] is not None and self.size is not None and self.size != state["size"]:
+            raise _other_size(state["size"], self.size)
+        self.size = state["size"] if self.size is None else self.size
+        self._closed = state["closed"]["epochs"]
+        self._closed_used = state["closed"]["used"]
+        self._closed_dropped = Counter(state["closed"]["dropped"])
+        self._epochs = {int(epoch): _unpacked(record) for epoch, record in state["epochs"].items()}
+
+    def reopen(self) -> list[Key]:
+        """After a resume: attempts in flight are to be generated again, under the same number. Returns them."""
+        for record in self._epochs.values():
+            record.open = dict.fromkeys(record.open, False)
+        return self.open()
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _in_flight(self, epoch: int, prompt: int, attempt: int, verb: str) -> _Epoch:
+        record = self._epochs.get(epoch, _Epoch())
+        if prompt in record.open and record.latest(prompt) == attempt:
+            return record
+        name = _name(epoch, prompt, attempt)
+        if epoch < self._closed:
+            raise LedgerError(f"{name} {verb}, but epoch {epoch} is complete")
+        if not self.knows(epoch, prompt) or attempt > record.latest(prompt):
+            raise LedgerError(f"{name} {verb}, but it was never issued")
+        if prompt in record.used and attempt == record.latest(prompt):
+            raise LedgerError(f"{name} {verb}, but it was used before")
+        raise LedgerError(f"{name} {verb}, but it was dropped before")
+
+    def _close_behind(self) -> None:
+        """Collapse the oldest epochs, as long as they are complete and not the newest."""
+        newest = max(self._epochs, default=0)
+        while self._closed < newest and self.size is not None:
+            record = self._epochs.get(self._closed)
+            if record is None or record.open or record.issued < self.size:
+                return
+            self._closed_used += len(record.used)
+            self._closed_dropped.update(record.dropped.values())
+            del self._epochs[self._closed]
+            self._closed += 1
+
+
+def _packed(record: _Epoch) -> dict[str, Any]:
+    reasons = sorted(set(record.dropped.values()))
+    return {
+        "open": [[prompt, finished] for prompt, finished in record.open.items()],
+        "used": pack(record.used),
+        "dropped": {
+            reason: pack(prompt for prompt, why in record.dropped.items() if why == reason)
+            for reason in reasons
+        },
+        "attempts": [[prompt, count] for prompt, count in record.attempts.items()],
+    }
+
+
+def _unpacked(state: Mapping[str, Any]) -> _Epoch:
+    return _Epoch(
+        open=dict(state["open"]),
+        used=unpack(state["used"]),
+        dropped={
+            prompt: why for why, marks in state["dropped"].items() for prompt in unpack(marks)
+        },
+        attempts=dict(state["attempts"]),
+    )
+
+
+def _other_size(before: int | None, now: int) -> LedgerError:
+    return LedgerError(
+        f"the ledger was saved for {before} prompts an epoch; now there are {now}",
+        hint="resume with the same files and limits",
+    )
+
+
+def _name(epoch: int, prompt: int, attempt: int) -> str:
+    return f"attempt {attempt} of prompt {prompt} in epoch {epoch}"
+
+
+def _some(numbers: set[int]) -> str:
+    more = len(numbers) - 5
+    return ", ".join(map(str, sorted(numbers)[:5])) + (f" and {more} more" if more > 0 else "")

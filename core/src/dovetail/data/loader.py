@@ -1,0 +1,138 @@
+"""PromptLoader: batches of prompts, epoch after epoch, each prompt entered in the ledger as it goes out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.data.ledger import Ledger
+from dovetail.errors import DataError
+from dovetail.interfaces.data import Prompt, Sampler
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Issued:
+    """A prompt on its way through a step. (epoch, prompt.index, attempt) is its name in the ledger."""
+
+    epoch: int
+    attempt: int
+    prompt: Prompt
+
+
+class PromptLoader:
+    """Hands out every prompt once an epoch. Batches run on across the end of an epoch, so that none is left over.
+
+    A batch may therefore hold one prompt twice, once for each epoch. The order follows from the sampler alone: the
+    state is a position. After a resume, what was in flight comes first, under the attempt that it had.
+
+    Args:
+        prompts: what an epoch consists of.
+        sampler: the order of each epoch.
+        batch_size: prompts a batch.
+        ledger: where every issue is entered.
+
+    Raises:
+        DataError: a batch is larger than the data.
+        LedgerError: the ledger belongs to another number of prompts.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], sampler: Sampler, batch_size: int, ledger: Ledger
+    ) -> None:
+        if batch_size > len(prompts):
+            raise DataError(
+                f"data.train_batch_size={batch_size} prompts, but there are only {len(prompts)} to train on",
+                hint=f"set data.train_batch_size={max(len(prompts), 1)} or less, or add data",
+            )
+        self._prompts = prompts
+        self._by_index = {prompt.index: prompt for prompt in prompts}
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._ledger = ledger
+        ledger.expect(len(prompts))
+        self._epoch = 0
+        self._position = 0
+        self._order: tuple[int, np.ndarray] | None = None
+        self._resumed = False
+        self._digest: str | None = None
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the data so far: 1.5 is half-way through the second."""
+        return self._epoch + self._position / len(self._prompts)
+
+    def next_batch(self, size: int | None = None) -> list[Issued]:
+        """The next prompts, entered in the ledger as issued.
+
+        Args:
+            size: how many; the batch size where absent. A refill asks for fewer.
+        """
+        wanted = self._batch_size if size is None else size
+        again = self._in_flight() if self._resumed else []
+        return again + [self._next() for _ in range(wanted - len(again))]
+
+    def state(self) -> dict[str, Any]:
+        """JSON values: the position, and a digest of the data that it belongs to."""
+        return {"epoch": self._epoch, "position": self._position, "data": self._fingerprint()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state` returned; the ledger's own state is loaded beside it, before or after.
+
+        Raises:
+            DataError: the state belongs to other data.
+        """
+        if state["data"] != self._fingerprint():
+            raise DataError(
+                f"the training prompts are not those of the checkpoint: {len(self._prompts)} prompts with "
+                f"digest {self._fingerprint()}, then {state['data']}",
+                hint="resume with the same files, tokenizer, chat template and limits",
+            )
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._resumed = True
+
+    def _in_flight(self) -> list[Issued]:
+        self._resumed = False
+        return [
+            Issued(epoch=epoch, attempt=attempt, prompt=self._by_index[prompt])
+            for epoch, prompt, attempt in self._ledger.reopen()
+        ]
+
+    def _next(self) -> Issued:
+        """The first prompt from here on that the ledger has not seen in its epoch."""
+        while True:
+            if self._position == len(self._prompts):
+                self._epoch, self._position = self._epoch + 1, 0
+            prompt = self._prompts[int(self._order_of(self._epoch)[self._position])]
+            self._position += 1
+            # only after a step was abandoned does the ledger know more than the position says
+            if not self._ledger.knows(self._epoch, prompt.index):
+                attempt = self._ledger.issue(self._epoch, prompt.index)
+                return Issued(epoch=self._epoch, attempt=attempt, prompt=prompt)
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        """int64 [size]; checked, since a sampler may come from anywhere."""
+        if self._order is None or self._order[0] != epoch:
+            size = len(self._prompts)
+            order = np.asarray(self._sampler.order(size, epoch))
+            if not np.array_equal(np.sort(order), np.arange(size)):
+                raise DataError(
+                    f"sampler {type(self._sampler).name!r} gave no permutation of {size} rows for epoch {epoch}",
+                    hint="its order(size, epoch) must hold each of 0 … size − 1 once",
+                )
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def _fingerprint(self) -> str:
+        """Of the prompts' rows and tokens, in order."""
+        if self._digest is None:
+            digest = hashlib.blake2b(digest_size=8)
+            for prompt in self._prompts:
+                digest.update(prompt.index.to_bytes(8, "little"))
+                digest.update(len(prompt.prompt_ids).to_bytes(8, "little"))
+                digest.update(np.ascontiguousarray(prompt.prompt_ids, dtype=np.int64).data)
+            self._digest = digest.hexdigest()
+        return self._digest

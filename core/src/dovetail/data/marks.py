@@ -1,0 +1,23 @@
+"""A set of row numbers as a short text: a bitmap, compressed, in Base64."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def pack(numbers: Iterable[int]) -> str:
+    """Non-negative numbers; the text has at most about max(numbers) / 6 characters."""
+    index = np.fromiter(numbers, dtype=np.int64)
+    bits = np.zeros(int(index.max()) + 1 if len(index) else 0, dtype=np.bool_)
+    bits[index] = True
+    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 6)).decode("ascii")
+
+
+def unpack(text: str) -> set[int]:
+    """The numbers that `pack` was given."""
+    data = zlib.decompress(base64.b64decode(text))
+    return set(np.flatnonzero(np.unpackbits(np.frombuffer(data, dtype=np.uint8))).tolist())

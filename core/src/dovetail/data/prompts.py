@@ -1,0 +1,209 @@
+"""Rows to prompts: chat template, tokens, and the limit on their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.config.sections import DataSection, ModelSection
+from dovetail.data.rows import Rows, where
+from dovetail.data.schema import RawRow, check_column, parse_row
+from dovetail.errors import DataError, ModelError
+from dovetail.interfaces.data import DatasetSource, Prompt
+
+ROWS_AT_ONCE = 2048
+"""Rows that go through the tokenizer in one call."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PromptSet:
+    """Prompts ready to generate from, in the order of the files."""
+
+    prompts: tuple[Prompt, ...]
+    filtered_overlong: int
+    """Rows left out because their prompt is longer than the limit."""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def load_prompts(
+    source: DatasetSource,
+    paths: Sequence[str],
+    tokenizer: Any,
+    section: DataSection,
+    model: ModelSection,
+    *,
+    check: Callable[[Prompt], str | None] | None = None,
+) -> PromptSet:
+    """Read, check, template and tokenise every row.
+
+    Args:
+        source: reads the files.
+        paths: files or patterns.
+        tokenizer: a Hugging Face tokenizer.
+        section: the limit on prompts and what happens beyond it, the prompt's column, plain prompts.
+        model: for messages.
+        check: says what is wrong with a prompt that is kept, or None.
+
+    Raises:
+        DataError: a file, column or row is bad, a prompt is too long where that is refused, or none is left.
+        ModelError: messages are to be templated, and the tokenizer has no chat template.
+    """
+    rows = source.read(paths)
+    if not len(rows):
+        raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+    _check_columns(rows, section.prompt_key, paths)
+    parsed = _parse(rows, section.prompt_key)
+    render = _renderer(tokenizer, section, model, parsed)
+    prompts: list[Prompt] = []
+    longest, shortest, overlong = 0, None, 0
+    for index, ids in _token_ids(render, parsed, rows):
+        shortest = len(ids) if shortest is None else min(shortest, len(ids))
+        longest = max(longest, len(ids))
+        if len(ids) > section.max_prompt_length:
+            if section.overlong_prompts == "error":
+                raise _too_long(where(rows, index), len(ids), section.max_prompt_length)
+            overlong += 1
+            continue
+        prompts.append(_prompt(index, ids, parsed[index], where(rows, index)))
+    if not prompts:
+        raise DataError(
+            f"all {overlong} prompts of {', '.join(paths)} are longer than data.max_prompt_length="
+            f"{section.max_prompt_length} tokens and were filtered out: they have {shortest} to {longest}",
+            hint=f"set data.max_prompt_length={longest} or so",
+        )
+    if check is not None:
+        _check_prompts(prompts, check)
+    return PromptSet(prompts=tuple(prompts), filtered_overlong=overlong)
+
+
+def _check_columns(rows: Sequence[Mapping[str, Any]], key: str, paths: Sequence[str]) -> None:
+    if isinstance(rows, Rows):
+        for file in rows.files:
+            check_column(file.rows, key, file.columns, file.path)
+    else:
+        check_column(
+            rows, key, list(dict.fromkeys(k for row in rows for k in row)), ", ".join(paths)
+        )
+
+
+def _parse(rows: Sequence[Mapping[str, Any]], key: str) -> list[RawRow]:
+    """Every row checked; plain and message prompts do not mix."""
+    parsed = [parse_row(row, key, where(rows, index)) for index, row in enumerate(rows)]
+    plain = isinstance(parsed[0].prompt, str)
+    for index, row in enumerate(parsed):
+        if isinstance(row.prompt, str) is not plain:
+            kinds = ("text", "messages") if plain else ("messages", "text")
+            raise DataError(
+                f"prompts mix two schemas: {where(rows, 0)} holds {kinds[0]}, "
+                f"{where(rows, index)} holds {kinds[1]}",
+                hint="write all prompts in one form",
+            )
+    return parsed
+
+
+Render = Callable[[Sequence[RawRow]], list[list[int]]]
+
+
+def _renderer(
+    tokenizer: Any, section: DataSection, model: ModelSection, parsed: list[RawRow]
+) -> Render:
+    """What turns rows into token ids: the chat template, or for raw texts the tokenizer alone."""
+    if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
+        return lambda rows: _raw_ids(tokenizer, [str(row.prompt) for row in rows])
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(
+            f"the tokenizer of {model.tokenizer_path or model.path!r} has no chat template, so that "
+            "messages can't become a prompt",
+            hint="set model.chat_template to a template or its file; or, where prompts are plain "
+            "strings, data.plain_prompts=raw",
+        )
+    return lambda rows: _templated_ids(tokenizer, [_messages(row) for row in rows])
+
+
+def _messages(row: RawRow) -> list[dict[str, Any]]:
+    if isinstance(row.prompt, str):
+        return [{"role": "user", "content": row.prompt}]
+    return row.prompt
+
+
+def _templated_ids(tokenizer: Any, conversations: list[list[dict[str, Any]]]) -> list[list[int]]:
+    texts = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
+    # the template has written the special tokens
+    return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+def _raw_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """As the tokenizer does it, with its own beginning-of-sequence token unless the text has it."""
+    bos = getattr(tokenizer, "bos_token", None)
+    special = not (bos and texts[0].startswith(bos))
+    return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
+
+
+def _token_ids(
+    render: Render, parsed: list[RawRow], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[int, list[int]]]:
+    """Row number and token ids of every row, in batches for speed."""
+    for start in range(0, len(parsed), ROWS_AT_ONCE):
+        batch = parsed[start : start + ROWS_AT_ONCE]
+        try:
+            ids_of_rows = render(batch)
+        except Exception as error:  # templates and tokenizers raise what they like
+            raise _bad_row(render, batch, start, rows, error) from error
+        for offset, ids in enumerate(ids_of_rows):
+            if not ids:
+                raise DataError(
+                    f"{where(rows, start + offset)}: the prompt has no tokens",
+                    hint="leave the row out",
+                )
+            yield start + offset, ids
+
+
+def _bad_row(
+    render: Render,
+    batch: list[RawRow],
+    start: int,
+    rows: Sequence[Mapping[str, Any]],
+    error: Exception,
+) -> DataError:
+    """Which row of a batch it was: they are tried one by one."""
+    for offset, row in enumerate(batch):
+        try:
+            render([row])
+        except Exception as own:  # noqa: BLE001 - as above
+            return DataError(
+                f"{where(rows, start + offset)}: the chat template or tokenizer refused its prompt: "
+                f"{type(own).__name__}: {own}",
+                hint="mend the row, or set model.chat_template to a template that takes such messages",
+            )
+    return DataError(f"the tokenizer failed on rows {start} to {start + len(batch) - 1}: {error}")
+
+
+def _prompt(index: int, ids: list[int], row: RawRow, place: str) -> Prompt:
+    return Prompt(
+        index=index,
+        prompt_ids=np.asarray(ids, dtype=np.int64),
+        raw=row.prompt,
+        data_source=row.data_source,
+        ground_truth=row.ground_truth,
+        extra_info=row.extra_info,
+        where=place,
+    )
+
+
+def _too_long(place: str, length: int, limit: int) -> DataError:
+    return DataError(
+        f"{place}: the prompt has {length} tokens, more than data.max_prompt_length={limit}",
+        hint="raise data.max_prompt_length, or set data.overlong_prompts=filter",
+    )
+
+
+def _check_prompts(prompts: Sequence[Prompt], check: Callable[[Prompt], str | None]) -> None:
+    for prompt in prompts:
+        problem = check(prompt)
+        if problem:
+            raise DataError(f"{prompt}: {problem}")

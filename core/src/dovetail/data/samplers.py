@@ -1,0 +1,43 @@
+"""`shuffled` and `sequential`: the order of an epoch, a function of seed and epoch alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from dovetail.config.builtin import SequentialConfig, ShuffledConfig
+from dovetail.interfaces.data import Sampler
+
+_UINT64 = 2**64 - 1
+
+
+class ShuffledSampler(Sampler):
+    """A new permutation every epoch.
+
+    Sorts raw 64-bit draws of Philox (Salmon et al., SC 2011) under the key (seed, epoch): unlike
+    NumPy's `permutation`, raw draws are the same in every version of NumPy.
+    """
+
+    name: ClassVar[str] = "shuffled"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    Config: ClassVar[type[ShuffledConfig]] = ShuffledConfig
+
+    def order(self, size: int, epoch: int) -> np.ndarray:
+        seed = self.context.seed if self.config.seed is None else self.config.seed
+        key = np.array([seed & _UINT64, epoch & _UINT64], dtype=np.uint64)
+        draws = np.random.Philox(key=key).random_raw(size)
+        return np.argsort(draws, kind="stable").astype(np.int64)
+
+
+class SequentialSampler(Sampler):
+    """The order of the files, every epoch."""
+
+    name: ClassVar[str] = "sequential"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    Config: ClassVar[type[SequentialConfig]] = SequentialConfig
+
+    def order(self, size: int, epoch: int) -> np.ndarray:
+        return np.arange(size, dtype=np.int64)

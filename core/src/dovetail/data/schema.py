@@ -1,0 +1,127 @@
+"""One row in verl's schema, checked: the prompt as messages or text, and the optional columns beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError
+
+_MEDIA = ("images", "videos")
+
+
+@attrs.frozen(kw_only=True)
+class RawRow:
+    """A row's parts; the prompt is not tokenised yet."""
+
+    prompt: list[dict[str, Any]] | str
+    data_source: str | None
+    ground_truth: Any
+    extra_info: Mapping[str, Any] | None
+
+
+def parse_row(row: Mapping[str, Any], prompt_key: str, where: str) -> RawRow:
+    """Check one row.
+
+    Raises:
+        DataError: the prompt is missing, null, of a wrong type, or has a bad message; another column has a
+            wrong type; names the row.
+    """
+    for column in _MEDIA:
+        if row.get(column) is not None and len(row[column]):
+            raise DataError(
+                f"{where}: it has {column}, and prompts are text alone", hint="leave such rows out"
+            )
+    reward_model = _mapping(row, "reward_model", where)
+    data_source = row.get("data_source")
+    if data_source is not None and not isinstance(data_source, str):
+        raise _wrong(where, "data_source", data_source, "text")
+    return RawRow(
+        prompt=_prompt(row.get(prompt_key), prompt_key, where),
+        data_source=data_source or None,
+        ground_truth=None if reward_model is None else reward_model.get("ground_truth"),
+        extra_info=_mapping(row, "extra_info", where),
+    )
+
+
+def _prompt(value: Any, key: str, where: str) -> list[dict[str, Any]] | str:
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{where}: {key!r} is an empty text", hint="leave the row out")
+        return value
+    if isinstance(value, np.ndarray):  # as pandas reads a list
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise _wrong(
+            where,
+            key,
+            value,
+            "text, or a list of messages such as {'role': 'user', 'content': '…'}",
+        )
+    if not value:
+        raise DataError(f"{where}: {key!r} is an empty list", hint="leave the row out")
+    return [
+        _message(message, f"{where}: message {i} of {key!r}") for i, message in enumerate(value)
+    ]
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise DataError(
+            f"{where} is {_shown(message)}, not a mapping with 'role' and 'content'",
+            hint="write messages as {'role': 'user', 'content': '…'}",
+        )
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        what = "no 'role'" if role is None else f"the role {_shown(role)}"
+        raise DataError(
+            f"{where} has {what} (its keys: {', '.join(map(str, message)) or 'none'})",
+            hint="roles are texts such as 'system', 'user' and 'assistant'",
+        )
+    if not isinstance(content, (str, list)) and not message.get("tool_calls"):
+        what = "no 'content'" if content is None else f"the content {_shown(content)}"
+        raise DataError(f"{where} has {what}", hint="content is text")
+    # parquet fills keys that some other message has with nulls; templates ask whether a key is there
+    return {key: part for key, part in message.items() if part is not None}
+
+
+def check_column(
+    rows: Sequence[Mapping[str, Any]], key: str, columns: Sequence[str], where: str
+) -> None:
+    """Refuse rows of which none has the prompt's column.
+
+    Raises:
+        DataError: names the columns present, and the nearest.
+    """
+    from dovetail.errors import nearest
+
+    if any(key in row for row in rows):
+        return
+    close = nearest(key, columns)
+    raise DataError(
+        f"{where} has no column {key!r}; its columns: {', '.join(columns) or 'none'}",
+        hint=f"set data.prompt_key={close}"
+        if close
+        else "set data.prompt_key to the column that holds the prompt",
+    )
+
+
+def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, Any] | None:
+    value = row.get(column)
+    if value is not None and not isinstance(value, Mapping):
+        raise _wrong(where, column, value, "a mapping")
+    return value
+
+
+def _wrong(where: str, column: str, value: Any, wanted: str) -> DataError:
+    what = "null or missing" if value is None else _shown(value)
+    return DataError(
+        f"{where}: {column!r} is {what}; it must be {wanted}", hint="mend the row, or leave it out"
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{repr(value)[:60]} ({type(value).__name__})"

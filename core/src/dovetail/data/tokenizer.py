@@ -1,0 +1,117 @@
+"""The run's tokenizer: loaded from a directory or the hub, with the chat template that the config gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ModelError, nearest
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "spiece.model",
+)
+"""A directory with a tokenizer has at least one of these."""
+
+
+def load_tokenizer(model: ModelSection) -> Any:
+    """The Hugging Face tokenizer of a model section, its `chat_template` set where the section gives one.
+
+    Raises:
+        ModelError: the directory is missing or holds no tokenizer, the hub id can't be reached, or the
+            chat template is no template.
+    """
+    from transformers import AutoTokenizer
+
+    path = str(Path(model.tokenizer_path or model.path).expanduser())
+    key = "model.tokenizer_path" if model.tokenizer_path else "model.path"
+    local = Path(path).is_dir()
+    if local:
+        _check_directory(Path(path), key, model.trust_remote_code)
+    elif _is_path(path):
+        raise _missing(Path(path), key)
+    template = _chat_template(model.chat_template) if model.chat_template is not None else None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others here
+        raise _unloadable(path, key, error, local=local) from error
+    if len(tokenizer.get_vocab()) <= len(tokenizer.get_added_vocab()):
+        # transformers makes an empty one where the files of the vocabulary are missing
+        raise ModelError(
+            f"the tokenizer in {key}={path!r} has no vocabulary",
+            hint="save it again with tokenizer.save_pretrained(directory)",
+        )
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _is_path(path: str) -> bool:
+    """Whether it can only be a path: a hub id is `name` or `organisation/name`."""
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
+
+
+def _missing(path: Path, key: str) -> ModelError:
+    if path.is_file():
+        return ModelError(
+            f"{key}={str(path)!r} is a file, not a directory", hint=f"set {key} to its directory"
+        )
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    close = nearest(path.name, names)
+    hint = (
+        f"did you mean {str(folder / close)!r}?"
+        if close
+        else f"set {key} to a directory in Hugging Face format, or to a hub id"
+    )
+    return ModelError(f"there is no directory {key}={str(path)!r}", hint=hint)
+
+
+def _check_directory(path: Path, key: str, trust_remote_code: bool) -> None:
+    if trust_remote_code or any((path / name).is_file() for name in TOKENIZER_FILES):
+        return
+    present = sorted(entry.name for entry in path.iterdir())
+    raise ModelError(
+        f"the directory {key}={str(path)!r} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}; "
+        f"it holds: {', '.join(present[:10]) or 'nothing'}",
+        hint="save one there with tokenizer.save_pretrained(directory), or set model.tokenizer_path",
+    )
+
+
+def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelError:
+    cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"the tokenizer of {key}={path!r} is Python code that its repository ships",
+            hint="read that code, then set model.trust_remote_code=true",
+        )
+    if local:
+        return ModelError(
+            f"the tokenizer in {key}={path!r} can't be loaded: {cause}",
+            hint="save it again with tokenizer.save_pretrained(directory)",
+        )
+    return ModelError(
+        f"{key}={path!r} is no directory here, and no tokenizer of that hub id could be loaded: {cause}",
+        hint="check the spelling and the network, or download the model and give its directory",
+    )
+
+
+def _chat_template(text: str) -> str:
+    """The template itself, or what the file of that name holds."""
+    if "{%" in text or "{{" in text:
+        return text
+    path = Path(text).expanduser()
+    if len(text) < 4096 and "\n" not in text and path.is_file():
+        return path.read_text(encoding="utf-8")
+    raise ModelError(
+        f"model.chat_template={text[:80]!r} is neither a Jinja template nor an existing file",
+        hint="give the path of a file with a template, or a text with {% … %} or {{ … }}",
+    )

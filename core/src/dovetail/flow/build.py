@@ -1,0 +1,227 @@
+"""Builds the parts of a run from its config: the one place where plugins are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from dovetail.flow.rollout_pool import RolloutPool
+
+from dovetail.config.sections import ModelSection, RunConfig, TrainingSection
+from dovetail.errors import ConfigError
+from dovetail.flow.broadcast import Trackers
+from dovetail.flow.plan import ModelRole, Plan, make_plan
+from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.runtime import Runtime, WorkerSpec
+
+if TYPE_CHECKING:
+    from dovetail.checkpoint.store import CheckpointStore
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import Issued, PromptLoader
+    from dovetail.data.prompts import PromptSet
+    from dovetail.hooks import Observers
+    from dovetail.interfaces.advantage import AdvantageEstimator
+    from dovetail.interfaces.kl_controller import KlController
+    from dovetail.interfaces.reward import RewardManager
+    from dovetail.telemetry import RunDirectory, Timers
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Data:
+    """Tokenizer and prompts."""
+
+    tokenizer: Any
+    train: PromptSet
+    val: PromptSet | None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Parts:
+    """Everything that a flow works with."""
+
+    config: RunConfig
+    plan: Plan
+    run_directory: RunDirectory
+    tokenizer: Any
+    ledger: Ledger
+    loader: PromptLoader
+    val_prompts: list[Issued]
+    runtime: Runtime
+    actor: Any
+    """Worker group of the actor."""
+    ref: Any
+    """Worker group of the reference policy; None where nothing requires it."""
+    pool: RolloutPool
+    manager: RewardManager
+    estimator: AdvantageEstimator
+    kl_controller: KlController | None
+    trackers: Trackers
+    observers: Observers
+    store: CheckpointStore
+    timers: Timers
+    logger: Any
+
+    def stateful(self) -> dict[str, Plugin]:
+        """Plugins on the controller whose state a checkpoint keeps, by name."""
+        plugins: dict[str, Plugin | None] = {
+            "estimator": self.estimator,
+            "kl_controller": self.kl_controller,
+            "reward_manager": self.manager,
+        }
+        return {name: plugin for name, plugin in plugins.items() if plugin is not None}
+
+    def close(self) -> None:
+        """Stop everything that was started, in the reverse order."""
+        for part in (self.trackers, self.manager, self.pool, self.runtime):
+            part.close()
+
+
+def load_data(config: RunConfig) -> Data:
+    """Read the tokenizer and every prompt.
+
+    Raises:
+        DataError, ModelError: what is missing or wrong, with file and row.
+        ConfigError: no training files are named.
+    """
+    from dovetail.data.prompts import load_prompts
+    from dovetail.data.tokenizer import load_tokenizer
+    from dovetail.interfaces import make_plugin
+    from dovetail.plugins.load import ref_for
+
+    if not config.data.train_files:
+        raise ConfigError(
+            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+        )
+    tokenizer = load_tokenizer(config.model)
+    source: Any = make_plugin(
+        ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
+    )
+    train = load_prompts(source, config.data.train_files, tokenizer, config.data, config.model)
+    val = None
+    if config.data.val_files:
+        val = load_prompts(source, config.data.val_files, tokenizer, config.data, config.model)
+    return Data(tokenizer=tokenizer, train=train, val=val)
+
+
+def build(
+    config: RunConfig, data: Data, plan: Plan, run_directory: RunDirectory, logger: Any
+) -> Parts:
+    """Make and start every part; what was started is closed again if a later part fails."""
+    from dovetail.checkpoint.store import CheckpointStore
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import Issued, PromptLoader
+    from dovetail.flow.reward_functions import build_functions, check_sources
+    from dovetail.hooks import Observers
+    from dovetail.interfaces import make_plugin
+    from dovetail.telemetry import Timers
+
+    refs = plan.refs
+    functions = build_functions(config.reward, PluginContext(seed=config.seed))
+    for prompts in (data.train, data.val):
+        if prompts is not None:
+            check_sources(functions, prompts.prompts)
+    context = PluginContext(
+        seed=config.seed,
+        run_directory=run_directory.path,
+        tokenizer=data.tokenizer,
+        model=config.model,
+        logger=logger,
+        reward_functions=functions,
+    )
+    transport: Any = make_plugin(refs["rollout.weight_transport"], context)
+    context = attrs.evolve(context, transport=transport)
+    runtime: Any = make_plugin(refs["runtime"], context)
+    runtime.start()
+    try:
+        groups = {
+            model.role: _worker_group(runtime, model, config, plan, context)
+            for model in plan.models
+        }
+        replicas = runtime.rollout_replicas(
+            WorkerSpec(
+                role="rollout",
+                plugin=refs["rollout"],
+                context=attrs.evolve(context, role="rollout"),
+            ),
+            config.rollout.replicas,
+        )
+        manager: Any = make_plugin(refs["reward.manager"], context)
+        manager.start()
+        estimator: Any = make_plugin(refs["algorithm.advantage"], context)
+        controller: Any = None
+        if plan.objective.kl is not None:
+            controller = make_plugin(refs["algorithm.kl.in_loss.controller"], context)
+        trackers = Trackers(
+            [
+                make_plugin(ref, context)  # type: ignore[misc]
+                for path, ref in refs.items()
+                if path.startswith("tracking[")
+            ],
+            logger,
+        )
+        trackers.start()
+        ledger = Ledger()
+        sampler: Any = make_plugin(refs["data.sampler"], context)
+        return Parts(
+            config=config,
+            plan=plan,
+            run_directory=run_directory,
+            tokenizer=data.tokenizer,
+            ledger=ledger,
+            loader=PromptLoader(data.train.prompts, sampler, config.data.train_batch_size, ledger),
+            val_prompts=[
+                Issued(epoch=0, attempt=0, prompt=prompt)
+                for prompt in (data.val.prompts if data.val else ())
+            ],
+            runtime=runtime,
+            actor=groups["actor"],
+            ref=groups.get("ref"),
+            pool=RolloutPool(replicas),
+            manager=manager,
+            estimator=estimator,
+            kl_controller=controller,
+            trackers=trackers,
+            observers=Observers.load(logger),
+            store=CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
+            timers=Timers(),
+            logger=logger,
+        )
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _worker_group(
+    runtime: Runtime, model: ModelRole, config: RunConfig, plan: Plan, context: PluginContext
+) -> Any:
+    from dovetail.dispatch import Mesh
+
+    training: TrainingSection = config.actor
+    if model.role == "ref" and config.ref.max_tokens_per_micro_batch is not None:
+        training = attrs.evolve(
+            config.actor, max_tokens_per_micro_batch=config.ref.max_tokens_per_micro_batch
+        )
+    model_section: ModelSection = attrs.evolve(config.model, path=model.path)
+    spec = WorkerSpec(
+        role=model.role,
+        plugin=model.engine,
+        context=attrs.evolve(
+            context,
+            role=model.role,
+            model=model_section,
+            training=training,
+            total_steps=plan.counts.total_updates,
+        ),
+    )
+    return runtime.worker_group(spec, Mesh(dp=1))
+
+
+def plan_from_data(config: RunConfig, data: Data) -> Plan:
+    """The plan with its counts resolved from the data."""
+    return make_plan(config, prompts=len(data.train.prompts))
+
+
+def run_path(config: RunConfig) -> Path:
+    """Where this config's run goes."""
+    return Path(config.output_dir) / config.project / config.experiment

@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM as a request: the current phase ends first, a second Ctrl-C does not wait."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+from dovetail.errors import StopRequested
+
+
+class StopSwitch:
+    """Turns signals into a flag that the flow looks at between phases.
+
+    A context manager; outside the main thread, where no handler can be set, it only offers `request`.
+    """
+
+    def __init__(self) -> None:
+        self._requested: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def request(self, reason: str) -> None:
+        """Ask for a stop after the current phase."""
+        self._requested = reason
+
+    @property
+    def requested(self) -> bool:
+        return self._requested is not None
+
+    def check(self) -> None:
+        """Raise StopRequested where a stop was asked for."""
+        if self._requested is not None:
+            raise StopRequested(f"stopped by {self._requested} after the current phase")
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._requested is not None:
+            raise KeyboardInterrupt(f"second {name}: stopping at once, nothing saved since")
+        self.request(name)

@@ -1,0 +1,231 @@
+"""Scorer: feeds samples to the reward manager while others still generate, and answers for every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import RewardError
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    Score,
+)
+from dovetail.interfaces.reward_calls import finite_float
+
+LONGEST_BACKOFF = 30.0
+"""Seconds."""
+
+
+class Scorer:
+    """Scores the samples of one rollout: each gets exactly one outcome, and a failure is never a number.
+
+    After `finish` it may be used for another rollout, also in another event loop.
+
+    Args:
+        manager: what scores; started.
+        timeout: seconds that one try of a unit may run. Waiting for a free place does not count.
+        retries: further tries of a unit with a retryable failure; the last try counts.
+        concurrency: units scored at once, as far as the manager's capacity allows.
+        backoff: seconds before the first retry; doubles with each.
+    """
+
+    def __init__(
+        self,
+        manager: RewardManager,
+        *,
+        timeout: float,
+        retries: int = 0,
+        concurrency: int = 64,
+        backoff: float = 0.25,
+    ) -> None:
+        self._manager = manager
+        self._timeout = timeout
+        self._retries = retries
+        self._places = min(concurrency, manager.capacity or concurrency)
+        self._backoff = backoff
+        self._finished = True
+        self._begin()
+
+    counts: Counter[FailureKind]
+    """Samples of this rollout without a score, by kind, after all tries."""
+    retried: int
+    """Further tries of this rollout."""
+
+    def add(self, sample: RewardSample, *, group: Hashable, group_size: int) -> None:
+        """Begin to score a sample; where the manager scores groups, when its group is complete.
+
+        Args:
+            sample: its `sample_id` is unique in the rollout.
+            group: samples with one group answer one prompt.
+            group_size: samples that the group will have.
+
+        Raises:
+            RewardError: the sample was added before.
+            RuntimeError: no event loop is running.
+        """
+        if self._finished:
+            self._begin()
+        if sample.sample_id in self._outcomes:
+            raise RewardError(f"sample {sample.sample_id!r} was added to the scorer twice")
+        self._outcomes[sample.sample_id] = None
+        if self._manager.unit == "sample":
+            self._start(RewardUnit(samples=(sample,)))
+            return
+        waiting = self._waiting.setdefault(group, [])
+        waiting.append(sample)
+        if len(waiting) >= group_size:
+            self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
+
+    async def finish(self) -> dict[str, Outcome]:
+        """Wait for every sample added since the last `finish`; outcomes by `sample_id`, in the order added.
+
+        A group that stayed incomplete, because generation failed for some of it, is scored as it is.
+        """
+        if self._finished:
+            self._begin()
+        for group in list(self._waiting):
+            self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
+        self._finished = True
+        await asyncio.gather(*self._tasks)
+        outcomes = {
+            name: outcome for name, outcome in self._outcomes.items() if outcome is not None
+        }
+        if len(outcomes) != len(self._outcomes):
+            lost = sorted(self._outcomes.keys() - outcomes.keys())
+            raise RewardError(f"{len(lost)} samples have no outcome: {', '.join(lost[:5])}")
+        self.counts.update(
+            outcome.kind for outcome in outcomes.values() if isinstance(outcome, Failure)
+        )
+        return outcomes
+
+    async def cancel(self) -> None:
+        """Give up everything that is being scored, when the rollout is abandoned."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._finished = True
+
+    def _begin(self) -> None:
+        self._outcomes: dict[str, Outcome | None] = {}
+        self._waiting: dict[Hashable, list[RewardSample]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._free = asyncio.Semaphore(self._places)
+        self.counts = Counter()
+        self.retried = 0
+        self._finished = False
+
+    def _start(self, unit: RewardUnit) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self._score(unit)))
+
+    async def _score(self, unit: RewardUnit) -> None:
+        for attempt in range(self._retries + 1):
+            if attempt:
+                self.retried += 1
+                await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_BACKOFF))
+            async with self._free:
+                outcomes = await self._try(unit)
+            if not any(isinstance(outcome, Failure) and outcome.retryable for outcome in outcomes):
+                break
+        for sample, outcome in zip(unit.samples, outcomes, strict=True):
+            self._outcomes[sample.sample_id] = outcome
+
+    async def _try(self, unit: RewardUnit) -> list[Outcome]:
+        """One try; whatever the manager does, one valid outcome a sample."""
+        name = type(self._manager).name
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                answer = await self._manager.score(unit)
+            outcomes = _checked(answer, unit, name)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return _all_failed(unit, FailureKind.CRASH, f"reward manager {name!r} was cancelled")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a manager may raise anything
+            if limit.expired():
+                return self._timed_out(unit, name)
+            message = f"reward manager {name!r} raised {type(error).__name__}: {error}"
+            return _all_failed(unit, FailureKind.CRASH, message)
+        if (
+            limit.expired()
+        ):  # the manager swallowed its cancellation: the answer is late all the same
+            return self._timed_out(unit, name)
+        return outcomes
+
+    def _timed_out(self, unit: RewardUnit, name: str) -> list[Outcome]:
+        message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"
+        return _all_failed(unit, FailureKind.TIMEOUT, message)
+
+
+def _all_failed(unit: RewardUnit, kind: FailureKind, message: str) -> list[Outcome]:
+    failure = Failure(kind=kind, message=message, retryable=True)
+    return [failure for _ in unit.samples]
+
+
+def _checked(answer: Any, unit: RewardUnit, name: str) -> list[Outcome]:
+    """The manager's answer, with everything that is no valid outcome turned into a failure."""
+    if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
+        what = f"returned {type(answer).__name__} and not a list of outcomes"
+    elif len(answer) != len(unit.samples):
+        what = f"returned {len(answer)} outcomes for {len(unit.samples)} samples"
+    else:
+        return [
+            _valid(outcome, sample, name)
+            for outcome, sample in zip(answer, unit.samples, strict=True)
+        ]
+    failure = Failure(kind=FailureKind.CRASH, message=f"reward manager {name!r} {what}")
+    return [failure for _ in unit.samples]
+
+
+def _valid(outcome: Any, sample: RewardSample, name: str) -> Outcome:
+    if isinstance(outcome, Failure):
+        return outcome
+    if isinstance(outcome, Score):
+        problem = _problem(outcome, sample)
+    else:
+        kind = type(outcome).__name__
+        problem = f"{outcome!r:.80} ({kind}) in place of a Score or a Failure"
+    if problem is not None:
+        message = f"reward manager {name!r} gave {problem}"
+        return Failure(kind=FailureKind.INVALID_VALUE, message=message)
+    rewards = outcome.token_rewards
+    rewards_T = None if rewards is None else np.asarray(rewards, dtype=np.float32)
+    return Score(
+        value=float(outcome.value),
+        token_rewards=rewards_T,
+        components=outcome.components,
+        extras=outcome.extras,
+    )
+
+
+def _problem(outcome: Score, sample: RewardSample) -> str | None:
+    """What makes a score unusable, or None."""
+    value = finite_float(outcome.value)
+    if value is None:
+        return f"the value {outcome.value!r:.80}, which is no finite number"
+    for part, figure in outcome.components.items():
+        if finite_float(figure) is None:
+            return f"the component {part} = {figure!r:.80}, which is no finite number"
+    if outcome.token_rewards is None:
+        return None
+    rewards_T = np.asarray(outcome.token_rewards)
+    length = None if sample.response_ids is None else len(sample.response_ids)
+    if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
+        return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
+    if length is not None and len(rewards_T) != length:
+        return f"{len(rewards_T)} token rewards for {length} response tokens"
+    if not all(finite_float(reward) is not None for reward in rewards_T):
+        return "token rewards that are not all finite"
+    if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):
+        return f"token rewards that sum to {rewards_T.sum():g} with the value {value:g}"
+    return None

@@ -1,0 +1,71 @@
+"""Where a run stands, and how that is written to and read from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dovetail.flow.build import Parts
+
+STATE_SCHEMA = 1
+
+
+@attrs.frozen(kw_only=True)
+class RunState:
+    """The run's position. Everything else that a checkpoint keeps belongs to a part of the run."""
+
+    step: int = 0
+    """Finished steps."""
+    weight_version: int = 0
+    """Version of the weights that the rollout holds."""
+    accuracy_before: float | None = None
+    """Validation score before the first step."""
+    accuracy_after: float | None = None
+    """The latest validation score."""
+    train_seconds: float = 0.0
+    """Wall time of the run so far, over all its sittings."""
+
+
+def save_checkpoint(parts: Parts, state: RunState) -> Path:
+    """Write model, optimizer, loader, ledger and every plugin's state, atomically."""
+
+    def write(directory: Path) -> None:
+        parts.actor.save(directory / "actor").result()
+        document = {
+            "schema": STATE_SCHEMA,
+            "run": attrs.asdict(state),
+            "loader": parts.loader.state(),
+            "ledger": parts.ledger.state(),
+            "plugins": {name: dict(plugin.state()) for name, plugin in parts.stateful().items()},
+        }
+        (directory / "state.json").write_text(json.dumps(document, indent=1))
+
+    return parts.store.save(state.step, write)
+
+
+def restore_checkpoint(parts: Parts, path: Path) -> RunState:
+    """Bring every part back to where the checkpoint was written.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or written by an unknown version.
+    """
+    parts.store.verify(path)
+    document: dict[str, Any] = json.loads((path / "state.json").read_text())
+    if document.get("schema") != STATE_SCHEMA:
+        raise CheckpointError(
+            f"{path} has state schema {document.get('schema')!r}; this version reads {STATE_SCHEMA}"
+        )
+    parts.actor.load(path / "actor").result()
+    parts.loader.load_state(document["loader"])
+    parts.ledger.load_state(document["ledger"])
+    plugins = parts.stateful()
+    for name, plugin_state in document["plugins"].items():
+        if name in plugins:
+            plugins[name].load_state(plugin_state)
+    return RunState(**document["run"])

@@ -1,0 +1,68 @@
+"""Metrics whose figures are still tensors: made on the accelerator, fetched together once an update.
+
+Reading a figure makes the host wait for the accelerator. A loss reports tensors in its metrics instead, and
+`resolve_metrics` turns all of an update's into numbers with one transfer. T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.telemetry.metrics import Max, Mean, Metric, merge_metrics
+
+
+def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -> Mean:
+    """Token mean of the values that the mask selects, not yet fetched.
+
+    Args:
+        values_T: float or bool [T].
+        mask_T: bool [T].
+        count: number of selected tokens, where the caller has it already.
+    """
+    chosen_T = values_T.detach().float().masked_fill(~mask_T, 0)
+    weight = mask_T.sum() if count is None else count
+    return Mean(cast("float", chosen_T.sum()), cast("float", weight))
+
+
+def max_metric(values_T: Tensor, mask_T: Tensor) -> Max:
+    """Largest value that the mask selects, not yet fetched; −∞ where it selects none."""
+    chosen_T = values_T.detach().float().masked_fill(~mask_T, -torch.inf)
+    largest = chosen_T.max() if chosen_T.numel() else chosen_T.new_tensor(-torch.inf)
+    return Max(cast("float", largest))
+
+
+def resolve_metrics(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Fetch every tensor in these metrics with one transfer, and merge the parts by name."""
+    tensors = [
+        value
+        for part in parts
+        for metric in part.values()
+        for value in _figures(metric).values()
+        if isinstance(value, Tensor)
+    ]
+    if not tensors:
+        return merge_metrics(parts)
+    fetched = torch.stack([tensor.detach().to(torch.float64) for tensor in tensors]).tolist()
+    numbers = iter(fetched)
+    return merge_metrics(
+        {name: _with_numbers(metric, numbers) for name, metric in part.items()} for part in parts
+    )
+
+
+def _figures(metric: Metric) -> dict[str, Any]:
+    cls: Any = type(metric)
+    if not attrs.has(cls):
+        return {}
+    return {field.name: getattr(metric, field.name) for field in attrs.fields(cls)}
+
+
+def _with_numbers(metric: Metric, numbers: Any) -> Metric:
+    changes = {
+        name: next(numbers) for name, value in _figures(metric).items() if isinstance(value, Tensor)
+    }
+    return cast("Metric", attrs.evolve(cast("Any", metric), **changes)) if changes else metric

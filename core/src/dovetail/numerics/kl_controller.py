@@ -1,0 +1,73 @@
+"""The KL controllers that core ships: a factor on the KL weight, fixed or steered towards a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.builtin import AdaptiveKlConfig, FixedKlConfig
+from dovetail.errors import NumericsError
+from dovetail.interfaces.kl_controller import KlController
+from dovetail.interfaces.plugin import PluginContext
+
+LARGEST_ERROR = 0.2
+"""The relative error that a step may correct, either way."""
+
+
+class FixedKl(KlController):
+    """The factor is 1, whatever the KL."""
+
+    name = "fixed"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = FixedKlConfig
+
+    @property
+    def value(self) -> float:
+        return 1.0
+
+    def update(self, kl: float, samples: int) -> None:
+        """Nothing moves."""
+
+
+class AdaptiveKl(KlController):
+    """Proportional control in log space (Ziegler et al., arXiv 1909.08593).
+
+    value ← value · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)
+
+    A step of more samples than the horizon counts as one of the horizon's size.
+    """
+
+    name = "adaptive"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = AdaptiveKlConfig
+
+    def __init__(self, config: AdaptiveKlConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._value = 1.0
+
+    @property
+    def value(self) -> float:
+        return self._value
+
+    def update(self, kl: float, samples: int) -> None:
+        """Move the factor.
+
+        Raises:
+            NumericsError: the KL is not finite.
+        """
+        if not math.isfinite(kl):
+            raise NumericsError(
+                f"the KL of this step is {kl}: the KL weight can't follow it",
+                hint="lower the learning rate, or use kl controller 'fixed'",
+            )
+        error = min(max(kl / self.config.target - 1.0, -LARGEST_ERROR), LARGEST_ERROR)
+        self._value *= 1.0 + error * min(samples / self.config.horizon, 1.0)
+
+    def state(self) -> Mapping[str, Any]:
+        return {"value": self._value}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._value = float(state["value"])

@@ -1,0 +1,106 @@
+"""The loss aggregations that core ships: how token losses become one number.
+
+Each is Σ over samples of `total`, divided by a `denominator` over the whole mini-batch, so that no cut into
+micro-batches or ranks changes it. Only tokens with mask 1 count; a sequence without one is no sequence.
+Legend: N samples, T tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from dovetail.batch import Ragged
+from dovetail.config.builtin import (
+    SeqMeanTokenMeanConfig,
+    SeqMeanTokenSumConfig,
+    SeqMeanTokenSumNormConfig,
+    TokenMeanConfig,
+    TokenSumConfig,
+)
+from dovetail.interfaces.policy_loss import LossAggregation
+
+
+def sum_by_sample(values_T: Tensor, offsets_N1: Tensor) -> Tensor:
+    """Sum of each sample's values, of the values' dtype, [N]; 0 for a sample without tokens."""
+    lengths_N = offsets_N1.diff()
+    index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
+    sample_T = index_N.repeat_interleave(lengths_N, output_size=values_T.shape[0])
+    return values_T.new_zeros(lengths_N.shape).index_add(0, sample_T, values_T)
+
+
+def _sequences(response_mask: Ragged) -> float:
+    return float(np.count_nonzero(response_mask.sum()))
+
+
+class _SumOverTokens(LossAggregation):
+    """Adds up all tokens; what differs is the denominator."""
+
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+
+    def total(
+        self,
+        losses_T: Tensor,
+        mask_T: Tensor,
+        offsets_N1: Tensor,  # noqa: ARG002 - sequences make no difference to a sum over all tokens
+    ) -> Tensor:
+        return losses_T.masked_fill(~mask_T, 0).sum()
+
+
+class TokenMean(_SumOverTokens):
+    """Mean over all tokens of the mini-batch: long responses weigh more (DAPO, arXiv 2503.14476)."""
+
+    name = "token_mean"
+    Config = TokenMeanConfig
+
+    def denominator(self, response_mask: Ragged) -> float:
+        return float(np.count_nonzero(response_mask.values))
+
+
+class TokenSum(_SumOverTokens):
+    """Sum over all tokens of the mini-batch."""
+
+    name = "token_sum"
+    Config = TokenSumConfig
+    constant = True
+
+    def denominator(self, response_mask: Ragged) -> float:  # noqa: ARG002 - constant
+        return 1.0
+
+
+class SeqMeanTokenSum(_SumOverTokens):
+    """Mean over sequences of the sum over each one's tokens."""
+
+    name = "seq_mean_token_sum"
+    Config = SeqMeanTokenSumConfig
+
+    def denominator(self, response_mask: Ragged) -> float:
+        return _sequences(response_mask)
+
+
+class SeqMeanTokenMean(LossAggregation):
+    """Mean over sequences of the mean over each one's tokens: every response weighs the same (GRPO, arXiv 2402.03300)."""
+
+    name = "seq_mean_token_mean"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = SeqMeanTokenMeanConfig
+
+    def denominator(self, response_mask: Ragged) -> float:
+        return _sequences(response_mask)
+
+    def total(self, losses_T: Tensor, mask_T: Tensor, offsets_N1: Tensor) -> Tensor:
+        sums_N = sum_by_sample(losses_T.masked_fill(~mask_T, 0), offsets_N1)
+        counts_N = sum_by_sample(mask_T.to(losses_T.dtype), offsets_N1)
+        return (sums_N / counts_N.clamp(min=1)).sum()
+
+
+class SeqMeanTokenSumNorm(_SumOverTokens):
+    """Mean over sequences of the sum over each one's tokens, divided by a constant (Dr. GRPO, arXiv 2503.20783)."""
+
+    name = "seq_mean_token_sum_norm"
+    Config = SeqMeanTokenSumNormConfig
+
+    def denominator(self, response_mask: Ragged) -> float:
+        return _sequences(response_mask) * float(self.config.length)

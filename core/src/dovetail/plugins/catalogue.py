@@ -1,0 +1,39 @@
+"""What the project's own distributions provide, so that an error can say what to install."""
+
+from __future__ import annotations
+
+from dovetail.errors import nearest
+
+_PROVIDES: dict[str, dict[str, str]] = {
+    "dovetail-rollout-hf": {"rollout": "hf"},
+    "dovetail-rollout-vllm": {"rollout": "vllm"},
+    "dovetail-rollout-sglang": {"rollout": "sglang"},
+    "dovetail-rollout-trtllm": {"rollout": "trtllm tensorrt_llm"},
+    "dovetail-train-fsdp2": {"engine": "fsdp2"},
+    "dovetail-train-megatron": {"engine": "megatron"},
+    "dovetail-runtime-ray": {"runtime": "ray"},
+    "dovetail-trackers": {"tracker": "tensorboard wandb mlflow prometheus"},
+    "dovetail-algorithms": {
+        "advantage": "grpo dr_grpo rloo reinforce_plus_plus",
+        "policy_loss": "ppo_clip reinforce",
+    },
+    "dovetail-rewards": {
+        "reward_manager": "naive",
+        "reward_function": "gsm8k exact_match regex_format",
+    },
+}
+FIRST_PARTY: dict[str, dict[str, str]] = {}
+"""Kind → plugin name → the distribution that provides it."""
+for _distribution, _kinds in _PROVIDES.items():
+    for _kind, _names in _kinds.items():
+        FIRST_PARTY.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _distribution))
+
+
+def provider(kind: str, name: str) -> str | None:
+    """The project's own distribution that provides this plugin, or None."""
+    return FIRST_PARTY.get(kind, {}).get(name)
+
+
+def nearest_first_party(kind: str, name: str) -> str | None:
+    """The project's own plugin whose name is closest to a misspelt one, or None."""
+    return nearest(name, FIRST_PARTY.get(kind, {}))

@@ -1,0 +1,114 @@
+"""What a plugin class must be: checked once, when it is loaded, with messages that its author can act on."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, cast
+
+import attrs
+
+from dovetail.config.sections import PluginSection
+from dovetail.errors import PluginBrokenError, PluginIncompatibleError
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.kinds import Kind
+
+
+def import_object(target: str) -> Any:
+    """Import `module:Name`."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
+    """Check that something is a complete implementation of a kind's interface.
+
+    Raises:
+        PluginBrokenError: it is no class, no subclass of the interface, or lacks abstract methods.
+    """
+    interface = import_object(kind.interface)
+    wanted = f"{interface.__module__}.{interface.__name__}"
+    if not isinstance(obj, type):
+        raise PluginBrokenError(
+            f"{title} is {type(obj).__name__} {obj!r}, not a class",
+            hint=f"a {kind.name} plugin is a class that extends {wanted}",
+        )
+    if not issubclass(obj, interface):
+        raise PluginBrokenError(
+            f"{title} is a class that extends {_bases(obj)}, but not {interface.__name__}",
+            hint=f"a {kind.name} plugin extends {wanted}",
+        )
+    missing = sorted(getattr(obj, "__abstractmethods__", ()))
+    if missing:
+        raise PluginBrokenError(
+            f"{title} does not implement {', '.join(missing)}",
+            hint=f"{wanted} says what each must do: "
+            + "; ".join(f"{name}{_signature(interface, name)}" for name in missing),
+        )
+    return obj
+
+
+def check_api(api: str, kind: Kind, title: str) -> None:
+    """Check that a range of interface versions holds the one of this core.
+
+    Raises:
+        PluginIncompatibleError: it does not, or it is no range.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        fits = SpecifierSet(api).contains(kind.api, prereleases=True)
+    except InvalidSpecifier as error:
+        raise PluginIncompatibleError(
+            f"{title} has api {api!r}, which is no version range",
+            hint=f'write a range such as api = ">={kind.api},<2"',
+        ) from error
+    if not fits:
+        raise PluginIncompatibleError(
+            f"{title} is made for the {kind.name} interface {api}; this dovetail-core has {kind.api}",
+            hint="upgrade the plugin or dovetail-core, so that the two fit",
+        )
+
+
+def config_of(cls: type[Plugin], kind: Kind) -> type[PluginSection]:
+    """The Config of a plugin class: the section of its kind where it has none of its own.
+
+    Raises:
+        PluginBrokenError: its Config is no attrs class that extends the section of its kind.
+    """
+    section = import_object(kind.section)
+    if cls.Config is PluginSection:
+        return cast("type[PluginSection]", section)
+    return check_config(cls.Config, kind, f"Config of {cls.__module__}.{cls.__qualname__}")
+
+
+def check_config(config: object, kind: Kind, title: str) -> type[PluginSection]:
+    """Check that something is a Config class for a kind.
+
+    Raises:
+        PluginBrokenError: it is no attrs class that extends the section of its kind.
+    """
+    section = import_object(kind.section)
+    if config is PluginSection:
+        return cast("type[PluginSection]", section)
+    if not (isinstance(config, type) and issubclass(config, section) and attrs.has(config)):
+        raise PluginBrokenError(
+            f"{title} is {config!r}, which does not extend {section.__name__}",
+            hint=f"write: @attrs.frozen(kw_only=True) class Config({section.__name__}) "
+            f"(from {section.__module__})",
+        )
+    return cast("type[PluginSection]", config)
+
+
+def _bases(cls: type) -> str:
+    return ", ".join(base.__name__ for base in cls.__bases__)
+
+
+def _signature(interface: type, name: str) -> str:
+    member = inspect.getattr_static(interface, name)
+    if isinstance(member, property):
+        return " (a property)"
+    try:
+        return str(inspect.signature(getattr(interface, name)))
+    except (TypeError, ValueError):
+        return "()"

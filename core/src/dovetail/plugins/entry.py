@@ -1,0 +1,279 @@
+"""PluginEntry: one plugin as the index knows it, and the gates that decide its state."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dovetail.errors import nearest
+from dovetail.plugins.distributions import Installed
+from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
+from dovetail.plugins.manifest import (
+    COMMAND,
+    Manifest,
+    ManifestError,
+    PluginManifest,
+    read_manifest,
+)
+from dovetail.plugins.needs import Need, judge
+
+State = Literal["compatible", "rejected", "conflict", "invalid"]
+"""What is known without importing a plugin."""
+Probe = Literal["loadable", "broken"]
+"""What importing it on trial adds."""
+STATES: tuple[State | Probe, ...] = (
+    "compatible",
+    "rejected",
+    "conflict",
+    "invalid",
+    "loadable",
+    "broken",
+)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """One plugin that an installed distribution declares."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    target: str
+    """`module:Class`."""
+    state: State
+    reason: str | None = None
+    """Why it is not compatible, or why its import fails."""
+    mend: str | None = None
+    """What to do about it."""
+    manifest: PluginManifest | None = None
+    entry_point: importlib.metadata.EntryPoint | None = None
+    """None where only the manifest knows it."""
+    probe: Probe | None = None
+    """None where it was not imported on trial."""
+
+    @property
+    def title(self) -> str:
+        """How messages name it."""
+        return f"{self.kind}/{self.name} ({self.distribution} {self.version})"
+
+    @property
+    def usable(self) -> bool:
+        """Whether its interface fits, so that a config may select it."""
+        return self.state == "compatible"
+
+    @property
+    def status(self) -> State | Probe:
+        """The state, or what the probe says of a compatible plugin."""
+        return self.probe if self.probe and self.usable else self.state
+
+    @property
+    def interface(self) -> str:
+        """The range of interface versions that it works with; empty where unknown."""
+        return self.manifest.api if self.manifest else ""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names that select it."""
+        return self.manifest.aliases if self.manifest else ()
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What it can do beyond the interface."""
+        return self.manifest.capabilities if self.manifest else ()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Its needs, judged in this environment."""
+        return judge(self.manifest.needs) if self.manifest else ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, as `plugins list --json` gives them."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "aliases": list(self.aliases),
+            "state": self.state,
+            "probe": self.probe,
+            "reason": self.reason,
+            "mend": self.mend,
+            "distribution": self.distribution,
+            "version": self.version,
+            "interface": self.interface,
+            "capabilities": list(self.capabilities),
+            "needs": [
+                {"any_of": list(n.any_of), "met": n.met, "found": n.found} for n in self.needs
+            ],
+            "target": self.target,
+        }
+
+
+class Rejection(Exception):
+    """A gate's verdict: the state, the reason and the mend."""
+
+    def __init__(self, state: State, reason: str, mend: str | None) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.reason = reason
+        self.mend = mend
+
+
+def entries_of(distribution: Installed) -> list[PluginEntry]:
+    """Every plugin of one distribution, gated."""
+    manifests: dict[str, Manifest | ManifestError] = {}
+    entries = []
+    for entry_point in distribution.entry_points:
+        if entry_point.group in EXTENSION_GROUPS:
+            continue
+        entries.append(_entry(entry_point, distribution, manifests))
+    declared = {(entry.kind, entry.name) for entry in entries}
+    for manifest in manifests.values():
+        if isinstance(manifest, Manifest):
+            entries += [
+                _only_in_manifest(plugin, distribution)
+                for plugin in manifest.plugins
+                if (plugin.kind, plugin.name) not in declared
+            ]
+    return entries
+
+
+def _entry(
+    entry_point: importlib.metadata.EntryPoint,
+    distribution: Installed,
+    manifests: dict[str, Manifest | ManifestError],
+) -> PluginEntry:
+    kind, name = entry_point.group.removeprefix(GROUP_PREFIX), entry_point.name
+    plugin: PluginManifest | None = None
+    state: State = "compatible"
+    reason = mend = None
+    try:
+        _check_declaration(kind, name, entry_point.value)
+        package = entry_point.value.split(":")[0].split(".")[0]
+        if package not in manifests:
+            manifests[package] = _manifest_or_error(package, distribution.name)
+        plugin = _agreeing(manifests[package], kind, name, entry_point.value, distribution)
+        _check_interface(plugin, distribution)
+    except Rejection as verdict:
+        state, reason, mend = verdict.state, verdict.reason, verdict.mend
+    return PluginEntry(
+        kind=kind,
+        name=name,
+        distribution=distribution.name,
+        version=distribution.version,
+        target=entry_point.value,
+        state=state,
+        reason=reason,
+        mend=mend,
+        manifest=plugin,
+        entry_point=entry_point,
+    )
+
+
+def _check_declaration(kind: str, name: str, target: str) -> None:
+    """The entry point itself: its group, name and target."""
+    if kind not in KINDS:
+        near = nearest(kind, [*KINDS, *(g.removeprefix(GROUP_PREFIX) for g in EXTENSION_GROUPS)])
+        raise Rejection(
+            "invalid",
+            f"{GROUP_PREFIX + kind!r} is no entry-point group that this dovetail-core knows",
+            f"did its author mean {GROUP_PREFIX + near!r}?"
+            if near
+            else f"the kinds are {', '.join(sorted(KINDS))}",
+        )
+    if not _NAME.fullmatch(name):
+        raise Rejection(
+            "invalid",
+            f"{name!r} is no plugin name",
+            "names are lower-case letters, digits and underscores, beginning with a letter",
+        )
+    if not _TARGET.fullmatch(target):
+        raise Rejection(
+            "invalid",
+            f"its target {target!r} is not of the form module:Class",
+            "mend pyproject.toml",
+        )
+
+
+def _manifest_or_error(package: str, distribution: str) -> Manifest | ManifestError:
+    try:
+        return read_manifest(package, distribution)
+    except ManifestError as error:
+        return error
+
+
+def _agreeing(
+    manifest: Manifest | ManifestError, kind: str, name: str, target: str, distribution: Installed
+) -> PluginManifest:
+    """What the manifest says of this entry point, provided that the two agree."""
+    if isinstance(manifest, ManifestError):
+        raise Rejection("invalid", manifest.message, manifest.hint)
+    remake = f"make the manifest anew in the source folder of {distribution.name}: {COMMAND}"
+    plugin = manifest.get(kind, name)
+    if plugin is None:
+        others = [other.kind for other in manifest.plugins if other.target == target]
+        reason = (
+            f"its manifest says that {target} is of kind {others[0]!r}, its entry point says {kind!r}"
+            if others and kind not in others
+            else f"its manifest {manifest.path} does not list it"
+        )
+        raise Rejection("invalid", reason, remake)
+    if plugin.target != target:
+        raise Rejection(
+            "invalid",
+            f"its manifest gives the target {plugin.target}, its entry point {target}",
+            remake,
+        )
+    return plugin
+
+
+def _check_interface(plugin: PluginManifest, distribution: Installed) -> None:
+    """The interface gate: api range and Python, the same on every host."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    provided = KINDS[plugin.kind].api
+    try:
+        accepted = SpecifierSet(plugin.api)
+    except InvalidSpecifier:
+        raise Rejection(
+            "invalid",
+            f"its api {plugin.api!r} is no version range",
+            'write a range such as api = ">=1.0,<2"',
+        ) from None
+    if not accepted.contains(provided, prereleases=True):
+        raise Rejection(
+            "rejected",
+            f"it is made for the {plugin.kind} interface {plugin.api}; this dovetail-core has {provided}",
+            f"pip install --upgrade {distribution.name} dovetail-core",
+        )
+    python = platform.python_version()
+    if distribution.requires_python is None:
+        return
+    try:
+        fits = SpecifierSet(distribution.requires_python).contains(python, prereleases=True)
+    except InvalidSpecifier:
+        return
+    if not fits:
+        raise Rejection(
+            "rejected",
+            f"it needs Python {distribution.requires_python}; this is {python}",
+            "use another Python, or another version of the plugin",
+        )
+
+
+def _only_in_manifest(plugin: PluginManifest, distribution: Installed) -> PluginEntry:
+    return PluginEntry(
+        kind=plugin.kind,
+        name=plugin.name,
+        distribution=distribution.name,
+        version=distribution.version,
+        target=plugin.target,
+        state="invalid",
+        reason="its manifest lists it, but no installed entry point does",
+        mend=f"entry points are written at installation: install {distribution.name} again",
+        manifest=plugin,
+    )

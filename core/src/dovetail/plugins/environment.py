@@ -1,0 +1,82 @@
+"""The environment that a run would find: accelerators, and whether the installed torch can use them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def gpu_names() -> list[str]:
+    """NVIDIA GPUs of this host, whatever torch thinks; found through the driver, without torch."""
+    if _DRIVER.is_dir():
+        names = [_name_in(folder / "information") for folder in sorted(_DRIVER.iterdir())]
+        if names:
+            return names
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    try:
+        listing = subprocess.run(  # noqa: S603 - the driver's own tool, found on PATH
+            [command, "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listing.splitlines() if line.strip()]
+
+
+def torch_version() -> str | None:
+    """The installed version of torch, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_build() -> str | None:
+    """`cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / "version.py"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for key, name in (("cuda", "cuda"), ("hip", "rocm")):
+        match = re.search(rf"^{key}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+        if match:
+            return f"{name} {match.group(1)}"
+    return "cpu"
+
+
+def cpu_torch_on_gpu_host() -> str | None:
+    """A warning with the command that mends it where a GPU is here, but torch can't use it; None where all is well."""
+    if torch_build() != "cpu":
+        return None
+    gpus = gpu_names()
+    if not gpus:
+        return None
+    many = f"{len(gpus)} GPUs are" if len(gpus) > 1 else "A GPU is"
+    return (
+        f"{many} here ({gpus[0]}), but the installed torch {torch_version()} is a CPU build and will "
+        "not use it\n  → pip install --force-reinstall torch  (in a checkout: make setup DEVICE=cuda)"
+    )
+
+
+def _name_in(information: Path) -> str:
+    try:
+        text = information.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "NVIDIA GPU"
+    match = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else "NVIDIA GPU"

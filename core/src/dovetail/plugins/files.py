@@ -1,0 +1,181 @@
+"""A Python file in place of a package: its attribute loaded under the same checks as an installed plugin."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError, nearest
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.contract import check_api, check_class
+from dovetail.plugins.kinds import KINDS, Kind
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.reward import RewardFunction
+
+_loaded: dict[Path, tuple[str, types.ModuleType]] = {}
+"""File → (SHA-256 of its content, module), so that one content gives one class."""
+
+
+def resolve(path: str) -> Path:
+    """The absolute path of a plugin file.
+
+    Raises:
+        PluginNotFoundError: there is no such file.
+    """
+    place = Path(path).expanduser().resolve()
+    if place.is_file():
+        return place
+    beside = sorted(p.name for p in place.parent.glob("*.py")) if place.parent.is_dir() else []
+    near = nearest(place.name, beside)
+    what = "is a folder, not a file" if place.is_dir() else "does not exist"
+    raise PluginNotFoundError(
+        f"the plugin file {path!r} {what} (looked at {place})",
+        hint=f"did you mean {near!r}?" if near else "give the path of a Python file",
+    )
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def load_file_attribute(path: str, attribute: str) -> Any:
+    """Run a Python file and return one of its attributes; the same content is run once.
+
+    Raises:
+        PluginNotFoundError: the file or the attribute does not exist; names the nearest.
+        PluginBrokenError: the file fails; names the line.
+    """
+    place = resolve(path)
+    module = _module(place)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        own = _own_names(module)
+        near = nearest(attribute, own)
+        raise PluginNotFoundError(
+            f"{place} has no attribute {attribute!r}; it defines {', '.join(own) or 'nothing'}",
+            hint=f"did you mean {near!r}?" if near else None,
+        ) from None
+
+
+def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
+    """The plugin class that an attribute of a file is, or that stands for it where it is a plain function.
+
+    The class need not set `name` (then it is the attribute's) nor `api` (then it is made for this core).
+
+    Raises:
+        PluginNotFoundError: the file or the attribute does not exist.
+        PluginBrokenError: the file fails, or the attribute is nothing that this kind can use.
+        PluginIncompatibleError: its `api` leaves this core out.
+    """
+    found = load_file_attribute(path, attribute)
+    title = f"{attribute} of {resolve(path)}"
+    if kind.name == "reward_function" and inspect.isroutine(found):
+        return _from_function(found, attribute)
+    cls = check_class(found, kind, title)
+    if hasattr(cls, "api"):
+        check_api(cls.api, kind, title)
+    else:
+        cls.api = _this_core(kind.name)
+    if not hasattr(cls, "name"):
+        cls.name = attribute
+    return cls
+
+
+def _this_core(kind: str) -> str:
+    """The interface range of a file that gives none: it is written for the core that runs it."""
+    return f"=={KINDS[kind].api}"
+
+
+def _module(place: Path) -> types.ModuleType:
+    digest = content_hash(place)
+    if place in _loaded and _loaded[place][0] == digest:
+        return _loaded[place][1]
+    # A name of its own in sys.modules, so that attrs, dataclasses and pickle find the classes defined here.
+    tag = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    name = f"dovetail_file_{place.stem}_{tag}"
+    spec = importlib.util.spec_from_file_location(name, place)
+    if spec is None or spec.loader is None:
+        raise PluginBrokenError(f"{place} is not a Python file", hint="a plugin file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        line = _line_in(place, error)
+        hint = "mend the file"
+        if isinstance(error, ModuleNotFoundError):
+            hint = (
+                f"install the package that provides {error.name!r}; modules beside the file can't be "
+                "imported from it: put them in the same file, or make a package"
+            )
+        raise PluginBrokenError(
+            f"{place}{f':{line}' if line else ''} fails: {type(error).__name__}: {error}", hint=hint
+        ) from error
+    _loaded[place] = (digest, module)
+    return module
+
+
+def _line_in(place: Path, error: BaseException) -> int | None:
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    lines = [
+        f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(place)
+    ]
+    return lines[-1] if lines else None
+
+
+def _own_names(module: types.ModuleType) -> list[str]:
+    """Classes and functions that the file itself defines."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+    )
+
+
+def _from_function(function: Callable[..., Any], attribute: str) -> type[RewardFunction]:
+    """A RewardFunction whose `compute_score` is a plain function, called as the function wants to be called."""
+    from dovetail.interfaces.reward import RewardFunction
+
+    members = {
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+        "name": attribute,
+        "api": _this_core("reward_function"),
+        "compute_score": staticmethod(function),
+    }
+    return type(attribute, (RewardFunction,), members)
+
+
+def file_and_attribute(kind: str, path: Any, attribute: Any, name: Any = None) -> tuple[str, str]:
+    """Check the `path` and `attribute` of a config section; a reward function's is `compute_score` unless given.
+
+    Raises:
+        ConfigError: the section names a plugin as well, or no attribute.
+    """
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"`path` must be the path of a Python file, not {path!r}")
+    if name is not None:
+        raise ConfigError(
+            f"a {kind} section names both the plugin {name!r} and the file {path!r}",
+            hint="keep one: `name` for an installed plugin, `path` and `attribute` for a file",
+        )
+    if attribute is None and kind == "reward_function":
+        return path, "compute_score"
+    if not isinstance(attribute, str) or not attribute:
+        raise ConfigError(
+            f"a {kind} section gives the file {path!r}, but not which class in it",
+            hint="add `attribute`, the name of the class",
+        )
+    return path, attribute

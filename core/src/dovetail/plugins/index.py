@@ -1,0 +1,186 @@
+"""PluginIndex: which plugins are installed, found without importing any, and which one a name selects."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from dovetail.errors import (
+    PluginConflictError,
+    PluginIncompatibleError,
+    PluginNotFoundError,
+    nearest,
+)
+from dovetail.plugins.catalogue import nearest_first_party, provider
+from dovetail.plugins.distributions import Installed, installed_distributions
+from dovetail.plugins.entry import PluginEntry, entries_of
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.manifest import normalised
+
+
+@dataclass(frozen=True)
+class PluginIndex:
+    """All installed plugins with their states.
+
+    Attributes:
+        all_entries: every declared plugin, by kind and name.
+        problems: complaints about distributions that can't be read at all.
+        distributions: the distributions with plugins or extensions.
+    """
+
+    all_entries: tuple[PluginEntry, ...]
+    problems: tuple[str, ...] = ()
+    distributions: tuple[Installed, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def discover(cls) -> PluginIndex:
+        """Look at what is installed now. Imports no plugin; a broken one shows as such and breaks nothing."""
+        distributions, problems = installed_distributions()
+        entries = [entry for distribution in distributions for entry in entries_of(distribution)]
+        order = {kind: i for i, kind in enumerate(KINDS)}
+        entries = sorted(
+            _mark_conflicts(entries),
+            key=lambda e: (order.get(e.kind, len(order)), e.kind, e.name, e.distribution),
+        )
+        return cls(tuple(entries), tuple(problems), tuple(distributions))
+
+    def entries(self, kind: str | None = None) -> tuple[PluginEntry, ...]:
+        """Every plugin, or those of one kind, whatever their state."""
+        return tuple(entry for entry in self.all_entries if kind in (None, entry.kind))
+
+    def find(self, kind: str, name: str) -> PluginEntry:
+        """The plugin that a name (`name`, an alias, or `name@distribution`) selects.
+
+        Raises:
+            PluginNotFoundError: nothing installed has this name; says what there is and what to install.
+            PluginConflictError: several distributions claim it.
+            PluginIncompatibleError: it is installed, but made for something else, or its manifest is wrong.
+        """
+        if kind not in KINDS:
+            near = nearest(kind, KINDS)
+            raise PluginNotFoundError(
+                f"there is no plugin kind {kind!r}; the kinds are {', '.join(sorted(KINDS))}",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        bare, _, distribution = name.partition("@")
+        claimants = self._claimants(kind, bare)
+        if distribution:
+            theirs = [
+                c for c in claimants if normalised(c.distribution) == normalised(distribution)
+            ]
+            if claimants and not theirs:
+                _refuse_distribution(kind, bare, distribution, claimants)
+            claimants = theirs
+        if not claimants:
+            self._refuse_unknown(kind, bare, distribution)
+        usable = [c for c in claimants if c.usable or c.state == "conflict"]
+        if len(usable) > 1:
+            _refuse_conflict(kind, bare, usable)
+        if not usable:
+            _refuse_unusable(kind, bare, claimants)
+        return usable[0]
+
+    def extensions(self, group: str) -> list[tuple[importlib.metadata.EntryPoint, Installed]]:
+        """Entry points of a group that holds no selectable plugins: `dovetail.hooks`, `dovetail.cli`."""
+        return [
+            (entry_point, distribution)
+            for distribution in self.distributions
+            for entry_point in distribution.entry_points
+            if entry_point.group == group
+        ]
+
+    def _claimants(self, kind: str, name: str) -> list[PluginEntry]:
+        named = [e for e in self.entries(kind) if e.name == name]
+        return named or [e for e in self.entries(kind) if name in e.aliases]
+
+    def _refuse_unknown(self, kind: str, name: str, distribution: str) -> NoReturn:
+        usable = {e.name: e for e in self.entries(kind) if e.usable}
+        here = ", ".join(f"{e.name} ({e.distribution} {e.version})" for e in usable.values())
+        message = f"no {kind} plugin is named {name!r}; installed: {here or 'none'}"
+        unusable = [e for e in self.entries(kind) if not e.usable]
+        if unusable:
+            message += "; not usable: " + ", ".join(
+                f"{e.name} ({e.distribution} {e.version}, {e.state})" for e in unusable
+            )
+        elsewhere = sorted({e.kind for e in self.all_entries if e.name == name})
+        if elsewhere:
+            message += f"; a plugin of that name is of kind {', '.join(elsewhere)}"
+        near = nearest(name, [*usable, *(alias for e in usable.values() for alias in e.aliases)])
+        home = provider(kind, name)
+        installed = {normalised(d.name) for d in self.distributions}
+        if distribution and normalised(distribution) not in installed:
+            hint = f"pip install {distribution}"
+        elif home:
+            hint = f"pip install {'--upgrade ' if home in installed else ''}{home}"
+        elif near:
+            hint = f"did you mean {near!r}?"
+        elif other := nearest_first_party(kind, name):
+            hint = f"did you mean {other!r}? It comes with: pip install {provider(kind, other)}"
+        else:
+            hint = (
+                "install the package that provides it, or give a file in its place "
+                "(path: my_plugin.py, attribute: MyClass); `dovetail plugins list` shows what there is"
+            )
+        raise PluginNotFoundError(message, hint=hint)
+
+
+@functools.cache
+def default_index() -> PluginIndex:
+    """The index of this process, discovered once; `default_index.cache_clear()` forgets it."""
+    return PluginIndex.discover()
+
+
+def _mark_conflicts(entries: Iterable[PluginEntry]) -> list[PluginEntry]:
+    """Mark compatible plugins of several distributions that share a name."""
+    entries = list(entries)
+    claims: dict[tuple[str, str], list[PluginEntry]] = {}
+    for entry in entries:
+        if entry.usable:
+            claims.setdefault((entry.kind, entry.name), []).append(entry)
+    marked = []
+    for entry in entries:
+        claimants = claims.get((entry.kind, entry.name), [])
+        if entry.usable and len(claimants) > 1:
+            others = [c for c in claimants if c is not entry]
+            entry = dataclasses.replace(  # noqa: PLW2901 - the marked twin takes its place
+                entry,
+                state="conflict",
+                reason="also claimed by "
+                + ", ".join(f"{c.distribution} {c.version}" for c in others),
+                mend=f"write name: {entry.name}@{entry.distribution}, or uninstall the others",
+            )
+        marked.append(entry)
+    return marked
+
+
+def _refuse_distribution(
+    kind: str, name: str, distribution: str, claimants: list[PluginEntry]
+) -> NoReturn:
+    here = ", ".join(f"{c.distribution} {c.version}" for c in claimants)
+    near = nearest(distribution, [c.distribution for c in claimants]) or claimants[0].distribution
+    raise PluginNotFoundError(
+        f"{distribution!r} has no {kind} plugin {name!r}; {name!r} comes from {here}",
+        hint=f"write {name}@{near}, or {name} alone",
+    )
+
+
+def _refuse_conflict(kind: str, name: str, claimants: list[PluginEntry]) -> NoReturn:
+    who = " and ".join(f"{c.distribution} {c.version}" for c in claimants)
+    lines = " or ".join(f"name: {c.name}@{c.distribution}" for c in claimants)
+    raise PluginConflictError(
+        f"{kind} {name!r} is claimed by {len(claimants)} installed distributions: {who}",
+        hint=f"say which one: {lines}",
+    )
+
+
+def _refuse_unusable(kind: str, name: str, claimants: list[PluginEntry]) -> NoReturn:
+    reasons = "; ".join(f"{c.distribution} {c.version} is {c.state}: {c.reason}" for c in claimants)
+    mends = list(dict.fromkeys(c.mend for c in claimants if c.mend))
+    raise PluginIncompatibleError(
+        f"{kind} plugin {name!r} is installed but can't be used: {reasons}",
+        hint="; ".join(mends) or None,
+    )

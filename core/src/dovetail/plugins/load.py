@@ -1,0 +1,227 @@
+"""Loading: from a config section to the plugin's class, its Config, and an instance."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.sections import PluginSection
+from dovetail.errors import (
+    ConfigError,
+    PluginBrokenError,
+    PluginError,
+    PluginNeedsError,
+    PluginNotFoundError,
+    nearest,
+)
+from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.contract import check_class, check_config, config_of
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.files import (
+    file_and_attribute,
+    load_file_attribute,
+    load_file_class,
+    resolve,
+)
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS, Kind
+from dovetail.plugins.manifest import COMMAND
+from dovetail.plugins.needs import install_command, require
+
+__all__ = [
+    "config_class",
+    "load_class",
+    "load_entry",
+    "load_file_attribute",
+    "make",
+    "ref_for",
+]
+
+
+def ref_for(kind: str, section: PluginSection) -> PluginRef:
+    """Name exactly the plugin that a config section selects. Imports no plugin.
+
+    Raises:
+        PluginError: no usable plugin has that name, or the file does not exist.
+        ConfigError: the section selects nothing, or two things.
+    """
+    _kind(kind)
+    if section.path is not None:
+        path, attribute = file_and_attribute(kind, section.path, section.attribute, section.name)
+        place = str(resolve(path))
+        return PluginRef(kind=kind, name=attribute, path=place, attribute=attribute, config=section)
+    if section.name is None:
+        raise _nothing_selected(kind)
+    entry = default_index().find(kind, section.name)
+    return PluginRef(kind=kind, name=entry.name, distribution=entry.distribution, config=section)
+
+
+def load_class(ref: PluginRef) -> type[Plugin]:
+    """Import the plugin that a reference names, and check that it is what it says.
+
+    Raises:
+        PluginNotFoundError, PluginConflictError, PluginIncompatibleError: nothing usable has that name.
+        PluginNeedsError: its import fails for want of a package that it declares in its needs.
+        PluginBrokenError: its import fails, or the class does not fulfil its interface or its manifest.
+    """
+    kind = _kind(ref.kind)
+    if ref.path is not None:
+        path, attribute = file_and_attribute(ref.kind, ref.path, ref.attribute)
+        return load_file_class(kind, path, attribute)
+    return load_entry(find(ref))
+
+
+def find(ref: PluginRef) -> PluginEntry:
+    """The installed plugin that a reference names.
+
+    Raises:
+        PluginError: nothing usable has that name.
+    """
+    exact = ref.name if ref.distribution is None else f"{ref.name}@{ref.distribution}"
+    return default_index().find(ref.kind, exact)
+
+
+def load_entry(entry: PluginEntry) -> type[Plugin]:
+    """Import an entry of the index and check its class. For errors see `load_class`."""
+    kind = _kind(entry.kind)
+    cls = check_class(_import(entry), kind, f"{entry.target} of {entry.title}")
+    if entry.manifest is None:
+        raise PluginBrokenError(f"{entry.title} has no manifest", hint=COMMAND)
+    for attribute, declared in (("name", entry.name), ("api", entry.manifest.api)):
+        actual = getattr(cls, attribute, None)
+        if actual != declared:
+            told = "its entry point" if attribute == "name" else "its manifest"
+            raise PluginBrokenError(
+                f"{entry.target} of {entry.title} has {attribute} = {actual!r}, "
+                f"but {told} says {declared!r}",
+                hint=f"make the two agree, then: {COMMAND}",
+            )
+    return cls
+
+
+def make(ref: PluginRef, context: PluginContext) -> Plugin:
+    """Construct the plugin that a reference names, on the host where it will run.
+
+    Raises:
+        PluginNeedsError: a need of it is unmet here.
+        PluginError: it can't be loaded, or its config is of another class.
+    """
+    if ref.path is None:
+        entry = find(ref)
+        require(
+            f"{entry.kind} {entry.name!r}",
+            entry.distribution,
+            entry.manifest.needs if entry.manifest else (),
+        )
+    cls = load_class(ref)
+    return cls(_config_for(ref, cls), context)
+
+
+def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
+    """The Config class of the plugin that a raw section selects; imports the plugin's config module only.
+
+    Raises:
+        PluginError: nothing usable has that name, or its config module fails.
+        ConfigError: the section selects nothing, or two things.
+    """
+    known = _kind(kind)
+    name, path = section.get("name"), section.get("path")
+    if path is not None:
+        file = file_and_attribute(kind, path, section.get("attribute"), name)
+        return config_of(load_file_class(known, *file), known)
+    if name is None:
+        raise _nothing_selected(kind)
+    if not isinstance(name, str):
+        raise ConfigError(f"`name` of a {kind} section must be text, not {name!r}")
+    entry = default_index().find(kind, name)
+    target = entry.manifest.config if entry.manifest else ""
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:
+        raise PluginBrokenError(
+            f"the config {target} of {entry.title} can't be imported: {_cause(error)}",
+            hint=f"report it to the author of {entry.distribution}; its author runs: {COMMAND}",
+        ) from error
+    return check_config(found, known, f"the config {target} of {entry.title}")
+
+
+def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
+    """The reference's config; one that was never narrowed becomes the plugin's own, with its defaults."""
+    wanted = config_of(cls, _kind(ref.kind))
+    if isinstance(ref.config, wanted):
+        return ref.config
+    if ref.config is None:
+        return wanted(name=None if ref.path else ref.name, path=ref.path, attribute=ref.attribute)
+    if type(ref.config) is PluginSection:
+        section = ref.config
+        return wanted(name=section.name, path=section.path, attribute=section.attribute)
+    raise PluginError(
+        f"{ref.kind} {ref.name!r} was given a config of class {type(ref.config).__name__}",
+        hint=f"it takes {wanted.__module__}.{wanted.__name__}",
+    )
+
+
+def _import(entry: PluginEntry) -> object:
+    """Load exactly the entry point that the index chose, through stevedore."""
+    from dovetail.plugins.driver import load_entry_point
+
+    if entry.entry_point is None:
+        raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.mend)
+    try:
+        return load_entry_point(entry.entry_point)
+    except (Exception, SystemExit) as error:
+        unmet = [need for need in entry.needs if not need.met]
+        if isinstance(error, ImportError) and unmet:
+            wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
+            raise PluginNeedsError(
+                f"{entry.title} needs {wanted}", hint=install_command(entry.distribution, unmet)
+            ) from error
+        raise PluginBrokenError(
+            f"{entry.title} fails at import of {entry.target}: {_cause(error)}",
+            hint=_import_hint(error, entry),
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong, and in which line of the plugin."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and not {"importlib", "stevedore"} & set(Path(frame.filename).parts)
+        and Path(frame.filename).parent != Path(__file__).parent
+    ]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _import_hint(error: BaseException, entry: PluginEntry) -> str:
+    package = entry.target.split(":")[0].split(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if error.name.split(".")[0] != package:
+            return f"install the package that provides the module {error.name!r}"
+        return f"its entry point names a module that it lacks; reinstall {entry.distribution}"
+    return f"report it to the author of {entry.distribution}, or install another version of it"
+
+
+def _nothing_selected(kind: str) -> ConfigError:
+    usable = ", ".join(entry.name for entry in default_index().entries(kind) if entry.usable)
+    return ConfigError(
+        f"a {kind} section selects no plugin",
+        hint=f"give `name` (one of: {usable or 'none is installed'}), or `path` and `attribute`",
+    )
+
+
+def _kind(name: str) -> Kind:
+    if name in KINDS:
+        return KINDS[name]
+    near = nearest(name, KINDS)
+    raise PluginNotFoundError(
+        f"there is no plugin kind {name!r}; the kinds are {', '.join(sorted(KINDS))}",
+        hint=f"did you mean {near!r}?" if near else None,
+    )

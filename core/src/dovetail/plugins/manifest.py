@@ -1,0 +1,173 @@
+"""The manifest of a distribution, `dovetail-plugin.json`: what is known of its plugins without importing them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import PluginIncompatibleError
+
+FILE_NAME = "dovetail-plugin.json"
+SCHEMA = 1
+COMMAND = "python -m dovetail_sdk manifest"
+"""What writes a manifest."""
+
+_TEXTS = ("kind", "name", "target", "api", "config")
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_TEXTS, (str,)),
+    **dict.fromkeys(("aliases", "capabilities", "columns", "needs"), (list,)),
+    **dict.fromkeys(("requires", "provides"), (list, type(None))),
+    "config_schema": (dict, type(None)),
+}
+_WORDS = {str: "text", list: "a list", dict: "an object", type(None): "null"}
+
+
+class ManifestError(PluginIncompatibleError):
+    """A manifest is missing or unusable; the hint says how to mend it."""
+
+
+@dataclass(frozen=True)
+class PluginManifest:
+    """One plugin, as its distribution describes it."""
+
+    kind: str
+    name: str
+    target: str
+    """`module:Class`, as in the entry point."""
+    api: str
+    """Range of interface versions."""
+    config: str
+    """`module:Class` of its Config."""
+    aliases: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    requires: tuple[str, ...] | None = ()
+    """Columns that it reads under its default config; None where it has no default config."""
+    provides: tuple[str, ...] | None = ()
+    """Columns that it can write under its default config; None where it has no default config."""
+    columns: tuple[Mapping[str, str], ...] = ()
+    """Columns of its own: name, dtype, shape, meaning, owner."""
+    config_schema: Mapping[str, Any] | None = None
+    """`{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
+    needs: tuple[tuple[str, ...], ...] = ()
+    """Any-of lists of requirements, all of which must be met where the plugin runs."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one distribution says of its plugins."""
+
+    path: Path
+    distribution: str
+    plugins: tuple[PluginManifest, ...]
+
+    def get(self, kind: str, name: str) -> PluginManifest | None:
+        """The plugin of that kind and name, where the manifest has it."""
+        for plugin in self.plugins:
+            if (plugin.kind, plugin.name) == (kind, name):
+                return plugin
+        return None
+
+
+def normalised(distribution: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def package_directories(package: str) -> list[Path]:
+    """Where a top-level package lies, found without importing it; empty where there is no such package.
+
+    Works for wheels and for editable installs, which RECORD and `importlib.resources` do not.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, AttributeError, ValueError):
+        return []
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    return [Path(place) for place in spec.submodule_search_locations]
+
+
+def read_manifest(package: str, distribution: str) -> Manifest:
+    """Read the manifest that lies in a top-level package.
+
+    Raises:
+        ManifestError: there is none, it can't be read, or it belongs to another distribution.
+    """
+    places = package_directories(package)
+    if not places:
+        raise ManifestError(
+            f"its entry point names {package!r}, which is not a package that can be found here",
+            hint=f"reinstall it: pip install --force-reinstall --no-deps {distribution}",
+        )
+    for place in places:
+        path = place / FILE_NAME
+        if path.is_file():
+            return _parse(path, distribution)
+    raise ManifestError(
+        f"{distribution} has no {FILE_NAME} in its package {package!r}",
+        hint=f"its author runs `{COMMAND}` in its source folder (it comes with "
+        "`pip install dovetail-sdk`) and ships the file",
+    )
+
+
+def _parse(path: Path, distribution: str) -> Manifest:
+    remake = f"make it anew in the source folder of {distribution}: {COMMAND}"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path} can't be read: {error}", hint=remake) from error
+    if not isinstance(data, dict):
+        raise ManifestError(f"{path} holds no JSON object", hint=remake)
+    if data.get("schema") != SCHEMA:
+        raise ManifestError(
+            f"{path} has schema {data.get('schema')!r}; this dovetail-core reads {SCHEMA}",
+            hint=f"upgrade dovetail-core, or {remake}",
+        )
+    owner = data.get("distribution")
+    if not isinstance(owner, str) or normalised(owner) != normalised(distribution):
+        raise ManifestError(
+            f"{path} belongs to the distribution {owner!r}, not to {distribution!r}", hint=remake
+        )
+    plugins = data.get("plugins")
+    if not isinstance(plugins, list):
+        raise ManifestError(f"{path}: `plugins` must be a list", hint=remake)
+    try:
+        return Manifest(path, owner, tuple(_plugin(item) for item in plugins))
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"{path}: {error}", hint=remake) from error
+
+
+def _plugin(item: Any) -> PluginManifest:
+    """Build one entry, refusing what later code could not use."""
+    if not isinstance(item, dict):
+        raise TypeError(f"an entry of `plugins` is {item!r}, not an object")
+    for key, types in _TYPES.items():
+        value = item.get(key, None if type(None) in types else types[0]())
+        if not isinstance(value, types) or (key in _TEXTS and key not in item):
+            allowed = " or ".join(_WORDS[tp] for tp in types)
+            raise TypeError(
+                f"plugin {item.get('kind')}/{item.get('name')}: `{key}` must be {allowed}, "
+                f"not {item.get(key)!r}"
+            )
+    for need in item.get("needs", []):
+        if not (isinstance(need, list) and need and all(isinstance(n, str) for n in need)):
+            raise TypeError(f"an item of `needs` must be a list of requirements, not {need!r}")
+    return PluginManifest(
+        **{key: item[key] for key in _TEXTS},
+        aliases=tuple(str(alias) for alias in item.get("aliases", [])),
+        capabilities=tuple(str(capability) for capability in item.get("capabilities", [])),
+        requires=_names(item.get("requires", [])),
+        provides=_names(item.get("provides", [])),
+        columns=tuple(item.get("columns", [])),
+        config_schema=item.get("config_schema"),
+        needs=tuple(tuple(need) for need in item.get("needs", [])),
+    )
+
+
+def _names(columns: list[Any] | None) -> tuple[str, ...] | None:
+    return None if columns is None else tuple(str(column) for column in columns)

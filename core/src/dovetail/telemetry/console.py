@@ -1,0 +1,224 @@
+"""The console tracker: a live display on a terminal, one plain line a step elsewhere, a summary at the end."""
+
+from __future__ import annotations
+
+import atexit
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.config.builtin import ConsoleConfig
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.tracker import Tracker
+from dovetail.telemetry.figures import KEY_FIGURES, Figure, sparkline, write_figure, write_seconds
+
+_LABELS = {
+    "accuracy_before": ("Accuracy before", "percent"),
+    "accuracy_after": ("Accuracy after", "percent"),
+    "accuracy_best": ("Best accuracy", "percent"),
+    "reward_first": ("Reward, first steps", "number"),
+    "reward_last": ("Reward, last steps", "number"),
+    "train_seconds": ("Training time", "seconds"),
+    "seconds_per_step": ("Seconds a step", "seconds"),
+    "step_seconds": ("All steps together", "seconds"),
+    "tokens_per_second": ("Tokens a second", "length"),
+    "reward_failures": ("Failed rewards", "length"),
+}
+"""Labels and styles of what a summary holds; other names are shown as they are."""
+_ELSEWHERE = {"directory", "report", "next_commands", "total_steps"}
+"""Entries of a summary that are shown in another place."""
+_RECENT = 20
+"""Steps behind the estimate of the time left."""
+
+
+class ConsoleTracker(Tracker):
+    """Shows a run to the person who started it."""
+
+    name = "console"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = ConsoleConfig
+
+    def __init__(
+        self, config: ConsoleConfig, context: PluginContext, console: Console | None = None
+    ) -> None:
+        super().__init__(config, context)
+        self._console = console or Console(highlight=False)
+        self._live: Live | None = None
+        self._figures = (*KEY_FIGURES, *(Figure(name, name, name) for name in config.metrics))
+        self._directory = context.run_directory
+        self._total = 0
+        self._step = 0
+        self._phase = ""
+        self._began = monotonic()
+        self._ends: list[tuple[int, float]] = []
+        self._series: dict[str, list[float]] = {}
+
+    # ── the run's life ──
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        if run.get("directory") is not None:
+            self._directory = Path(run["directory"])
+        self._step = int(run.get("start_step") or 0)
+        self._total = int(run.get("total_steps") or 0)
+        self._began = monotonic()
+        self._ends = [(self._step, self._began)]
+        wanted = self._console.is_terminal if self.config.live is None else self.config.live
+        if wanted and not self._console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=self._render,
+                console=self._console,
+                refresh_per_second=self.config.refresh_per_second,
+            )
+            # The cursor comes back even where a run dies without closing its trackers.
+            atexit.register(self._stop)
+            self._live.start()
+
+    def phase(self, step: int, name: str) -> None:
+        self._phase = name
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        advanced = step > self._step
+        if advanced:
+            self._step = step
+            self._ends = [*self._ends, (step, monotonic())][-_RECENT - 1 :]
+        for figure in self._figures:
+            value = figure.value(metrics)
+            if value is not None:
+                self._series.setdefault(figure.label, []).append(value)
+        if self._live is None:
+            self._console.print(self._line(step, metrics, advanced), soft_wrap=True, markup=False)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._phase = ""
+        self._stop()
+        self._print_summary(summary)
+
+    def close(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """Leave the last state of the display on the terminal and give the terminal back."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+            atexit.unregister(self._stop)
+
+    # ── what is shown ──
+
+    def _seconds_left(self) -> float | None:
+        """Time to the last step at the pace of the recent ones; None before the first."""
+        (first, since), (last, until) = self._ends[0], self._ends[-1]
+        if last == first or not self._total:
+            return None
+        return (until - since) / (last - first) * max(0, self._total - last)
+
+    def _line(self, step: int, metrics: Mapping[str, float], advanced: bool) -> str:
+        """One step as a line of a log."""
+        parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
+        for figure in self._figures:
+            name = figure.find(metrics)
+            if name is not None:
+                parts.append(f"{figure.short} {figure.write(float(metrics[name]))}")
+        left = self._seconds_left()
+        if left and advanced:
+            parts.append(f"left {write_seconds(left)}")
+        return "  ".join(parts)
+
+    def _render(self) -> Group:
+        """The live display: where the run is, and the key figures with their course."""
+        return Group(self._progress(), self._table())
+
+    def _progress(self) -> Table:
+        title = "/".join(self._directory.parts[-2:]) if self._directory else "run"
+        total = max(self._total, 1)
+        left = self._seconds_left()
+        times = f"{write_seconds(monotonic() - self._began)} gone"
+        if left is not None and self._live is not None:
+            times += f", {write_seconds(left)} left"
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for ratio in (None, None, None, 1):
+            grid.add_column(no_wrap=True, ratio=ratio)
+        grid.add_row(
+            Text(title, style="bold"),
+            Text(f"step {self._step}/{self._total}" if self._total else f"step {self._step}"),
+            ProgressBar(total=total, completed=min(self._step, total), width=24),
+            Text(f"{self._phase}  {times}" if self._phase else times, style="dim"),
+        )
+        return grid
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(min_width=20)
+        table.add_column(justify="right", min_width=9)
+        table.add_column(justify="right", min_width=9, style="dim")
+        table.add_column(style="cyan", no_wrap=True)
+        for figure in self._figures:
+            values = self._series.get(figure.label)
+            if values:
+                table.add_row(
+                    figure.label,
+                    figure.write(values[-1]),
+                    _change(figure, values),
+                    sparkline(values),
+                )
+        return table
+
+    def _print_summary(self, summary: Mapping[str, Any]) -> None:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+        steps, total = summary.get("steps"), summary.get("total_steps")
+        shown_summary = {**summary, "steps": f"{steps} of {total}"} if total else summary
+        for name, value in shown_summary.items():
+            if name in _ELSEWHERE or not isinstance(value, str | int | float):
+                continue
+            label, style = _LABELS.get(name, (name.replace("_", " ").capitalize(), "length"))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            whole = isinstance(value, int) and style == "length"
+            shown = str(value) if whole or not is_number else write_figure(float(value), style)
+            table.add_row(label, Text(shown, style="bold" if name == "accuracy_after" else ""))
+        self._console.print()
+        self._console.print(table)
+        self._console.print()
+        self._print_places(summary)
+
+    def _print_places(self, summary: Mapping[str, Any]) -> None:
+        """Where the run's files are and what to do next, unbroken so that they can be copied."""
+        directory = summary.get("directory") or self._directory
+        report = summary.get("report")
+        if report is None and directory and (Path(directory) / "report.html").exists():
+            report = Path(directory) / "report.html"
+        for label, path in (("Run directory", directory), ("Report", report)):
+            if path:
+                self._print_line(f"{label:<15}{path}")
+        commands: Sequence[str] = summary.get("next_commands") or ()
+        if commands:
+            self._console.print()
+            self._print_line("Next:")
+            for command in commands:
+                self._print_line(f"  {command}")
+
+    def _print_line(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False)
+
+
+def _change(figure: Figure, values: Sequence[float]) -> str:
+    """How far a figure has moved since its first value."""
+    change = values[-1] - values[0]
+    if change == 0 or figure.style == "seconds" or not math.isfinite(change):
+        return ""
+    if (
+        figure.style == "percent"
+        and 0 <= min(values[0], values[-1]) <= max(values[0], values[-1]) <= 1
+    ):
+        return f"{100 * change:+.1f} pt"
+    return f"{change:+.3g}"

@@ -1,0 +1,108 @@
+"""The key figures of a run: which metric each is, what it is called, how it is written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+_ACCURACY = re.compile(r"val/mean@\d+")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that a person follows during a run."""
+
+    label: str
+    """For a table or a chart."""
+    short: str
+    """For a line of a log; one word."""
+    metric: str
+    """Its metric's name; a regular expression where `pattern` is set."""
+    style: str = "number"
+    """`number`, `percent`, `length` or `seconds`."""
+    pattern: bool = False
+
+    def find(self, names: Iterable[str]) -> str | None:
+        """The metric's name among these, or None."""
+        if not self.pattern:
+            return self.metric if self.metric in names else None
+        return next((name for name in names if re.fullmatch(self.metric, name)), None)
+
+    def value(self, metrics: Mapping[str, float | None]) -> float | None:
+        """The figure in a step's metrics; None where it is absent or not finite."""
+        name = self.find(metrics)
+        value = None if name is None else metrics[name]
+        return value if value is not None and math.isfinite(value) else None
+
+    def write(self, value: float) -> str:
+        """The figure as text."""
+        return write_figure(value, self.style)
+
+
+REWARD = Figure("Reward", "reward", "reward/mean")
+ACCURACY = Figure("Validation accuracy", "accuracy", _ACCURACY.pattern, "percent", pattern=True)
+KL = Figure("KL to reference", "kl", "actor/kl")
+POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
+ENTROPY = Figure("Entropy", "entropy", "actor/entropy")
+LENGTH = Figure("Response length", "length", "response_length/mean", "length")
+GRAD_NORM = Figure("Gradient norm", "grad_norm", "actor/grad_norm")
+SECONDS = Figure("Seconds a step", "step_time", "time/step", "seconds")
+SPEED = Figure("Tokens a second", "tokens/s", "perf/tokens_per_second", "length")
+FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
+
+KEY_FIGURES = (REWARD, ACCURACY, KL, ENTROPY, LENGTH, GRAD_NORM, SECONDS, SPEED)
+"""In the order in which they are shown."""
+
+
+def write_figure(value: float, style: str = "number") -> str:
+    """A figure in few characters: two to four digits, percent, tokens or seconds."""
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if style == "percent":
+        # Rewards need not lie in [0, 1]; outside it a percentage would mislead.
+        return f"{100 * value:.1f}%" if 0 <= value <= 1 else f"{value:.3g}"
+    if style == "length":
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if style == "seconds":
+        return write_seconds(value)
+    if value != 0 and abs(value) < 0.1:
+        return f"{value:.2g}"
+    if abs(value) < 1000:
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+def write_seconds(seconds: float) -> str:
+    """A time span: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
+    if 0 < seconds < 0.01:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def bucket_means(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` values that follow the whole series: means of equal runs of it."""
+    if len(values) <= count:
+        return list(values)
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The course of a series in at most `width` characters, lowest ▁ to highest █."""
+    points = bucket_means([value for value in values if math.isfinite(value)], width)
+    if not points:
+        return ""
+    low, high = min(points), max(points)
+    if high <= low:
+        return "▄" * len(points)
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (point - low) / (high - low)))] for point in points)

@@ -1,0 +1,126 @@
+"""JSON lines on disk: appended a step at a time, read although a killed run tore the last line; and the tracker that writes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from time import time
+from typing import Any
+
+from dovetail.config.builtin import JsonlConfig
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.tracker import Tracker
+
+_LOGGER = logging.getLogger("dovetail.telemetry")
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays, without importing NumPy
+        return plain(value.tolist())
+    if isinstance(value, Iterable):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as text, one a line."""
+    return "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append one line a row and flush it.
+
+    A line that an earlier, killed process left unfinished is cut off first, so that it spoils no other.
+    A file has one writing process at a time.
+    """
+    with path.open("ab+") as file:
+        _cut_torn_line(file)
+        file.write(dump_rows(rows).encode())
+
+
+def _cut_torn_line(file: Any) -> None:
+    """Truncate an open file behind its last newline."""
+    end = file.seek(0, os.SEEK_END)
+    keep = end
+    while keep:
+        start = max(0, keep - 4096)
+        file.seek(start)
+        newline = file.read(keep - start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        keep = start
+    if keep != end:
+        file.truncate(keep)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Every row of a file of JSON lines; none where the file is absent.
+
+    A torn last line is what a killed run leaves and is passed over; an unreadable line elsewhere is passed over with a warning.
+    """
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if number < len(lines):
+                _LOGGER.warning("%s: line %d is not JSON and was passed over", path, number)
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Drop the rows for which `keep` is false, replacing the file in one rename; how many were dropped."""
+    rows = read_rows(path)
+    kept = [row for row in rows if keep(row)]
+    if path.exists():
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)
+        append_rows(temporary, kept)
+        temporary.replace(path)
+    return len(rows) - len(kept)
+
+
+class JsonlTracker(Tracker):
+    """`metrics.jsonl`: one object a log call, `{"step", "time", metrics…}`, on disk when the call returns.
+
+    `time` is in seconds since 1970. A figure that is NaN or infinite is written as null. Validation may
+    log a step that training logged too: readers merge the lines of one step.
+    """
+
+    name = "jsonl"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = JsonlConfig
+
+    def __init__(self, config: JsonlConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._directory = context.run_directory
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        if run.get("directory") is not None:
+            self._directory = Path(run["directory"])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._directory is not None:
+            row = {"step": step, "time": round(time(), 3), **metrics}
+            append_rows(self._directory / "metrics.jsonl", [row])

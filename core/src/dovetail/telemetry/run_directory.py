@@ -1,0 +1,210 @@
+"""RunDirectory: the folder that one run claims, and everything that is later read about the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from dovetail.errors import RunDirectoryError
+from dovetail.telemetry.jsonl import dump_rows, keep_rows, plain, read_rows
+from dovetail.telemetry.samples import remove_samples_after, samples_path
+
+MARKER = "run.json"
+"""The file whose exclusive creation claims a directory."""
+
+
+class RunDirectory:
+    """`runs/<project>/<experiment>/` of one run; usable wherever a path is.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> Self:
+        """Claim a directory for a new run; of several processes that try at once, one succeeds.
+
+        Raises:
+            RunDirectoryError: it holds another run or other files, or can't be made; the message says which.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            foreign = sorted(entry.name for entry in path.iterdir() if entry.name != MARKER)
+            if foreign and not (path / MARKER).exists():
+                raise _holds_foreign_files(path, foreign)
+            with (path / MARKER).open("x", encoding="utf-8") as file:
+                json.dump(_claim(), file)
+        except FileExistsError as error:
+            if isinstance(error, RunDirectoryError):
+                raise
+            raise _already_taken(path) from None
+        except OSError as error:
+            raise RunDirectoryError(
+                f"can't make the run directory {str(path)!r}: {error.strerror or error}",
+                hint="set output_dir=PATH to a folder that you can write to",
+            ) from error
+        (path / "samples").mkdir(exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """The directory of a run that was begun before, to resume it or to read it.
+
+        Raises:
+            RunDirectoryError: it is not there, or is not a run directory.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise RunDirectoryError(
+                f"there is no run directory {str(path)!r}", hint=_runs_nearby(path)
+            )
+        if not (path / MARKER).is_file():
+            holds = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) or "nothing"
+            raise RunDirectoryError(
+                f"{str(path)!r} is not a run directory: it has no {MARKER} (it holds {holds})",
+                hint=_runs_nearby(path),
+            )
+        return cls(path)
+
+    @property
+    def config(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def plugin_lock(self) -> Path:
+        """Versions and hashes of the plugins in use."""
+        return self.path / "plugins.lock.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """The structured log."""
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def summary(self) -> Path:
+        """What the run came to."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.path / "report.html"
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file below the directory so that a reader sees the old text or the new, never a part."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write JSON atomically; NaN and infinity become null."""
+        return self.write_text(name, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """The content of a JSON file below the directory.
+
+        Raises:
+            RunDirectoryError: it is not there, or is not JSON.
+        """
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"can't read {str(self.path / name)!r}: {error}",
+                hint="restore the file from a copy, or start a new run with experiment=NAME",
+            ) from error
+
+    def write_samples(
+        self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step"
+    ) -> Path:
+        """Write samples of a step to `samples/<name>_<step>.jsonl`, replacing what was there."""
+        target = samples_path(self.path, step, name)
+        return self.write_text(str(target.relative_to(self.path)), dump_rows(rows))
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after a step from which the run resumes: metrics and samples."""
+        keep_rows(self.metrics, lambda row: int(row.get("step", 0)) <= step)
+        remove_samples_after(self.path, step)
+
+
+def _claim() -> dict[str, Any]:
+    """Who claims a directory, and when."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"schema": 1, "started": started, "host": socket.gethostname(), "process": os.getpid()}
+
+
+def _already_taken(path: Path) -> RunDirectoryError:
+    if not path.is_dir():
+        return RunDirectoryError(
+            f"{str(path)!r} is a file, where the run directory should be",
+            hint="choose another name with experiment=NAME, or another output_dir=PATH",
+        )
+    return RunDirectoryError(
+        f"{str(path)!r} already holds a run: {_describe(path)}",
+        hint=f"continue it with `dovetail resume {path}`, or start another with experiment=NAME",
+    )
+
+
+def _describe(path: Path) -> str:
+    """What a run directory holds, in a phrase."""
+    claims = read_rows(path / MARKER)
+    started = f"started {claims[0]['started']}" if claims and "started" in claims[0] else "started"
+    steps = max((int(row.get("step", 0)) for row in read_rows(path / "metrics.jsonl")), default=0)
+    logged = f"{steps} step{'' if steps == 1 else 's'} logged"
+    folder = path / "checkpoints"
+    saved = sorted(folder.glob("step_*"), key=lambda entry: entry.stat().st_mtime)
+    checkpoint = f"last checkpoint {saved[-1].name}" if saved else "no checkpoint"
+    return f"{started}, {logged}, {checkpoint}"
+
+
+def _holds_foreign_files(path: Path, names: list[str]) -> RunDirectoryError:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return RunDirectoryError(
+        f"{str(path)!r} holds files that are not a run's: {', '.join(names[:4])}{more}",
+        hint="choose an empty folder with experiment=NAME or output_dir=PATH",
+    )
+
+
+def _runs_nearby(path: Path) -> str:
+    """A hint that names the run directories below a path or beside it."""
+    for folder in (path, path.parent):
+        if folder.is_dir():
+            runs = sorted(marker.parent for marker in folder.glob(f"*/{MARKER}"))
+            if runs:
+                return f"run directories there: {', '.join(str(run) for run in runs[:5])}"
+    return "give the folder that a run printed at its start: runs/<project>/<experiment>"

@@ -1,0 +1,117 @@
+"""What a run came to: its metrics by step, and the figures that `summary.json` holds, from the run's files."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from dovetail.telemetry import figures
+from dovetail.telemetry.jsonl import read_rows
+
+EDGE = 10
+"""First and last rewards are means over at most so many steps."""
+
+
+class History:
+    """Metrics by step. Lines of one step are merged; where two name one metric, the later counts.
+
+    Attributes:
+        steps: steps with metrics, ascending; validation before training is step 0.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        merged: dict[int, dict[str, float | None]] = {}
+        for row in rows:
+            step = row.get("step")
+            if not isinstance(step, int | float):
+                continue
+            figures_of_step = merged.setdefault(int(step), {})
+            for name, value in row.items():
+                if name != "step" and _is_figure(value):
+                    figures_of_step[name] = value
+        self.steps = sorted(merged)
+        self._by_step = merged
+
+    @classmethod
+    def read(cls, run_directory: Path) -> History:
+        """The history in `metrics.jsonl`."""
+        return cls(read_rows(run_directory / "metrics.jsonl"))
+
+    def at(self, step: int) -> dict[str, float | None]:
+        """Metrics of a step; None stands for a figure that was not finite."""
+        return self._by_step.get(step, {})
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric, in order of first appearance."""
+        seen: dict[str, None] = {}
+        for step in self.steps:
+            seen.update(dict.fromkeys(self._by_step[step]))
+        return list(seen)
+
+    def series(self, name: str | None) -> tuple[list[int], list[float]]:
+        """Steps and finite values of a metric; empty where it was never logged."""
+        points = [(step, self._by_step[step].get(name or "")) for step in self.steps]
+        known = [
+            (step, value) for step, value in points if value is not None and math.isfinite(value)
+        ]
+        return [step for step, _ in known], [value for _, value in known]
+
+    def values(self, figure: figures.Figure) -> list[float]:
+        """The finite values of a key figure, in order of steps."""
+        return self.series(figure.find(self.names))[1]
+
+    def not_finite(self) -> dict[str, list[int]]:
+        """Metrics that were NaN or infinite somewhere, and at which steps."""
+        found: dict[str, list[int]] = {}
+        for step in self.steps:
+            for name, value in self._by_step[step].items():
+                if value is None or not math.isfinite(value):
+                    found.setdefault(name, []).append(step)
+        return found
+
+
+def _is_figure(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def summarise(run_directory: Path) -> dict[str, Any]:
+    """Figures for `summary.json`; what the metrics don't tell is left out.
+
+    Returns:
+        `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation; `reward_first`
+        and `reward_last` (means over the first and last steps, at most 10 each); `seconds_per_step`
+        and `tokens_per_second` (medians); `step_seconds` (the sum over steps); `reward_failures`.
+    """
+    history = History.read(run_directory)
+    found: dict[str, Any] = {"steps": max(history.steps, default=0)}
+    if accuracy := history.values(figures.ACCURACY):
+        found["accuracy_before"] = accuracy[0]
+        found["accuracy_after"] = accuracy[-1]
+        found["accuracy_best"] = max(accuracy)
+    if rewards := history.values(figures.REWARD):
+        edge = max(1, min(EDGE, len(rewards) // 2))
+        found["reward_first"] = fmean(rewards[:edge])
+        found["reward_last"] = fmean(rewards[-edge:])
+    if seconds := history.values(figures.SECONDS):
+        found["seconds_per_step"] = median(seconds)
+        found["step_seconds"] = sum(seconds)
+    if speeds := history.values(figures.SPEED):
+        found["tokens_per_second"] = median(speeds)
+    if failures := history.values(figures.FAILURES):
+        found["reward_failures"] = int(sum(failures))
+    return found
+
+
+def count_events(run_directory: Path) -> list[tuple[str, str, int]]:
+    """Warnings and errors of `events.jsonl` as (level, event, count), the most frequent first."""
+    rows = read_rows(run_directory / "events.jsonl")
+    counts = Counter(
+        (str(row["level"]), str(row.get("event", "")))
+        for row in rows
+        if row.get("level") in {"warning", "error", "critical"}
+    )
+    return [(level, event, count) for (level, event), count in counts.most_common()]

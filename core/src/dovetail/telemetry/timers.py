@@ -1,0 +1,59 @@
+"""Timers: how long the phases of a step take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+
+class Timers:
+    """Wall-clock seconds of named phases, added up until `reset`.
+
+    Phases may nest: each counts all the time between its start and its end. A part of a phase is named
+    after it (`rollout/scoring`), so that readers can stack the phases without counting time twice.
+
+    Args:
+        on_phase: told the name of every phase as it begins, such as for a progress display.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        on_phase: Callable[[str], object] | None = None,
+        *,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._on_phase = on_phase
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._depth: defaultdict[str, int] = defaultdict(int)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time the block as `phase`, whether it ends well or raises."""
+        if self._on_phase is not None:
+            self._on_phase(phase)
+        self._depth[phase] += 1
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._depth[phase] -= 1
+            # A phase inside itself is timed by its outermost block alone.
+            if self._depth[phase] == 0:
+                elapsed = self._clock() - start
+                self._seconds[phase] = self._seconds.get(phase, 0.0) + elapsed
+
+    def seconds(self, phase: str) -> float:
+        """Seconds spent in a phase that has ended; 0 where it never ran."""
+        return self._seconds.get(phase, 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<phase>` in seconds, in the order in which the phases first ended."""
+        return {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
+
+    def reset(self) -> None:
+        """Forget all times: a new step begins."""
+        self._seconds.clear()

@@ -1,0 +1,163 @@
+"""The disk transport: an update is a directory of safetensors buckets that appears as a whole.
+
+Layout below the transport's directory: `version_00000007/bucket_00000.safetensors …` and
+`manifest.json` with each tensor's bucket and digest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from dovetail.config.builtin import DiskTransportConfig
+from dovetail.errors import ConfigError, WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.transport import (
+    WeightManifest,
+    WeightReceiver,
+    WeightSender,
+    WeightTransport,
+)
+from dovetail.transports.checks import Bucket, bucketed, matched
+
+_INDEX = "manifest.json"
+
+
+class DiskTransport(WeightTransport):
+    """Writes weights to a directory that trainers and rollouts share."""
+
+    name = "disk"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"across_processes"})
+    Config = DiskTransportConfig
+
+    def __init__(self, config: DiskTransportConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        if config.directory is None and context.run_directory is None:
+            raise ConfigError(
+                "the disk transport has no directory outside a run",
+                hint="set rollout.weight_transport.directory",
+            )
+
+    @property
+    def directory(self) -> Path:
+        """Where updates appear."""
+        if self.config.directory is not None:
+            return Path(self.config.directory)
+        return Path(self.context.run_directory or ".") / "weights"
+
+    def sender(self) -> WeightSender:
+        # What an earlier run left here must not be taken for this run's weights.
+        if self.context.rank == 0:
+            for stale in self.directory.glob("version_*"):
+                shutil.rmtree(stale, ignore_errors=True)
+        return _Sender(self.directory, self.config, self.context)
+
+    def receiver(self) -> WeightReceiver:
+        return _Receiver(self.directory, self.config)
+
+
+@attrs.frozen(eq=False)
+class _Sender(WeightSender):
+    directory: Path
+    config: Any
+    context: PluginContext
+
+    def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        buckets = bucketed(manifest, tensors, digest=self.config.verify)
+        if self.context.rank != 0:
+            # Every rank takes part in gathering the tensors; one writes them.
+            for _ in buckets:
+                pass
+            return
+        try:
+            self._write(manifest, buckets)
+        except OSError as error:
+            raise WeightSyncError(
+                f"weight update {manifest.version} can't be written to {self.directory}: {error}",
+                hint="free space there, or set rollout.weight_transport.directory",
+            ) from error
+
+    def _write(self, manifest: WeightManifest, buckets: Iterable[Bucket]) -> None:
+        from safetensors.torch import save_file
+
+        target = _target(self.directory, manifest.version)
+        partial = target.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            index = []
+            for number, bucket in enumerate(buckets):
+                file = f"bucket_{number:05d}.safetensors"
+                names = [name for name, _ in bucket.tensors]
+                # Tied tensors share memory, which the format refuses: each is written in full.
+                data = {name: tensor.cpu().contiguous().clone() for name, tensor in bucket.tensors}
+                save_file(data, partial / file)
+                digests = [f"{digest:016x}" for digest in bucket.digests]
+                index.append({"file": file, "names": names, "digests": digests})
+            (partial / _INDEX).write_text(
+                json.dumps({"version": manifest.version, "buckets": index})
+            )
+            if target.exists():
+                shutil.rmtree(target)
+            partial.rename(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        for old in sorted(self.directory.glob("version_*"))[: -self.config.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@attrs.frozen(eq=False)
+class _Receiver(WeightReceiver):
+    directory: Path
+    config: Any
+
+    def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+        source = self._wait_for(manifest.version)
+        yield from matched(manifest, self._read(source, manifest.version))
+
+    def _wait_for(self, version: int) -> Path:
+        target = _target(self.directory, version)
+        deadline = time.monotonic() + self.config.timeout
+        while not target.is_dir():
+            if time.monotonic() > deadline:
+                raise WeightSyncError(
+                    f"weight update {version} did not appear at {target} within "
+                    f"{self.config.timeout:g} seconds",
+                    hint="let trainer and rollout share this directory, or raise "
+                    "rollout.weight_transport.timeout",
+                )
+            time.sleep(0.01)
+        return target
+
+    def _read(self, source: Path, version: int) -> Iterator[tuple[str, Tensor]]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            index = json.loads((source / _INDEX).read_text())
+            for entry in index["buckets"]:
+                loaded = load_file(source / entry["file"])
+                bucket = Bucket(
+                    tuple((name, loaded[name]) for name in entry["names"]),
+                    tuple(int(digest, 16) for digest in entry["digests"]),
+                )
+                bucket.verify(version)
+                yield from bucket.tensors
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise WeightSyncError(
+                f"weight update {version} at {source} can't be read: {error!r}",
+                hint="the old weights stay in force; send the update again",
+            ) from error
+
+
+def _target(directory: Path, version: int) -> Path:
+    return directory / f"version_{version:08d}"

@@ -1,0 +1,77 @@
+"""Files that are no config: each gets a clear error."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.config import load_config
+from dovetail.errors import ConfigError
+
+
+def _error(path, **options) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, **options)
+    return caught.value
+
+
+def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path):
+    (tmp_path / "grpo_gsm8k.yaml").touch()
+    error = _error(tmp_path / "grpo_gsm8.yaml")
+    assert error.message == f"config file {tmp_path / 'grpo_gsm8.yaml'} does not exist"
+    assert error.hint == f"did you mean {tmp_path / 'grpo_gsm8k.yaml'}?"
+    assert "does not exist either" in str(_error(tmp_path / "nowhere" / "a.yaml"))
+
+
+def test_a_directory_points_to_the_config_inside(tmp_path):
+    assert "is a directory" in str(_error(tmp_path))
+    (tmp_path / "config.yaml").touch()
+    assert str(tmp_path / "config.yaml") in str(_error(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "is empty"),
+        (b"# only a comment\n", "is empty"),
+        (b"- a\n- b\n", "holds a list at its top level"),
+        (b"just text\n", "holds the single value 'just text' at its top level"),
+        (b"model: {path: x\nseed: 1\n", "line 2 is not YAML"),
+        (b"model:\n\tpath: x\n", "line 2 is not YAML"),
+        (b"seed: 1\nseed: 2\n", "line 2 is not YAML that a config can hold: the key seed is given twice, first on line 1"),
+        (b"model: {1: x}\n", "the key 1 below model is no string"),
+        (b"seed: !!python/name:os.system x\n", "the tag !!python/name:os.system is not allowed"),
+        (b"a: &a [*a]\n", "a[0] is an alias that holds itself"),
+        (b"a: 1\n---\nb: 2\n", "expected a single document"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"seed: \x00\n", "special characters are not allowed"),
+        (b"PAR1\x15\x00\x15", "not YAML"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_config_says_what_it_is(tmp_path, content, complaint):
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    error = _error(path)
+    assert complaint in str(error)
+    assert str(path) in str(error)
+    assert error.hint
+    assert error.exit_code == 2
+
+
+def test_an_unreadable_file_says_why(tmp_path, monkeypatch):
+    path = tmp_path / "c.yaml"
+    path.touch()
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "read_text", refuse)
+    assert "can't be read: Permission denied" in str(_error(path))
+
+
+def test_problems_of_a_file_name_its_lines(tmp_path, lookup):
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  path: x\nrollout:\n  n: '3'\n  tempurature: 1.0\n")
+    error = _error(path, resolver=lookup)
+    assert error.message.startswith(f"{path}: 2 problems in the config\n")
+    assert f'rollout.n = "3" ({path}:4): expected int, got text' in error.message
+    assert f"rollout.tempurature = 1.0 ({path}:5): unknown key; did you mean rollout.temperature?" in error.message  # fmt: skip

@@ -1,0 +1,121 @@
+"""Types are strict, and every error comes at once, with key, value, layer and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        ({"rollout": {"n": "3"}}, 'rollout.n = "3" (mapping): expected int, got text; write 3 without quotes'),
+        ({"rollout": {"n": True}}, "rollout.n = true (mapping): expected int, got bool"),
+        ({"rollout": {"n": 8.0}}, "rollout.n = 8.0 (mapping): expected int, got float; write 8"),
+        ({"rollout": {"n": 0}}, "rollout.n = 0 (mapping): must be >= 1"),
+        ({"rollout": {"n": None}}, "rollout.n = null (mapping): expected int, got null"),
+        ({"rollout": {"top_p": True}}, "rollout.top_p = true (mapping): expected float, got bool"),
+        ({"rollout": {"ignore_eos": "yes"}}, 'rollout.ignore_eos = "yes" (mapping): expected bool, got text; write true'),
+        ({"rollout": {"ignore_eos": 1}}, "rollout.ignore_eos = 1 (mapping): expected bool, got int; write true"),
+        ({"rollout": {"stop": "END"}}, 'rollout.stop = "END" (mapping): expected a list of str, got text; write [END]'),
+        ({"rollout": {"stop_token_ids": [1, "2"]}}, 'rollout.stop_token_ids[1] = "2" (mapping): expected int, got text; write 2 without quotes'),
+        ({"rollout": {"validation": {"top_p": 1.5}}}, "rollout.validation.top_p = 1.5 (mapping): must be <= 1"),
+        ({"experiment": 3}, 'experiment = 3 (mapping): expected str, got int; write "3" in quotes for text'),
+        ({"actor": {"optim": {"betas": [0.9]}}}, "actor.optim.betas = [0.9] (mapping): expected 2 values (a list of float and float), got 1"),
+        ({"actor": {"mini_batch_size": "all"}}, 'actor.mini_batch_size = "all" (mapping): expected int or null, got text'),
+        ({"actor": None}, "actor = null (mapping): expected a mapping of optim, max_tokens_per_micro_batch, grad_clip, engine, mini_batch_size, epochs, got null"),
+        ({"actor": 3}, "actor = 3 (mapping): expected a mapping of optim, max_tokens_per_micro_batch, grad_clip, engine, mini_batch_size, epochs, got int"),
+        ({"model": {"path": "x", "dtype": 16}}, 'model.dtype = 16 (mapping): expected one of "float32", "bfloat16", "float16", got int'),
+        ({"data": {"val_batch_size": "8"}}, 'data.val_batch_size = "8" (mapping): expected int or null, got text; write 8 without quotes'),
+        ({"model": {"path": "x", "dtype": "bf16"}}, 'model.dtype = "bf16" (mapping): expected one of "float32", "bfloat16", "float16"; did you mean "bfloat16"?'),
+        ({"model": {}}, "model.path: required, but no layer gives it"),
+        ({"reward": {"manager": {"name": "wrap", "mode": "fats"}}}, 'reward.manager.mode = "fats" (mapping): expected one of "fast", "exact"; did you mean "fast"?'),
+        ({"reward": {"manager": {"name": "wrap", "limit": 1.5}}}, "reward.manager.limit = 1.5 (mapping): expected int or str, got float; write \"1.5\" in quotes for text"),
+        ({"tracking": "console"}, 'tracking = "console" (mapping): expected a list, each entry a mapping of name, path, attribute, got text; write [console]'),
+        ({"algorithm": {"policy_loss": {"clip_low": 0.5}}}, "algorithm.policy_loss: clip_low is larger than clip_high"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_is_refused_with_the_remedy(problems, mapping, expected):
+    assert problems(mapping) == (expected,)
+
+
+def test_a_whole_number_is_a_float_but_nothing_else_is_converted(build):
+    config = build({"rollout": {"temperature": 1}, "actor": {"optim": {"betas": [0, 1]}}}).config
+    assert type(config.rollout.temperature) is float
+    assert config.actor.optim.betas == (0.0, 1.0)
+    assert all(type(beta) is float for beta in config.actor.optim.betas)
+
+
+def test_yaml_text_has_the_scalars_of_yaml_1_2(load):
+    config = load(
+        "model: {path: 2024-01-01}\n"
+        "experiment: on\n"
+        "actor: {optim: {lr: 1e-6, eps: 1E-9}}\n"
+        "seed: 010\n"
+        "trainer: {deterministic: true}\n"
+    ).config
+    assert config.model.path == "2024-01-01"
+    assert config.experiment == "on"
+    assert (config.actor.optim.lr, config.actor.optim.eps) == (1e-6, 1e-9)
+    assert config.seed == 10
+    assert config.trainer.deterministic is True
+
+
+def test_every_problem_comes_at_once_in_the_order_of_the_sections(problems):
+    found = problems(
+        {
+            "seed": "1",
+            "rollout": {"name": "vlm", "n": 0, "tensor_parallel_size": 2},
+            "actor": {"optim": {"lr": -1, "learning_rate": 3}},
+            "trainer": {"total_epochs": 0, "total_step": 3},
+        },
+        "tracking[0]=consol",
+    )
+    keys = {problem.split(" ")[0].rstrip(":") for problem in found}
+    assert keys == {
+        "seed",
+        "rollout.name",
+        "rollout.n",
+        "actor.optim.lr",
+        "actor.optim.learning_rate",
+        "trainer.total_epochs",
+        "trainer.total_step",
+        "tracking[0].name",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        ({"rolout": {"n": 3}}, "rolout (mapping): unknown key; did you mean rollout?"),
+        ({"data": {"max_prompt_lenght": 3}}, "data.max_prompt_lenght = 3 (mapping): unknown key; did you mean data.max_prompt_length?"),
+        ({"lr": 0.1}, "lr = 0.1 (mapping): unknown key; did you mean actor.optim.lr?"),
+        ({"rollout": {"max_response_length": 3}}, "rollout.max_response_length = 3 (mapping): unknown key; did you mean data.max_response_length?"),
+        ({"algorithm": {"entropy": {"zzz": 3}}}, "algorithm.entropy.zzz = 3 (mapping): unknown key; algorithm.entropy has coef, measure"),
+        ({"rollout": {"tensor_parallel_size": 2}}, None),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_names_the_nearest_one(problems, mapping, expected):
+    (problem,) = problems(mapping)
+    assert expected is None or problem == expected
+    assert "unknown key" in problem
+
+
+def test_verls_keys_get_dovetails_name(problems):
+    found = problems(
+        {
+            "algorithm": {"adv_estimator": "grpo"},
+            "actor_rollout_ref": {
+                "rollout": {"n": 8, "tensor_model_parallel_size": 2},
+                "actor": {"ppo_mini_batch_size": 64, "megatron": {"offload": True}},
+            },
+        },
+        "trainer.n_gpus_per_node=8",
+    )
+    assert set(found) == {
+        "algorithm.adv_estimator = \"grpo\" (mapping): this is verl's key; Dovetail's is algorithm.advantage.name",
+        "actor_rollout_ref.rollout.n = 8 (mapping): this is verl's key; Dovetail's is rollout.n",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size = 2 (mapping): this is verl's key; Dovetail's is rollout.tensor_parallel_size",
+        "actor_rollout_ref.actor.ppo_mini_batch_size = 64 (mapping): this is verl's key; Dovetail's is actor.mini_batch_size",
+        "actor_rollout_ref.actor.megatron.offload = true (mapping): this is verl's key; Dovetail has none of that name",
+        "trainer.n_gpus_per_node = 8 (override #1 'trainer.n_gpus_per_node=8'): this is verl's key; Dovetail's is runtime.gpus_per_node",
+    }

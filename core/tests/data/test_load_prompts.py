@@ -1,0 +1,239 @@
+"""Rows to prompts: templates, tokens, limits, and what each bad row says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.config.builtin import FilesConfig
+from dovetail.config.sections import DataSection, ModelSection
+from dovetail.data.files import FilesSource
+from dovetail.data.prompts import PromptSet, load_prompts
+from dovetail.data.tokenizer import load_tokenizer
+from dovetail.errors import DataError, ModelError
+from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces.plugin import PluginContext
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_directory: Path) -> Any:
+    return load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+
+
+@pytest.fixture(scope="module")
+def bare_tokenizer(tokenizer_directory: Path) -> Any:
+    """Without a chat template."""
+    tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def load(tokenizer: Any, *paths: str, check: Any = None, **section: Any) -> PromptSet:
+    source = FilesSource(FilesConfig(), PluginContext())
+    model = ModelSection(path="my/model")
+    return load_prompts(source, paths, tokenizer, DataSection(**section), model, check=check)
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
+def test_messages_go_through_the_chat_template(write, tokenizer, name) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *user("2 + 2 =")]
+    row = {
+        "prompt": messages,
+        "data_source": "d",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"index": 7},
+    }
+    prompts = load(tokenizer, write(name, [row])).prompts
+    text = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2 =<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(prompts[0].prompt_ids) == text
+    assert prompts[0].prompt_ids.dtype == np.int64
+    assert prompts[0].raw == messages
+    assert (prompts[0].data_source, prompts[0].ground_truth) == ("d", "4")
+    assert prompts[0].extra_info == {"index": 7}
+
+
+def test_plain_strings_become_user_messages_or_stay_as_they_are(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "2 + 2 ="}])
+    as_message = load(tokenizer, path).prompts[0]
+    messages = load(tokenizer, write("y.jsonl", [{"prompt": user("2 + 2 =")}])).prompts[0]
+    assert as_message.prompt_ids.tolist() == messages.prompt_ids.tolist()
+    assert as_message.raw == "2 + 2 ="
+    assert (as_message.data_source, as_message.ground_truth) == (None, None)
+    raw = load(tokenizer, path, plain_prompts="raw").prompts[0]
+    assert tokenizer.decode(raw.prompt_ids) == "2 + 2 ="
+
+
+def test_another_column_may_hold_the_prompt(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"question": "2 + 2 ="}])
+    assert load(tokenizer, path, prompt_key="question").prompts[0].raw == "2 + 2 ="
+
+
+def test_nulls_that_parquet_fills_in_do_not_reach_the_template(write, tokenizer) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": "a"}, {"role": "x", "content": "b", "name": "n"}]}
+    ]
+    prompt = load(tokenizer, write("x.parquet", rows)).prompts[0]
+    assert prompt.raw[0] == {"role": "user", "content": "a"}
+
+
+def test_no_chat_template_is_one_clear_error(write, bare_tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "2 + 2 ="}] * 3)
+    with pytest.raises(ModelError, match="tokenizer of 'my/model' has no chat template") as error:
+        load(bare_tokenizer, path)
+    assert "set model.chat_template to a template or its file" in str(error.value)
+    assert "data.plain_prompts=raw" in str(error.value)
+    assert len(load(bare_tokenizer, path, plain_prompts="raw")) == 3
+
+
+def test_longer_prompts_are_filtered_and_counted(write, tokenizer) -> None:
+    rows = [{"prompt": "a" * length} for length in (1, 40, 2, 50)]
+    prompts = load(tokenizer, write("x.jsonl", rows), max_prompt_length=30)
+    assert prompts.filtered_overlong == 2
+    assert [(p.index, p.raw) for p in prompts.prompts] == [(0, "a"), (2, "aa")]
+
+
+def test_the_limit_itself_is_allowed(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "a" * 9}])
+    length = len(load(tokenizer, path).prompts[0].prompt_ids)
+    assert len(load(tokenizer, path, max_prompt_length=length)) == 1
+    with pytest.raises(DataError, match="all 1 prompts"):
+        load(tokenizer, path, max_prompt_length=length - 1)
+
+
+def test_longer_prompts_are_refused_where_configured(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "a"}, {"prompt": "b" * 60}])
+    length = len(load(tokenizer, path).prompts[1].prompt_ids)
+    with pytest.raises(DataError) as error:
+        load(tokenizer, path, max_prompt_length=30, overlong_prompts="error")
+    assert f"x.jsonl, line 2: the prompt has {length} tokens, more than" in str(error.value)
+    assert "data.max_prompt_length=30" in str(error.value)
+
+
+def test_all_filtered_out_is_an_error_with_the_lengths(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "a" * 40}, {"prompt": "b" * 60}])
+    lengths = [len(p.prompt_ids) for p in load(tokenizer, path).prompts]
+    with pytest.raises(DataError) as error:
+        load(tokenizer, path, max_prompt_length=5)
+    assert "all 2 prompts" in str(error.value)
+    assert f"they have {min(lengths)} to {max(lengths)}" in str(error.value)
+    assert f"set data.max_prompt_length={max(lengths)}" in str(error.value)
+
+
+def test_a_missing_column_lists_what_there_is(write, tokenizer) -> None:
+    path = write("x.parquet", [{"prompts": "a", "answer": "b"}])
+    with pytest.raises(DataError) as error:
+        load(tokenizer, path)
+    assert "x.parquet has no column 'prompt'; its columns: prompts, answer" in str(error.value)
+    assert "set data.prompt_key=prompts" in str(error.value)
+
+
+def test_each_file_needs_the_column(write, tokenizer) -> None:
+    good, bad = write("a.jsonl", [{"prompt": "a"}]), write("b.jsonl", [{"text": "a"}])
+    with pytest.raises(DataError, match=r"b.jsonl has no column 'prompt'; its columns: text"):
+        load(tokenizer, good, bad)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": None}, "'prompt' is null or missing; it must be text, or a list"),
+        ({}, "'prompt' is null or missing"),
+        ({"prompt": 3}, r"'prompt' is 3 \(int\)"),
+        ({"prompt": {"role": "user"}}, r"'prompt' is \{'role': 'user'\} \(dict\)"),
+        ({"prompt": []}, "'prompt' is an empty list"),
+        ({"prompt": "  "}, "'prompt' is an empty text"),
+        ({"prompt": ["hi"]}, r"message 0 of 'prompt' is 'hi' \(str\), not a mapping"),
+        (
+            {"prompt": [*user("a"), {"content": "b"}]},
+            r"message 1 .* has no 'role' \(its keys: content\)",
+        ),
+        ({"prompt": [{"role": 1, "content": "b"}]}, r"has the role 1 \(int\)"),
+        ({"prompt": [{"role": "user"}]}, "has no 'content'"),
+        ({"prompt": [{"role": "user", "content": 3}]}, r"has the content 3 \(int\)"),
+        (
+            {"prompt": user("a"), "reward_model": "4"},
+            r"'reward_model' is '4' \(str\); it must be a mapping",
+        ),
+        ({"prompt": user("a"), "extra_info": [1]}, r"'extra_info' is \[1\] \(list\)"),
+        ({"prompt": user("a"), "data_source": 3}, r"'data_source' is 3 \(int\); it must be text"),
+        ({"prompt": user("a"), "images": ["x.png"]}, "it has images, and prompts are text alone"),
+    ],
+)
+def test_a_bad_row_is_named(write, tokenizer, row, message) -> None:
+    path = write("x.jsonl", [{"prompt": user("good")}, row])
+    with pytest.raises(DataError, match=f"x.jsonl, line 2: .*{message}"):
+        load(tokenizer, path)
+
+
+def test_a_bad_row_of_a_parquet_file_is_named(write, tokenizer) -> None:
+    path = write("x.parquet", [{"prompt": user("good")}, {"prompt": None}])
+    with pytest.raises(DataError, match=r"x\.parquet, row 1: 'prompt' is null"):
+        load(tokenizer, path)
+
+
+def test_texts_and_messages_do_not_mix(write, tokenizer) -> None:
+    paths = [write("a.jsonl", [{"prompt": "a"}]), write("b.jsonl", [{"prompt": user("b")}])]
+    with pytest.raises(
+        DataError, match=r"a.jsonl, line 1 holds text, .*b.jsonl, line 1 holds messages"
+    ):
+        load(tokenizer, *paths)
+
+
+def test_a_row_that_the_template_refuses_is_named(write, tokenizer_directory) -> None:
+    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ m.content }}{% endfor %}"
+    strict = load_tokenizer(ModelSection(path=str(tokenizer_directory), chat_template=template))
+    rows = [{"prompt": user("a")}, {"prompt": [{"role": "system", "content": "b"}]}]
+    with pytest.raises(DataError, match=r"x.jsonl, line 2: .*no system role"):
+        load(strict, write("x.jsonl", rows))
+
+
+def test_the_check_of_a_row_stops_the_load(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    complaint = "no reward function for it"
+    with pytest.raises(DataError, match=f"x.jsonl, line 2: {complaint}"):
+        load(tokenizer, path, check=lambda prompt: complaint if prompt.raw == "b" else None)
+    seen: list[int] = []
+    load(tokenizer, path, check=lambda prompt: seen.append(prompt.index))
+    assert seen == [0, 1]
+
+
+def test_a_source_of_another_kind_is_read_too(tokenizer) -> None:
+    class Pandas(DatasetSource):
+        name = "pandas"
+        api = ">=1.0,<2"
+
+        def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+            return [{"prompt": np.array(user(path), dtype=object)} for path in paths]
+
+    section, model = DataSection(), ModelSection(path="m")
+    source = Pandas(None, PluginContext())
+    prompts = load_prompts(source, ["a", "b"], tokenizer, section, model).prompts
+    assert [prompt.raw for prompt in prompts] == [user("a"), user("b")]
+    assert str(prompts[1]) == "row 1"
+
+
+def test_a_text_that_brings_its_own_first_token_gets_no_second(write, tokenizer_directory) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    adding = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+    bos = adding.bos_token
+    adding.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, adding.bos_token_id)]
+    )
+    rows = [{"prompt": "a"}, {"prompt": "b"}]
+    for prompt in load(adding, write("x.jsonl", rows), plain_prompts="raw").prompts:
+        assert prompt.prompt_ids.tolist().count(adding.bos_token_id) == 1
+    rows = [{"prompt": f"{bos}a"}, {"prompt": f"{bos}b"}]
+    for prompt in load(adding, write("y.jsonl", rows), plain_prompts="raw").prompts:
+        assert prompt.prompt_ids.tolist().count(adding.bos_token_id) == 1

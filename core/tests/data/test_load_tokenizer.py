@@ -1,0 +1,93 @@
+"""Tokenizers: where they are looked for, and what each failure says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dovetail.config.sections import ModelSection
+from dovetail.data.tokenizer import load_tokenizer
+from dovetail.errors import ModelError
+
+
+def test_the_models_own_tokenizer_or_another(tokenizer_directory, tmp_path) -> None:
+    own = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+    assert own.decode(own("2 + 2")["input_ids"]) == "2 + 2"
+    section = ModelSection(path=str(tmp_path), tokenizer_path=str(tokenizer_directory))
+    assert load_tokenizer(section).get_vocab() == own.get_vocab()
+
+
+def test_a_chat_template_as_text_or_file(tokenizer_directory, tmp_path) -> None:
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    for given in (template, str(file)):
+        section = ModelSection(path=str(tokenizer_directory), chat_template=given)
+        tokenizer = load_tokenizer(section)
+        messages = [{"role": "user", "content": "hi"}]
+        assert tokenizer.apply_chat_template(messages, tokenize=False) == "[hi]"
+
+
+@pytest.mark.parametrize("given", ["missing.jinja", "chatml", ""])
+def test_what_is_neither_template_nor_file_is_refused(tokenizer_directory, given) -> None:
+    section = ModelSection(path=str(tokenizer_directory), chat_template=given)
+    with pytest.raises(ModelError, match="neither a Jinja template nor an existing file"):
+        load_tokenizer(section)
+
+
+def test_a_missing_directory_names_the_nearest(tokenizer_directory) -> None:
+    wrong = tokenizer_directory.parent / f"{tokenizer_directory.name[:-1]}x"
+    with pytest.raises(ModelError, match=r"there is no directory model\.path=") as error:
+        load_tokenizer(ModelSection(path=str(wrong)))
+    assert f"did you mean {str(tokenizer_directory)!r}?" in str(error.value)
+
+
+def test_a_directory_without_a_tokenizer_says_what_is_looked_for(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError) as error:
+        load_tokenizer(ModelSection(path=str(tmp_path)))
+    text = str(error.value)
+    assert (
+        "holds no tokenizer: none of tokenizer.json, tokenizer_config.json, tokenizer.model" in text
+    )
+    assert "it holds: config.json" in text
+    assert "set model.tokenizer_path" in text
+
+
+def test_a_file_in_place_of_a_directory(tokenizer_directory) -> None:
+    with pytest.raises(ModelError, match="is a file, not a directory"):
+        load_tokenizer(ModelSection(path=str(tokenizer_directory / "tokenizer.json")))
+
+
+@pytest.mark.parametrize("content", ["not json", "{}", '{"version": "1.0"}'])
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path, content) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer in model.path=.* can't be loaded"):
+        load_tokenizer(ModelSection(path=str(tmp_path)))
+
+
+def test_a_tokenizer_config_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2TokenizerFast"}')
+    with pytest.raises(ModelError, match="has no vocabulary"):
+        load_tokenizer(ModelSection(path=str(tmp_path)))
+
+
+def test_a_hub_id_that_cannot_be_reached(monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError) as error:
+        load_tokenizer(ModelSection(path="nobody/no-such-model"))
+    text = str(error.value)
+    assert "model.path='nobody/no-such-model' is no directory here" in text
+    assert "check the spelling and the network" in text
+
+
+def test_code_of_a_repository_is_not_run_unasked(tokenizer_directory, tmp_path) -> None:
+    marker = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": ["evil.T", null]}, "tokenizer_class": "T"}'
+    )
+    with pytest.raises(ModelError, match=r"model\.path="):
+        load_tokenizer(ModelSection(path=str(tmp_path)))
+    assert not marker.exists()

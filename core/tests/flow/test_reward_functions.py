@@ -1,0 +1,160 @@
+"""Which function scores which row, and what is refused before training begins."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.errors import ConfigError, DataError
+from dovetail.flow.reward_functions import build_functions, check_sources
+from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction, RewardSample
+
+
+class Fours(RewardFunction):
+    """Scores 4, and accepts even ground truths alone."""
+
+    name = "fours"
+    api = ">=1.0,<2"
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> float:
+        return 4.0
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        return f"{ground_truth} is odd" if ground_truth % 2 else None
+
+
+class Fives(Fours):
+    """Scores 5, whatever it is asked."""
+
+    name = "fives"
+
+    def compute_score(self) -> float:
+        return 5.0
+
+
+class Shelf:
+    """Reward functions as if they were installed: `fours`, which is also `maths/fours`, and `fives`."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
+        self.made.append(str(section.name))
+        return (Fives if section.name == "fives" else Fours)(section, context)
+
+    def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
+        if data_source not in self.known():
+            return None
+        return self.selected(PluginSection(name=data_source), context)
+
+    def known(self) -> list[str]:
+        return ["fours", "maths/fours", "fives"]
+
+
+def functions(**section: Any) -> Any:
+    return build_functions(RewardSection(**section), PluginContext(), loader=Shelf())
+
+
+def value(found: Any, source: str | None) -> Any:
+    sample = RewardSample(sample_id="s", prompt="", solution_str="", data_source=source)
+    return found.function_for(source)(sample)
+
+
+def row(index: int, source: str | None = None, truth: Any = 2) -> Prompt:
+    return Prompt(
+        index=index,
+        prompt_ids=np.arange(2),
+        raw="",
+        data_source=source,
+        ground_truth=truth,
+        where=f"train.parquet, row {index}",
+    )
+
+
+def test_the_order_is_source_then_function_then_installed_name() -> None:
+    by_source = {"a": PluginSection(name="fives")}
+    both = functions(functions=by_source, function=PluginSection(name="fours"))
+    assert [value(both, source) for source in ("a", "b", None)] == [5.0, 4.0, 4.0]
+    installed = functions(functions=by_source)
+    assert [value(installed, source) for source in ("a", "maths/fours", "fives")] == [5.0, 4.0, 5.0]
+
+
+def test_selected_functions_are_made_at_once_and_others_when_a_row_needs_them() -> None:
+    shelf = Shelf()
+    section = RewardSection(functions={"a": PluginSection(name="fives")})
+    found = build_functions(section, PluginContext(), loader=shelf)
+    assert shelf.made == ["fives"]
+    for _ in range(3):
+        value(found, "fours")
+    assert shelf.made == ["fives", "fours"]
+
+
+def test_an_unmapped_source_is_named_with_its_row_and_how_to_mend_it() -> None:
+    rows = [row(0, "fours"), row(1, "math/fours"), row(2, "math/fours"), row(3, "other")]
+    with pytest.raises(ConfigError) as error:
+        check_sources(functions(), rows)
+    text = str(error.value)
+    assert "data_source 'math/fours' (train.parquet, row 1) has no reward function" in text
+    assert "known are: fives, fours, maths/fours; nearest: 'maths/fours'" in text
+    assert "data_source 'other' (train.parquet, row 3)" in text
+    assert "row 2" not in text
+    assert "set reward.function=" in text
+    assert len(error.value.problems) == 2
+
+
+def test_rows_without_a_source_need_the_one_function() -> None:
+    with pytest.raises(ConfigError, match=r"a row without data_source \(train.parquet, row 0\)"):
+        check_sources(functions(), [row(0)])
+    check_sources(functions(function=PluginSection(name="fives")), [row(0), row(1, "anything")])
+
+
+def test_ground_truths_are_checked_row_by_row() -> None:
+    rows = [row(i, "fours", truth=i) for i in range(20)]
+    with pytest.raises(DataError) as error:
+        check_sources(functions(), rows)
+    text = str(error.value)
+    assert "train.parquet, row 1: fours can't score it: 1 is odd" in text
+    assert "… and 5 more" in text
+    check_sources(functions(), rows[::2])
+
+
+def test_an_unmapped_source_never_scores_zero() -> None:
+    with pytest.raises(ConfigError, match="no reward function"):
+        value(functions(), "other")
+
+
+def test_it_pickles_and_makes_its_functions_again() -> None:
+    found = functions(function=PluginSection(name="fours"))
+    assert value(pickle.loads(pickle.dumps(found)), "b") == 4.0
+
+
+def test_a_users_file_scores_every_row(tmp_path: Path) -> None:
+    file = tmp_path / "my_reward.py"
+    file.write_text("def compute_score(solution_str, ground_truth):\n    return 7.0\n")
+    section = RewardSection(function=PluginSection(path=str(file)))
+    found = build_functions(section, PluginContext())
+    assert value(found, "anything") == 7.0
+    assert found.function_for(None).name.endswith("my_reward.py:compute_score")
+    assert found.function_for(None).file == str(file)
+
+
+def test_a_users_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "my_reward.py"
+    file.write_text("def compute_score(answer):\n    return 7.0\n")
+    with pytest.raises(ConfigError, match=r"my_reward.py:compute_score needs a parameter 'answer'"):
+        build_functions(RewardSection(function=PluginSection(path=str(file))), PluginContext())

@@ -1,0 +1,95 @@
+"""Loss aggregations, against slow loops, and cut into micro-batches."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.batch import Ragged
+from dovetail.config import builtin
+from dovetail.interfaces import PluginContext
+from dovetail.numerics import loss_aggregation as aggregations
+
+CONFIGS = {
+    aggregations.TokenMean: builtin.TokenMeanConfig(),
+    aggregations.TokenSum: builtin.TokenSumConfig(),
+    aggregations.SeqMeanTokenSum: builtin.SeqMeanTokenSumConfig(),
+    aggregations.SeqMeanTokenMean: builtin.SeqMeanTokenMeanConfig(),
+    aggregations.SeqMeanTokenSumNorm: builtin.SeqMeanTokenSumNormConfig(length=7),
+}
+
+samples = st.lists(
+    st.lists(st.tuples(st.floats(-10, 10), st.booleans()), max_size=6), min_size=1, max_size=6
+)
+
+
+def oracle(name, rows):
+    """The aggregate by definition: lists of (loss, mask) pairs."""
+    kept = [[loss for loss, mask in row if mask] for row in rows]
+    present = [row for row in kept if row]
+    tokens = sum(len(row) for row in kept)
+    total = math.fsum(loss for row in kept for loss in row)
+    if name == "token_sum" or not tokens:
+        return total
+    if name == "token_mean":
+        return total / tokens
+    if name == "seq_mean_token_mean":
+        return math.fsum(math.fsum(row) / len(row) for row in present) / len(present)
+    length = 7 if name == "seq_mean_token_sum_norm" else 1
+    return total / len(present) / length
+
+
+def packed(rows):
+    losses = Ragged.from_list([[loss for loss, _ in row] for row in rows], dtype=np.float64)
+    mask = Ragged.from_list([[kept for _, kept in row] for row in rows], dtype=bool)
+    return losses, mask
+
+
+def aggregate(plugin, rows, cut):
+    """Denominator over all rows, totals over two parts of them."""
+    losses, mask = packed(rows)
+    denominator = plugin.denominator(mask)
+    parts = [(0, cut), (cut, len(rows))]
+    total = sum(
+        plugin.total(
+            torch.from_numpy(losses.slice(*part).values.copy()),
+            torch.from_numpy(mask.slice(*part).values.copy()),
+            torch.from_numpy(mask.slice(*part).offsets),
+        )
+        for part in parts
+    )
+    return float(total) / (denominator or 1.0), denominator
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
+@settings(max_examples=60)
+@given(rows=samples, data=st.data())
+def test_the_aggregate_is_its_definition_however_it_is_cut(cls, rows, data):
+    plugin = cls(CONFIGS[cls], PluginContext())
+    cut = data.draw(st.integers(0, len(rows)))
+    value, _ = aggregate(plugin, rows, cut)
+    assert math.isclose(value, oracle(cls.name, rows), rel_tol=1e-9, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
+@given(rows=samples, data=st.data())
+def test_denominators_add_up_unless_constant(cls, rows, data):
+    plugin = cls(CONFIGS[cls], PluginContext())
+    cut = data.draw(st.integers(0, len(rows)))
+    _, mask = packed(rows)
+    parts = plugin.denominator(mask.slice(0, cut)) + plugin.denominator(mask.slice(cut, len(rows)))
+    assert plugin.constant or parts == plugin.denominator(mask)
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
+def test_masked_tokens_have_no_say_even_where_they_are_not_finite(cls):
+    plugin = cls(CONFIGS[cls], PluginContext())
+    losses_T = torch.tensor([1.0, math.nan, 2.0, math.inf], requires_grad=True)
+    mask_T = torch.tensor([True, False, True, False])
+    total = plugin.total(losses_T, mask_T, torch.tensor([0, 2, 4]))
+    total.backward()
+    assert total.item() == 3.0
+    assert losses_T.grad.tolist() == [1.0, 0.0, 1.0, 0.0]

@@ -1,0 +1,106 @@
+"""KL estimators: formulas, gradients, bounds; and the controllers of their weight."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.config.builtin import AdaptiveKlConfig, FixedKlConfig
+from dovetail.errors import ConfigError, NumericsError
+from dovetail.interfaces import PluginContext
+from dovetail.numerics import ESTIMATORS, AdaptiveKl, FixedKl, estimate_kl
+
+FORMULAS = {
+    "k1": lambda d: d,
+    "abs": abs,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: min(max(math.exp(-min(max(d, -20), 20)) + min(max(d, -20), 20) - 1, -10), 10),
+}
+
+
+def value_and_gradient(name, difference):
+    log_prob = torch.tensor([difference], dtype=torch.float64, requires_grad=True)
+    kl = estimate_kl(name, log_prob, torch.zeros(1, dtype=torch.float64))
+    kl.sum().backward()
+    return kl.item(), log_prob.grad.item()
+
+
+@given(st.floats(-60, 60))
+def test_values_equal_their_formulas(difference):
+    for name, formula in FORMULAS.items():
+        value, _ = value_and_gradient(name, difference)
+        assert math.isclose(value, formula(difference), rel_tol=1e-9, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["k1+", "k3+"])
+@given(st.floats(-5, 5))
+def test_straight_through_has_the_value_of_one_and_the_gradient_of_k2(name, difference):
+    value, gradient = value_and_gradient(name, difference)
+    assert math.isclose(value, FORMULAS[name[:2]](difference), rel_tol=1e-9, abs_tol=1e-12)
+    assert math.isclose(gradient, difference, rel_tol=1e-9, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_gradients_agree_with_finite_differences(name):
+    x = torch.tensor([-2.0, -0.3, 0.4, 1.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(ESTIMATORS[name], (x,))
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_equal_policies_have_no_divergence(name):
+    assert value_and_gradient(name, 0.0)[0] == 0
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("difference", [-1e4, 1e4])
+def test_extreme_ratios_stay_finite(name, difference):
+    value, gradient = value_and_gradient(name, difference)
+    assert math.isfinite(value)
+    assert math.isfinite(gradient)
+
+
+def test_an_unknown_estimator_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"no KL estimator 'k33'(.|\n)*did you mean 'k3"):
+        estimate_kl("k33", torch.zeros(1), torch.zeros(1))
+
+
+def adaptive(target=0.1, horizon=100):
+    return AdaptiveKl(AdaptiveKlConfig(target=target, horizon=horizon), PluginContext())
+
+
+def test_the_fixed_controller_never_moves():
+    controller = FixedKl(FixedKlConfig(), PluginContext())
+    controller.update(5.0, 100)
+    assert controller.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [(0.1, 1.0), (0.11, 1 + 0.1 * 0.5), (9.0, 1 + 0.2 * 0.5), (0.0, 1 - 0.2 * 0.5)],
+)
+def test_the_adaptive_controller_follows_its_equation(kl, factor):
+    controller = adaptive()
+    controller.update(kl, 50)
+    assert math.isclose(controller.value, factor)
+
+
+def test_the_adaptive_controller_continues_from_its_state():
+    controller, resumed = adaptive(), adaptive()
+    controller.update(3.0, 40)
+    resumed.load_state(controller.state())
+    controller.update(0.02, 40)
+    resumed.update(0.02, 40)
+    assert resumed.value == controller.value != 1.0
+
+
+def test_a_step_larger_than_the_horizon_never_turns_the_weight_negative():
+    controller = adaptive(horizon=1)
+    controller.update(0.0, 1000)
+    assert math.isclose(controller.value, 0.8)
+
+
+def test_a_kl_that_is_not_finite_is_refused():
+    with pytest.raises(NumericsError, match="nan"):
+        adaptive().update(math.nan, 8)

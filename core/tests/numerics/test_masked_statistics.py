@@ -1,0 +1,85 @@
+"""Masked moments and whitening, against slow loops."""
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.numerics import masked_mean, masked_moments, masked_var, whiten
+
+values_and_masks = st.lists(
+    st.tuples(st.floats(-1e3, 1e3, allow_nan=False), st.booleans()), max_size=40
+)
+
+
+def arrays(rows):
+    values_T = np.array([value for value, _ in rows], np.float32)
+    return values_T, np.array([kept for _, kept in rows], bool)
+
+
+class TwoRanks:
+    """Adds up what both halves of a batch pass, in the order in which they ask."""
+
+    def __init__(self, other):
+        self.other = iter(other)
+
+    def sum(self, values):
+        return values + next(self.other)
+
+
+@given(values_and_masks)
+def test_moments_equal_a_slow_loop(rows):
+    values_T, mask_T = arrays(rows)
+    chosen = [float(v) for v, m in zip(values_T, mask_T, strict=True) if m]
+    mean = math.fsum(chosen) / len(chosen) if chosen else 0.0
+    var = math.fsum((v - mean) ** 2 for v in chosen) / (len(chosen) - 1) if len(chosen) > 1 else 0.0
+    assert masked_mean(values_T, mask_T) == np.float64(mean) or math.isclose(
+        masked_mean(values_T, mask_T), mean, rel_tol=1e-9, abs_tol=1e-9
+    )
+    assert math.isclose(masked_var(values_T, mask_T), var, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(values_and_masks)
+def test_whitened_values_have_mean_0_and_variance_at_most_1(rows):
+    values_T, mask_T = arrays(rows)
+    white_T = whiten(values_T, mask_T)
+    assert white_T.dtype == np.float32
+    assert np.all(white_T[~mask_T] == 0)
+    assert abs(masked_mean(white_T, mask_T)) < 1e-4
+    if masked_var(values_T, mask_T) > 1e-3:
+        assert math.isclose(masked_var(white_T, mask_T), 1.0, rel_tol=1e-3)
+
+
+def test_whitening_can_keep_the_mean():
+    values_T = np.array([1.0, 3.0, 5.0])
+    white_T = whiten(values_T, np.ones(3, bool), shift_mean=False)
+    np.testing.assert_allclose(white_T, [3 - 1, 3, 3 + 1], rtol=1e-6)
+
+
+def test_equal_values_whiten_to_exactly_0():
+    assert np.all(whiten(np.full(7, 0.1), np.ones(7, bool)) == 0)
+
+
+def test_what_the_mask_leaves_out_may_hold_anything():
+    values_T = np.array([1.0, np.nan, 3.0, np.inf])
+    mask_T = np.array([True, False, True, False])
+    assert masked_moments(values_T, mask_T).mean == 2.0
+    assert np.all(np.isfinite(whiten(values_T, mask_T)))
+
+
+def test_a_large_mean_costs_no_precision():
+    values_T = 1e9 + np.array([0.0, 1.0, 2.0])
+    assert math.isclose(masked_var(values_T, np.ones(3, bool)), 1.0, rel_tol=1e-9)
+
+
+def test_two_ranks_together_give_the_moments_of_the_whole():
+    whole = np.arange(10.0)
+    mask = np.ones(10, bool)
+    expected = masked_moments(whole, mask)
+    mine, theirs = whole[:3], whole[3:]
+    other = [
+        np.array([len(theirs), theirs.sum()]),
+        np.array([np.square(theirs - expected.mean).sum()]),
+    ]
+    assert masked_moments(mine, mask[:3], TwoRanks(other)) == expected

@@ -1,0 +1,225 @@
+"""Objectives: the same loss, gradient and metrics however a mini-batch is cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.batch import Batch, Ragged
+from dovetail.config import builtin
+from dovetail.errors import ColumnError
+from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
+from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
+from dovetail.numerics import Objective, max_metric, mean_metric, resolve_metrics
+from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean, TokenSum
+from dovetail.telemetry.metrics import Last, Max, Mean, values
+
+
+class Ratio(PolicyLoss):
+    """−A · exp(log π − log π_old), as small a loss as needs both columns."""
+
+    name = "ratio"
+    api = ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"advantages", "old_log_probs"})
+
+    def token_losses(self, inputs):
+        ratio_T = (inputs.log_probs_T - inputs.columns["old_log_probs"]).exp()
+        metrics = {
+            "actor/ratio_mean": mean_metric(ratio_T, inputs.mask_T),
+            "actor/ratio_max": max_metric(ratio_T, inputs.mask_T),
+        }
+        return TokenLosses(losses_T=-inputs.columns["advantages"] * ratio_T, metrics=metrics)
+
+
+LENGTHS = [3, 0, 5, 1, 4]
+
+
+def objective(aggregation=TokenMean, config=None, **spec):
+    spec = ObjectiveSpec(
+        policy_loss=PluginRef(kind="policy_loss", name="ratio"),
+        loss_aggregation=PluginRef(kind="loss_aggregation", name=aggregation.name),
+        **spec,
+    )
+    plugin = aggregation(config or aggregation.Config(), PluginContext())
+    return Objective(spec, Ratio(Ratio.Config(), PluginContext()), plugin)
+
+
+def mini_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    tokens = offsets[-1]
+    column = lambda: Ragged(rng.normal(size=tokens).astype(np.float32), offsets)  # noqa: E731
+    return Batch(
+        {
+            "response_mask": Ragged(rng.random(tokens) < 0.7, offsets),
+            "advantages": rng.normal(size=len(LENGTHS)).astype(np.float32),
+            "old_log_probs": column(),
+            "ref_log_probs": column(),
+            "log_probs": column(),
+            "entropies": column(),
+        }
+    )
+
+
+def run(goal, batch, parts):
+    """Loss, gradient of the log-probabilities and metrics, with the samples cut into parts."""
+    denominators = goal.denominators(batch)
+    log_probs = torch.tensor(batch["log_probs"].values, requires_grad=True)
+    offsets = batch["log_probs"].offsets
+    terms = []
+    for part in parts:
+        tokens = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in part])
+        outputs = {
+            "log_probs": log_probs[torch.from_numpy(tokens)],
+            "entropies": torch.tensor(batch["entropies"].values[tokens]),
+        }
+        terms.append(goal(outputs, batch.take(np.array(part)), denominators))
+    loss = sum(term.loss for term in terms)
+    loss.backward()
+    metrics = values(resolve_metrics([term.metrics for term in terms]))
+    return loss.item(), log_probs.grad.numpy(), metrics
+
+
+SPEC = {"kl": KlTerm(estimator="k3", coef=0.5), "entropy_coef": 0.1}
+
+
+@pytest.mark.parametrize("aggregation", [TokenMean, TokenSum, SeqMeanTokenMean])
+@pytest.mark.parametrize(
+    "parts", [[[0], [1], [2], [3], [4]], [[4, 2], [1, 0, 3]], [[4, 3, 2, 1, 0]]]
+)
+def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(aggregation, parts):
+    batch = mini_batch()
+    loss, grad, metrics = run(objective(aggregation, **SPEC), batch, [range(5)])
+    other_loss, other_grad, other_metrics = run(objective(aggregation, **SPEC), batch, parts)
+    assert math.isclose(loss, other_loss, rel_tol=1e-5)
+    np.testing.assert_allclose(grad, other_grad, rtol=1e-5, atol=1e-7)
+    assert metrics.keys() == other_metrics.keys()
+    for name, value in metrics.items():
+        assert math.isclose(value, other_metrics[name], rel_tol=1e-5), name
+
+
+def test_the_loss_is_its_definition():
+    batch = mini_batch()
+    loss, grad, metrics = run(objective(**SPEC), batch, [range(5)])
+    mask = batch["response_mask"].values
+    get = lambda name: batch[name].values.astype(np.float64)[mask]  # noqa: E731
+    advantages = np.repeat(batch["advantages"], LENGTHS)[mask].astype(np.float64)
+    ratio = np.exp(get("log_probs") - get("old_log_probs"))
+    d = get("log_probs") - get("ref_log_probs")
+    pg, kl = np.mean(-advantages * ratio), np.mean(np.exp(-d) + d - 1)
+    entropy = get("entropies").mean()
+    assert math.isclose(loss, pg + 0.5 * kl - 0.1 * entropy, rel_tol=1e-5)
+    expected = (-advantages * ratio + 0.5 * (1 - np.exp(-d))) / mask.sum()
+    np.testing.assert_allclose(grad[mask], expected, rtol=1e-4, atol=1e-7)
+    assert np.all(grad[~mask] == 0)
+    for name, value in {
+        "actor/loss": loss,
+        "actor/pg_loss": pg,
+        "actor/kl": kl,
+        "actor/kl_loss": kl,
+        "actor/entropy": entropy,
+        "actor/ratio_mean": ratio.mean(),
+        "actor/ratio_max": ratio.max(),
+    }.items():
+        assert math.isclose(metrics[name], value, rel_tol=1e-5), name
+
+
+def test_old_log_probs_from_current_need_no_column_and_make_every_ratio_1():
+    goal = objective(old_log_probs_from_current=True)
+    assert "old_log_probs" not in goal.requires
+    _, grad, metrics = run(goal, mini_batch().drop(["old_log_probs"]), [range(5)])
+    assert metrics["actor/ratio_mean"] == metrics["actor/ratio_max"] == 1.0
+    assert np.abs(grad).max() > 0
+
+
+def test_a_mini_batch_without_a_single_token_has_loss_0():
+    batch = mini_batch()
+    empty = batch.with_columns(
+        {"response_mask": batch["response_mask"].with_values(np.zeros(13, bool))}
+    )
+    loss, grad, metrics = run(objective(**SPEC), empty, [range(5)])
+    assert loss == 0
+    assert np.all(grad == 0)
+    assert "actor/kl" not in metrics
+
+
+def test_two_ranks_weigh_their_metrics_by_their_samples():
+    batch = mini_batch()
+    goal = objective()
+    whole = goal.denominators(batch)
+
+    class Sum:
+        def __init__(self, other):
+            self.other = other
+
+        def sum(self, values_):
+            return values_ + self.other
+
+    first, second = batch.slice(0, 2), batch.slice(2, 5)
+    other = goal.denominators(second)
+    assert goal.denominators(first, Sum(np.array([other["loss"], other["samples"]]))) == whole
+    constant = objective(TokenSum)
+    assert constant.denominators(first, Sum(np.array([1.0, 3.0]))) == {"loss": 1.0, "samples": 5.0}
+
+
+def test_a_missing_column_is_named_with_who_needs_it():
+    with pytest.raises(ColumnError, match="ref_log_probs"):
+        objective(**SPEC).denominators(mini_batch().drop(["ref_log_probs"]))
+
+
+def test_a_column_that_does_not_line_up_is_refused():
+    batch = mini_batch()
+    batch = batch.with_columns({"advantages": Ragged.from_list([[1.0]] * 5)})
+    with pytest.raises(ColumnError, match="'advantages' does not line up with response_mask"):
+        run(objective(), batch, [range(5)])
+
+
+def test_read_only_arrays_from_the_wire_are_fine():
+    batch = mini_batch()
+    header, buffers = batch.to_wire()
+    received = Batch.from_wire(header, [memoryview(bytes(buffer)) for buffer in buffers])
+    assert (
+        run(objective(**SPEC), received, [range(5)])[0]
+        == run(objective(**SPEC), batch, [range(5)])[0]
+    )
+
+
+def test_metrics_are_fetched_and_merged_whatever_holds_tensors():
+    parts = [
+        {
+            "a": Mean(torch.tensor(2.0), torch.tensor(2)),
+            "b": Max(torch.tensor(1.0)),
+            "c": Last(7.0),
+        },
+        {
+            "a": Mean(torch.tensor(4.0), torch.tensor(1)),
+            "b": Max(torch.tensor(3.0)),
+            "c": Last(8.0),
+        },
+    ]
+    assert resolve_metrics(parts) == {"a": Mean(6.0, 3.0), "b": Max(3.0), "c": Last(8.0)}
+
+
+def test_build_objective_uses_the_index_and_keeps_plugins():
+    from dovetail.numerics import build_objective
+
+    def spec(coef):
+        return ObjectiveSpec(
+            policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
+            loss_aggregation=PluginRef(
+                kind="loss_aggregation",
+                name="seq_mean_token_sum_norm",
+                config=builtin.SeqMeanTokenSumNormConfig(length=4),
+            ),
+            kl=KlTerm(estimator="k2", coef=coef),
+        )
+
+    pytest.importorskip("dovetail_algorithms")
+    one, other = build_objective(spec(0.1)), build_objective(spec(0.2))
+    assert one.requires == {"response_mask", "advantages", "ref_log_probs"}
+    assert one._aggregation is other._aggregation
+    assert one.denominators(mini_batch())["loss"] % 4 == 0

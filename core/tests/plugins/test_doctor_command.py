@@ -1,0 +1,119 @@
+"""`dovetail doctor`, and the check for a CPU torch on a host with a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dovetail.cli import doctor as doctor_module
+from dovetail.cli.doctor import print_report
+from dovetail.cli.main import main
+from dovetail.plugins import environment
+from dovetail.plugins.index import default_index
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A host with given GPUs, and a torch of a given build."""
+    package = tmp_path / "torch"
+    package.mkdir()
+
+    def make(gpus: list[str], version_file: str) -> None:
+        (package / "version.py").write_text(version_file)
+        for i, name in enumerate(gpus):
+            folder = tmp_path / "gpus" / f"0000:0{i}:00.0"
+            folder.mkdir(parents=True)
+            (folder / "information").write_text(f"Model: \t\t {name}\nIRQ: 1\n")
+        monkeypatch.setattr(environment, "_DRIVER", tmp_path / "gpus")
+        monkeypatch.setenv("PATH", str(tmp_path))
+        spec = type("Spec", (), {"submodule_search_locations": [str(package)]})
+        monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: spec)
+
+    return make
+
+
+CPU = "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
+CUDA = "__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+
+
+def test_a_cpu_torch_on_a_gpu_host_is_said_with_the_command_that_mends_it(host) -> None:
+    host(["NVIDIA H200", "NVIDIA H200"], CPU)
+    text = environment.cpu_torch_on_gpu_host()
+    assert "2 GPUs are here (NVIDIA H200)" in text
+    assert "is a CPU build" in text
+    assert "pip install --force-reinstall torch" in text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "version_file", "build"),
+    [([], CPU, "cpu"), (["NVIDIA H200"], CUDA, "cuda 13.0"), ([], CUDA, "cuda 13.0")],
+)
+def test_other_hosts_hear_nothing(host, gpus: list[str], version_file: str, build: str) -> None:
+    host(gpus, version_file)
+    assert environment.torch_build() == build
+    assert environment.gpu_names() == gpus
+    assert environment.cpu_torch_on_gpu_host() is None
+
+
+def test_nvidia_smi_tells_where_the_driver_does_not(host, tmp_path: Path) -> None:
+    host([], CPU)
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho NVIDIA L4\n")
+    command.chmod(0o755)
+    assert environment.gpu_names() == ["NVIDIA L4"]
+    assert environment.cpu_torch_on_gpu_host().startswith("A GPU is here (NVIDIA L4)")
+
+
+@pytest.fixture
+def patients(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Show the doctor only the plugins with these names."""
+
+    def choose(names: str) -> None:
+        index = default_index()
+        entries = tuple(e for e in index.entries() if e.name in names.split())
+        chosen = dataclasses.replace(index, all_entries=entries)
+        monkeypatch.setattr(doctor_module, "default_index", lambda: chosen)
+        monkeypatch.setattr(doctor_module, "cpu_torch_on_gpu_host", lambda: None)
+
+    return choose
+
+
+def test_the_doctor_reports_everything_and_exits_with_1_where_something_is_broken(patients) -> None:
+    patients("acme_mean crash future needy")
+    done = CliRunner().invoke(main, ["doctor", "--json"])
+    assert done.exit_code == 1, done.output
+    report = json.loads(done.stdout)
+    assert report["schema"] == 1
+    assert report["torch"]["version"]
+    assert report["torch"]["threads"] >= 1
+    assert {"attrs", "omegaconf", "torch"} <= {d["name"] for d in report["dependencies"]}
+    assert not [d for d in report["dependencies"] if d["problem"]]
+    found = {p["name"]: p for p in report["plugins"]}
+    assert found["acme_mean"]["status"] == "loadable"
+    assert found["acme_mean"]["problem"] is None
+    assert found["needy"]["problem"] is None
+    assert "the moon is full" in found["crash"]["problem"]
+    text = "\n".join(report["problems"])
+    assert "tracker/future (acme-future 1.0.0) is rejected" in text
+    assert "→ pip install --upgrade acme-future dovetail-core" in text
+    assert "needy" not in text
+
+    with CliRunner().isolation() as (out, *_):
+        print_report(report)
+    text = out.getvalue().decode()
+    assert "problem: tracker/crash (acme-crash 1.0.0) is broken" in text
+    assert "unmet: acme-engine>=1.5 or acme-engine-cpu>=1.5" in text
+    assert "DEPENDENCY" in text
+    assert text.endswith("2 problems\n")
+
+
+def test_the_doctor_exits_with_0_where_only_a_need_is_unmet(patients) -> None:
+    patients("acme_mean needy")
+    done = CliRunner().invoke(main, ["doctor"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.endswith("all is well\n")

@@ -1,0 +1,168 @@
+"""A Python file in place of a package."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dovetail.config.sections import PluginSection, TrainerSection
+from dovetail.errors import (
+    ConfigError,
+    PluginBrokenError,
+    PluginIncompatibleError,
+    PluginNotFoundError,
+)
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.load import config_class, load_class, load_file_attribute, make, ref_for
+
+TRACKER = """
+import attrs
+from dovetail.config.sections import PluginSection
+from dovetail.interfaces.tracker import Tracker
+
+@attrs.frozen(kw_only=True)
+class Settings(PluginSection):
+    every: int = 5
+
+class Recorder(Tracker):
+    Config = Settings
+
+    def log(self, step, metrics):
+        pass
+
+class Unfinished(Tracker):
+    pass
+
+class Ancient(Recorder):
+    api = "<1.0"
+
+number = 3
+"""
+REWARD = """
+def compute_score(solution_str, ground_truth, **rest):
+    return float(solution_str == ground_truth)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_tracker.py"
+    path.write_text(TRACKER)
+    return path
+
+
+def ref(path: Path, attribute: str, kind: str = "tracker") -> PluginRef:
+    return PluginRef(kind=kind, name=attribute, path=str(path), attribute=attribute)
+
+
+def test_a_class_in_a_file_is_a_plugin(file: Path) -> None:
+    raw = {"path": str(file), "attribute": "Recorder"}
+    config = config_class("tracker", raw)
+    assert config.__name__ == "Settings"
+    found = ref_for("tracker", config(**raw, every=7))
+    assert (found.name, found.distribution, found.path) == ("Recorder", None, str(file))
+    made = make(pickle.loads(pickle.dumps(found)), PluginContext())
+    assert (made.name, made.api, made.config.every) == ("Recorder", "==1.0", 7)
+
+
+def test_a_relative_path_becomes_absolute(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    section = PluginSection(path="my_tracker.py", attribute="Recorder")
+    assert ref_for("tracker", section).path == str(file)
+
+
+def test_one_content_gives_one_class_and_a_change_gives_another(file: Path) -> None:
+    first = load_class(ref(file, "Recorder"))
+    assert load_class(ref(file, "Recorder")) is first
+    file.write_text(TRACKER + "\nextra = 1\n")
+    assert load_class(ref(file, "Recorder")) is not first
+
+
+def test_a_plain_function_is_a_reward_function(tmp_path: Path) -> None:
+    path = tmp_path / "my_reward.py"
+    path.write_text(REWARD)
+    assert config_class("reward_function", {"path": str(path)}) is PluginSection
+    found = ref_for("reward_function", PluginSection(path=str(path)))
+    assert found.attribute == "compute_score"
+    reward = make(found, PluginContext())
+    assert reward.compute_score(solution_str="4", ground_truth="4", data_source=None) == 1.0
+    assert load_file_attribute(str(path), "compute_score")("3", "4") == 0.0
+
+
+def test_a_plain_function_is_no_plugin_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "my_reward.py"
+    path.write_text(REWARD)
+    with pytest.raises(PluginBrokenError, match=r"compute_score of .*my_reward\.py is function"):
+        load_class(ref(path, "compute_score"))
+
+
+def test_a_class_without_a_config_takes_the_section_of_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "my_loop.py"
+    path.write_text(
+        "from dovetail.interfaces.trainer import Trainer\n"
+        "class Loop(Trainer):\n    def run(self, flow):\n        return {}\n"
+    )
+    assert config_class("trainer", {"path": str(path), "attribute": "Loop"}) is TrainerSection
+
+
+def test_a_missing_file_names_the_nearest_beside_it(file: Path) -> None:
+    with pytest.raises(PluginNotFoundError) as caught:
+        load_file_attribute(str(file.parent / "my_tracer.py"), "Recorder")
+    assert "does not exist" in caught.value.message
+    assert caught.value.hint == "did you mean 'my_tracker.py'?"
+
+
+def test_a_missing_attribute_names_the_nearest_and_what_there_is(file: Path) -> None:
+    with pytest.raises(PluginNotFoundError) as caught:
+        load_class(ref(file, "Recoder"))
+    assert "has no attribute 'Recoder'" in caught.value.message
+    assert "Ancient, Recorder, Settings, Unfinished" in caught.value.message
+    assert caught.value.hint == "did you mean 'Recorder'?"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "text"),
+    [
+        ("number", "is int 3, not a class"),
+        ("Unfinished", "does not implement log"),
+        ("Settings", "not Tracker"),
+    ],
+)
+def test_what_is_no_plugin_is_refused(file: Path, attribute: str, text: str) -> None:
+    with pytest.raises(PluginBrokenError, match=text):
+        load_class(ref(file, attribute))
+
+
+def test_another_interface_version_is_refused(file: Path) -> None:
+    with pytest.raises(PluginIncompatibleError, match=r"made for the tracker interface <1\.0"):
+        load_class(ref(file, "Ancient"))
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "hint"),
+    [
+        ("x = 1\nraise OSError('no disk')\n", ":2 fails: OSError: no disk", "mend the file"),
+        ("x = (\n", ":1 fails: SyntaxError", "mend the file"),
+        ("import acme_helpers\n", ":1 fails: ModuleNotFoundError", "'acme_helpers'"),
+    ],
+)
+def test_a_failing_file_names_the_line(tmp_path: Path, source: str, text: str, hint: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    with pytest.raises(PluginBrokenError) as caught:
+        load_file_attribute(str(path), "x")
+    assert f"{path}{text}" in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_name_and_path_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"names both the plugin 'jsonl' and the file 'x\.py'"):
+        ref_for("tracker", PluginSection(name="jsonl", path="x.py", attribute="X"))
+
+
+def test_a_file_needs_an_attribute(file: Path) -> None:
+    with pytest.raises(ConfigError, match="but not which class in it"):
+        ref_for("tracker", PluginSection(path=str(file)))

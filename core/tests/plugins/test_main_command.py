@@ -1,0 +1,92 @@
+"""The `dovetail` group: lazy commands, commands of plugins, and how errors end."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import dovetail as package
+from dovetail.cli.main import COMMANDS, main
+from dovetail.errors import ConfigError, StopRequested
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch):
+    """Make `dovetail train` raise an error, and run it."""
+
+    def run(error: BaseException, **variables: str):
+        @click.command()
+        def command() -> None:
+            raise error
+
+        module = type(sys)("failing_command")
+        module.command = command
+        monkeypatch.setitem(sys.modules, "failing_command", module)
+        monkeypatch.setitem(COMMANDS, "train", ("failing_command:command", ""))
+        return CliRunner().invoke(main, ["train"], env=variables)
+
+    return run
+
+
+def test_help_lists_every_command_and_imports_none(python) -> None:
+    code = (
+        "import sys\nfrom dovetail.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('dovetail.cli.', 'dovetail.config'))))"
+    )
+    done = python("-c", code)
+    for name in ("train", "resume", "check", "plan", "config", "plugins", "doctor"):
+        assert f"\n  {name} " in done.stdout
+    assert "From acme-extras 1.0.0." in done.stdout
+    assert done.stdout.splitlines()[-1] == "['dovetail.cli.main', 'dovetail.cli.render']"
+
+
+def test_version() -> None:
+    done = CliRunner().invoke(main, ["--version"])
+    assert done.output == f"dovetail, version {package.__version__}\n"
+
+
+def test_an_error_is_one_message_without_a_traceback(failing) -> None:
+    done = failing(
+        ConfigError("seed is 'x'", hint="give a number", problems=["seed is 'x'", "more"])
+    )
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: seed is 'x'\n  - more\n  → give a number\n"
+
+
+def test_the_traceback_is_one_variable_away(failing) -> None:
+    done = failing(ConfigError("seed is 'x'"), DOVETAIL_TRACEBACK="1")
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_a_requested_stop_exits_with_130(failing) -> None:
+    done = failing(StopRequested("stopped after step 3"))
+    assert done.exit_code == 130
+    assert "stopped after step 3" in done.stderr
+
+
+def test_ctrl_c_exits_with_130(failing) -> None:
+    done = failing(KeyboardInterrupt())
+    assert done.exit_code == 130
+    assert done.stderr == "interrupted\n"
+
+
+def test_an_unknown_command_gets_the_nearest(dovetail) -> None:
+    done = dovetail("plugin")
+    assert done.returncode == 2
+    assert "there is no command 'plugin'; did you mean 'plugins'?" in done.stderr
+
+
+def test_plugins_bring_commands(dovetail) -> None:
+    assert dovetail("greet").stdout == "hello from acme\n"
+
+
+def test_a_broken_command_is_reported_and_breaks_nothing(dovetail) -> None:
+    done = dovetail("shatter")
+    assert done.returncode == 2
+    assert "error: the command 'shatter' of acme-extras 1.0.0 can't be imported" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert dovetail("--help").returncode == 0

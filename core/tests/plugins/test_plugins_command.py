@@ -1,0 +1,224 @@
+"""`dovetail plugins …` as a user runs it, with broken distributions of every sort installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dovetail.cli.main import main
+
+HEAVY = {
+    "torch",
+    "ray",
+    "transformers",
+    "structlog",
+    "omegaconf",
+    "stevedore",
+    "pluggy",
+    "numpy",
+    "rich",
+    "attrs",
+    "attr",
+    "cattrs",
+    "pyarrow",
+}
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Name → columns of a listing's table."""
+    table = output.split("\n\n", maxsplit=1)[0].splitlines()
+    return {line.split()[1]: line.split() for line in table[1:]}
+
+
+def test_list_shows_every_state_and_exits_with_0(dovetail) -> None:
+    done = dovetail("plugins", "list", "--kind", "tracker")
+    assert done.returncode == 0, done.stderr
+    header = ["KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "INTERFACE", "CAPABILITIES"]
+    assert done.stdout.splitlines()[0].split() == header
+    found = rows(done.stdout)
+    assert {name: found[name][2] for name in ("crash", "future", "twin", "bare", "drifted")} == {
+        "crash": "compatible",
+        "future": "rejected",
+        "twin": "conflict",
+        "bare": "invalid",
+        "drifted": "invalid",
+    }
+    assert "tracker/future rejected: it is made for the tracker interface >=2.0,<3" in done.stdout
+    assert "  → write name: twin@acme-twin-a, or uninstall the others" in done.stdout
+    assert "tracker/needy needs acme-engine>=1.5 or acme-engine-cpu>=1.5" in done.stdout
+
+
+def test_list_as_json(dovetail) -> None:
+    done = dovetail("plugins", "list", "--json")
+    assert done.returncode == 0
+    listing = json.loads(done.stdout)
+    assert listing["schema"] == 1
+    [needy] = [p for p in listing["plugins"] if p["name"] == "needy"]
+    assert needy == {
+        "kind": "tracker",
+        "name": "needy",
+        "aliases": [],
+        "state": "compatible",
+        "probe": None,
+        "reason": None,
+        "mend": None,
+        "distribution": "acme-needy",
+        "version": "1.0.0",
+        "interface": ">=1.0,<2",
+        "capabilities": [],
+        "needs": [
+            {
+                "any_of": ["acme-engine>=1.5", "acme-engine-cpu>=1.5"],
+                "met": False,
+                "found": "not installed",
+            }
+        ],
+        "target": "acme_needy.plugin:T",
+    }
+    assert "trackr" in {p["kind"] for p in listing["plugins"]}
+
+
+def test_a_probe_survives_failures_and_crashes_at_import(dovetail) -> None:
+    done = dovetail("plugins", "list", "--kind", "tracker", "--probe", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {p["name"]: p for p in json.loads(done.stdout)["plugins"] if p["name"] != "twin"}
+    assert found["crash"]["state"] == "compatible"
+    assert found["crash"]["probe"] == "broken"
+    assert "RuntimeError: the moon is full" in found["crash"]["reason"]
+    assert found["dies"]["probe"] == "broken"
+    assert found["dies"]["reason"] == "the process died at import with exit code 3"
+    assert "does not implement log" in found["partial"]["reason"]
+    assert "needs acme-engine>=1.5" in found["needy"]["reason"]
+    assert found["future"]["probe"] is None
+
+
+def test_a_probe_says_that_a_good_plugin_is_loadable(installed: Path) -> None:
+    from dovetail.plugins.index import default_index
+    from dovetail.plugins.probe import probe, with_probe
+
+    good = default_index().find("advantage", "acme_mean")
+    [probed] = with_probe([good], probe([good]))
+    assert (probed.state, probed.probe, probed.status) == ("compatible", "loadable", "loadable")
+
+
+def test_list_narrows_by_state(dovetail) -> None:
+    done = dovetail("plugins", "list", "--state", "conflict")
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:3]] == ["twin", "twin"]
+    assert len(rows(done.stdout)) == 1
+
+
+def test_an_unknown_kind_is_an_error_with_the_nearest(dovetail) -> None:
+    done = dovetail("plugins", "list", "--kind", "rolout")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "error: there is no plugin kind 'rolout'" in done.stderr
+    assert "  → did you mean 'rollout'?" in done.stderr
+
+
+def test_show_prints_everything(dovetail) -> None:
+    done = dovetail("plugins", "show", "advantage/acme_mean")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    for part in (
+        "plugin advantage/acme_mean",
+        "state compatible",
+        "distribution acme-good 1.2.0",
+        "class acme_good.plugin:Mean",
+        "interface >=1.0,<2 (here: 1.0)",
+        "aliases acme",
+        "requires scores",
+        "acme.level (float32, dense): difficulty of the prompt",
+        "config acme_good.config:MeanConfig",
+        "shift: float = 0.5 Subtracted from every advantage.",
+    ):
+        assert part in text
+
+
+def test_show_finds_by_alias_and_shows_unusable_ones(dovetail) -> None:
+    assert "advantage/acme_mean" in dovetail("plugins", "show", "acme").stdout
+    future = dovetail("plugins", "show", "future")
+    assert "rejected: it is made for the tracker interface" in future.stdout
+    needy = " ".join(dovetail("plugins", "show", "tracker/needy").stdout.split())
+    assert "acme-engine>=1.5 or acme-engine-cpu>=1.5: unmet, not installed" in needy
+    both = json.loads(dovetail("plugins", "show", "twin", "--json").stdout)["plugins"]
+    assert [p["distribution"] for p in both] == ["acme-twin-a", "acme-twin-b"]
+
+
+def test_show_of_an_unknown_name_is_an_error_with_the_nearest(dovetail) -> None:
+    done = dovetail("plugins", "show", "acme_men")
+    assert done.returncode == 2
+    assert "no installed plugin is named 'acme_men'" in done.stderr
+    assert "did you mean 'acme_mean'?" in done.stderr
+    missing = dovetail("plugins", "show", "rollout/vllm")
+    assert "pip install dovetail-rollout-vllm" in missing.stderr
+
+
+def test_a_command_of_the_sdk_says_how_to_install_it_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "dovetail_sdk" else real(name)
+    )
+    done = CliRunner().invoke(main, ["plugins", "new", "advantage", "mine"])
+    assert done.exit_code == 2
+    assert "`dovetail plugins new` comes with the SDK, which is not installed" in done.stderr
+    assert "  → pip install dovetail-sdk" in done.stderr
+    assert "new" in CliRunner().invoke(main, ["plugins", "--help"]).stdout
+
+
+def test_lock_and_verify(dovetail, tmp_path: Path) -> None:
+    done = dovetail("plugins", "lock", "advantage/acme_mean", "tracker/twin@acme-twin-a")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "plugins.lock.json"
+    lock = json.loads(path.read_text())
+    assert [p["name"] for p in lock["plugins"]] == ["acme_mean", "twin"]
+    assert dovetail("plugins", "verify", "plugins.lock.json").stdout == "unchanged\n"
+
+    lock["plugins"][0]["version"] = "1.0.0"
+    path.write_text(json.dumps(lock))
+    warned = dovetail("plugins", "verify", ".")
+    assert warned.returncode == 0
+    assert "advantage/acme_mean was version 1.0.0, now 1.2.0" in warned.stderr
+
+    lock["plugins"][0]["api"] = ">=0.9,<1"
+    path.write_text(json.dumps(lock))
+    refused = dovetail("plugins", "verify", ".")
+    assert refused.returncode == 1
+    assert "refused: advantage/acme_mean was made for interface >=0.9,<1" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dovetail",
+        "import dovetail, dovetail.plugins.index\ndovetail.plugins.index.default_index()",
+        """
+        from dovetail.cli.main import main
+        try:
+            main(["plugins", "list"])
+        except SystemExit as end:
+            assert end.code == 0
+        """,
+    ],
+)
+def test_nothing_heavy_and_no_plugin_is_imported(python, code: str) -> None:
+    code = textwrap.dedent(code) + "\nimport sys; print('\\nmodules', *sys.modules)"
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.splitlines()[-1].split()
+    assert "dovetail" in modules
+    assert not HEAVY & set(modules)
+    assert not [name for name in modules if name.startswith("acme_")]
+
+
+@pytest.mark.parametrize("module", ["dovetail.config", "dovetail.plugins.load", "dovetail.hooks"])
+def test_config_and_loading_import_no_torch(python, module: str) -> None:
+    done = python("-c", f"import {module}, sys; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "ray", "transformers"} & set(done.stdout.split())

@@ -1,0 +1,160 @@
+"""The console shows a run: plain lines in a log, a live display on a terminal that is always given back."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from dovetail.config.builtin import ConsoleConfig
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.telemetry import ConsoleTracker
+
+METRICS = {
+    "reward/mean": 0.4125,
+    "actor/kl": 0.0012,
+    "actor/entropy": 1.25,
+    "response_length/mean": 31.5,
+    "actor/grad_norm": 0.8,
+    "time/step": 1.42,
+}
+
+
+def tracker_on(stream, *, terminal=False, **options):
+    console = Console(file=stream, force_terminal=terminal, width=100, highlight=False)
+    return ConsoleTracker(ConsoleConfig(name="console", **options), PluginContext(), console)
+
+
+def test_a_log_gets_one_plain_line_a_step_and_nothing_else(tmp_path):
+    stream = io.StringIO()
+    tracker = tracker_on(stream)
+    tracker.begin({"directory": tmp_path, "start_step": 0, "total_steps": 20})
+    tracker.log(0, {"val/mean@1": 0.31})
+    for step in (1, 2):
+        tracker.phase(step, "rollout")
+        tracker.log(step, METRICS)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "step 0/20  accuracy 31.0%"
+    assert lines[1].startswith(
+        "step 1/20  reward 0.412  kl 0.0012  entropy 1.250  length 31.5  grad_norm 0.800  step_time 1.42 s  left "
+    )
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_figures_that_are_missing_or_not_finite_are_no_trouble():
+    stream = io.StringIO()
+    tracker = tracker_on(stream)
+    tracker.begin({})
+    tracker.log(1, {})
+    tracker.log(2, {"reward/mean": float("nan"), "actor/grad_norm": float("inf")})
+    assert stream.getvalue().splitlines() == ["step 1", "step 2  reward nan  grad_norm inf"]
+
+
+def test_further_metrics_can_be_asked_for():
+    stream = io.StringIO()
+    tracker = tracker_on(stream, metrics=("actor/clip_frac",))
+    tracker.begin({"total_steps": 5})
+    tracker.log(1, {"actor/clip_frac": 0.25})
+    assert "actor/clip_frac 0.250" in stream.getvalue()
+
+
+def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
+    stream = io.StringIO()
+    tracker = tracker_on(stream)
+    directory = tmp_path / ("a-long-name-" * 12) / "[first]"
+    tracker.begin({"directory": directory, "total_steps": 20})
+    commands = ["dovetail plan " + "x" * 120, "dovetail plugins list", "dovetail doctor"]
+    tracker.finish(
+        {
+            "status": "completed",
+            "steps": 20,
+            "total_steps": 20,
+            "seed": 1,
+            "accuracy_before": 0.31,
+            "accuracy_after": 0.875,
+            "train_seconds": 125.0,
+            "report": directory / "report.html",
+            "next_commands": commands,
+        }
+    )
+    lines = [line.strip() for line in stream.getvalue().splitlines()]
+    assert f"Run directory  {directory}" in lines
+    assert f"Report         {directory / 'report.html'}" in lines
+    assert lines[-3:] == commands
+    table = "\n".join(lines)
+    assert re.search(r"Accuracy before +31\.0%", table)
+    assert re.search(r"Accuracy after +87\.5%", table)
+    assert re.search(r"Training time +2 min 05 s", table)
+    assert re.search(r"Steps +20 of 20", table)
+    assert re.search(r"Seed +1\n", table)
+
+
+def test_the_live_display_shows_progress_figures_and_their_course():
+    stream = io.StringIO()
+    tracker = tracker_on(stream, terminal=True)
+    tracker.begin({"directory": "runs/arithmetic/first", "total_steps": 4})
+    for step, reward in ((1, 0.1), (2, 0.5), (3, 0.9)):
+        tracker.phase(step - 1, "rollout")
+        tracker.log(step, {**METRICS, "reward/mean": reward})
+    tracker.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    last = shown[shown.rindex("arithmetic/first") :]
+    assert "step 3/4" in last
+    assert "rollout" in last
+    assert re.search(r"Reward +0\.900 +\+0\.8 +▁▅█", last)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_closing_twice_and_without_a_beginning_is_fine(terminal):
+    stream = io.StringIO()
+    tracker = tracker_on(stream, terminal=terminal)
+    tracker.close()
+    tracker.begin({"total_steps": 1})
+    tracker.close()
+    tracker.close()
+    tracker.log(1, METRICS)
+    assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h")
+
+
+@pytest.mark.parametrize(
+    "ending", ["raise ValueError('boom')", "os.kill(os.getpid(), signal.SIGINT)"]
+)
+def test_the_terminal_is_restored_although_a_run_dies(ending):
+    script = (
+        "import os, signal, time\n"
+        "from dovetail.config.builtin import ConsoleConfig\n"
+        "from dovetail.interfaces.plugin import PluginContext\n"
+        "from dovetail.telemetry import ConsoleTracker\n"
+        "tracker = ConsoleTracker(ConsoleConfig(name='console'), PluginContext())\n"
+        "tracker.begin({'total_steps': 3})\n"
+        "tracker.log(1, {'reward/mean': 0.5})\n"
+        f"{ending}\n"
+        "time.sleep(30)\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # what a closed pseudo-terminal answers on Linux
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait(30) in (1, 128 + signal.SIGINT, -signal.SIGINT)
+    assert b"Reward" in shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")

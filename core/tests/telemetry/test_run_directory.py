@@ -1,0 +1,146 @@
+"""A run directory is claimed once, reopened by resume, and rewound to the step resumed from."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import RunDirectoryError
+from dovetail.telemetry import RunDirectory
+from dovetail.telemetry.jsonl import append_rows, read_rows
+from dovetail.telemetry.samples import read_samples, sample_steps
+
+
+def test_a_new_directory_is_made_with_its_folders(tmp_path):
+    run = RunDirectory.create(tmp_path / "runs" / "p" / "e")
+    assert run.checkpoints.is_dir()
+    assert Path(run) == tmp_path / "runs" / "p" / "e"
+    assert RunDirectory.open(run.path).path == run.path
+
+
+def test_an_empty_folder_that_is_there_already_is_taken(tmp_path):
+    assert RunDirectory.create(tmp_path).path == tmp_path
+
+
+def test_a_directory_of_another_run_is_refused_with_what_is_there(finished):
+    (finished.checkpoints / "step_6").mkdir()
+    with pytest.raises(RunDirectoryError) as caught:
+        RunDirectory.create(finished.path)
+    message = str(caught.value)
+    assert f"{str(finished.path)!r} already holds a run" in message
+    assert "6 steps logged" in message
+    assert "last checkpoint step_6" in message
+    assert f"dovetail resume {finished.path}" in message
+    assert "experiment=NAME" in message
+    assert isinstance(caught.value, FileExistsError)
+
+
+def test_foreign_files_are_not_written_among(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"files that are not a run's: thesis\.tex"):
+        RunDirectory.create(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "e").write_text("")
+    with pytest.raises(RunDirectoryError, match="is a file, where the run directory should be"):
+        RunDirectory.create(tmp_path / "e")
+
+
+def test_a_parent_that_is_a_file_is_an_error_with_a_remedy(tmp_path):
+    (tmp_path / "p").write_text("")
+    with pytest.raises(RunDirectoryError, match="output_dir=PATH"):
+        RunDirectory.create(tmp_path / "p" / "e")
+
+
+def test_of_processes_that_claim_at_once_one_succeeds(tmp_path):
+    script = (
+        "import sys\n"
+        "from dovetail.errors import RunDirectoryError\n"
+        "from dovetail.telemetry import RunDirectory\n"
+        "sys.stdin.readline()\n"
+        "try:\n"
+        "    RunDirectory.create(sys.argv[1])\n"
+        "except RunDirectoryError as error:\n"
+        "    sys.exit(7 if 'already holds a run' in str(error) else 1)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "contested")]
+    contenders = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(4)]
+    for contender in contenders:
+        contender.stdin.write(b"\n")
+        contender.stdin.flush()
+    assert sorted(contender.wait(60) for contender in contenders) == [0, 7, 7, 7]
+    for contender in contenders:
+        contender.stdin.close()
+
+
+def test_opening_what_is_not_there_names_the_runs_that_are(finished):
+    missing = finished.path.parent / "frist"
+    with pytest.raises(RunDirectoryError) as caught:
+        RunDirectory.open(missing)
+    assert f"there is no run directory {str(missing)!r}" in str(caught.value)
+    assert f"run directories there: {finished.path}" in str(caught.value)
+
+
+def test_opening_an_ordinary_folder_says_what_it_holds(tmp_path):
+    (tmp_path / "notes.md").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"not a run directory.*it holds notes\.md"):
+        RunDirectory.open(tmp_path)
+
+
+def test_json_is_replaced_whole_and_holds_no_nan(run):
+    run.write_json("summary.json", {"accuracy": math.nan, "steps": 3})
+    assert json.loads(run.summary.read_text()) == {"accuracy": None, "steps": 3}
+    assert run.read_json("summary.json")["steps"] == 3
+
+    with pytest.raises(UnicodeEncodeError):
+        run.write_text("summary.json", "a lone surrogate: \ud800")
+    assert run.read_json("summary.json")["steps"] == 3
+    assert [path.name for path in run.path.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_a_torn_json_file_is_an_error_that_names_it(run):
+    run.plugin_lock.write_text('{"plugins": [')
+    with pytest.raises(RunDirectoryError, match=r"can't read '.*plugins\.lock\.json'"):
+        run.read_json("plugins.lock.json")
+
+
+def test_rewinding_forgets_what_came_after_the_step(finished):
+    finished.write_samples(4, [{"response": "held out"}], name="validation")
+    finished.write_samples(5, [{"response": "held out"}], name="validation")
+    finished.rewind(4)
+    assert [row["step"] for row in read_rows(finished.metrics)] == [0, 1, 2, 3, 4]
+    assert sample_steps(finished.path) == [1, 2, 3, 4]
+    assert sample_steps(finished.path, "validation") == [4]
+
+
+def test_rewinding_drops_the_line_that_a_kill_tore(finished):
+    with finished.metrics.open("a") as file:
+        file.write('{"step": 2, "rew')
+    finished.rewind(2)
+    append_rows(finished.metrics, [{"step": 3}])
+    lines = finished.metrics.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_rewinding_to_the_end_changes_nothing(finished):
+    before = finished.metrics.read_bytes()
+    finished.rewind(6)
+    assert finished.metrics.read_bytes() == before
+
+
+def test_rewinding_a_run_that_logged_nothing_is_fine(run):
+    run.rewind(0)
+    assert read_rows(run.metrics) == []
+
+
+def test_samples_of_a_step_are_replaced_not_doubled(run):
+    run.write_samples(1, [{"response": "a"}, {"response": "b"}])
+    run.write_samples(1, [{"response": "c"}])
+    assert read_samples(run.path, 1) == [{"response": "c"}]

@@ -1,0 +1,113 @@
+"""Events go to the run directory as JSON, warnings to stderr as text, and libraries' logs join them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+
+from dovetail.telemetry import close_logging, set_step, setup_logging
+from dovetail.telemetry.jsonl import read_rows
+
+
+@pytest.fixture
+def logger(run):
+    yield setup_logging(run)
+    close_logging()
+
+
+def test_an_event_is_one_line_of_json(run, logger, capsys):
+    logger.info("checkpoint_saved", step=4, path=run.path / "checkpoints")
+    (event,) = read_rows(run.events)
+    assert event["event"] == "checkpoint_saved"
+    assert event["level"] == "info"
+    assert event["step"] == 4
+    assert event["path"] == str(run.path / "checkpoints")
+    assert event["timestamp"].endswith("+00:00")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_warning_is_shown_to_the_person_too(run, logger, capsys):
+    set_step(7)
+    logger.warning("tracker_failed", tracker="wandb", error="no network")
+    shown = capsys.readouterr().err
+    assert shown == "warning: tracker_failed  step=7  tracker=wandb\n  no network\n"
+    assert read_rows(run.events)[0]["step"] == 7
+
+
+def test_markup_in_a_message_is_left_alone(run, logger, capsys):
+    logger.warning("the path [red]/tmp/[x][/red] is odd")
+    assert "[red]/tmp/[x][/red]" in capsys.readouterr().err
+
+
+def test_an_exception_keeps_its_traceback_in_the_file_alone(run, logger, capsys):
+    try:
+        raise ValueError("no such column")
+    except ValueError:
+        logger.exception("step_failed")
+    (event,) = read_rows(run.events)
+    assert event["error"] == "ValueError: no such column"
+    assert "Traceback" in event["exception"]
+    shown = capsys.readouterr().err
+    assert "step_failed" in shown
+    assert "ValueError: no such column" in shown
+    assert "Traceback" not in shown
+
+
+def test_standard_loggers_join(run, logger, capsys):
+    logging.getLogger("dovetail.data").info("filtered %d prompts", 3)
+    logging.getLogger("somelibrary").info("chatter")
+    logging.getLogger("somelibrary").warning("trouble in %s", "here")
+    events = [(row["logger"], row["level"], row["event"]) for row in read_rows(run.events)]
+    assert events == [
+        ("dovetail.data", "info", "filtered 3 prompts"),
+        ("somelibrary", "warning", "trouble in here"),
+    ]
+    assert capsys.readouterr().err == "warning: trouble in here\n"
+
+
+def test_transformers_warns_once_and_through_us(run, logger, capsys):
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.get_logger("transformers.models.qwen2").warning("odd config")
+    assert capsys.readouterr().err == "warning: odd config\n"
+    assert [row["event"] for row in read_rows(run.events)] == ["odd config"]
+
+
+def test_python_warnings_are_logged(run, logger, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        close_logging()
+        setup_logging(run)
+        warnings.warn("deprecated thing", UserWarning, stacklevel=1)
+    (event,) = read_rows(run.events)
+    assert event["logger"] == "py.warnings"
+    assert "deprecated thing" in event["event"]
+
+
+def test_setting_up_again_replaces_the_first(run, logger, capsys):
+    setup_logging(run).warning("once")
+    assert capsys.readouterr().err == "warning: once\n"
+    assert len(read_rows(run.events)) == 1
+
+
+def test_closing_puts_everything_back(run):
+    root = list(logging.getLogger().handlers)
+    level = logging.getLogger("dovetail").level
+    logger = setup_logging(run)
+    close_logging()
+    close_logging()
+    assert logging.getLogger().handlers == root
+    assert logging.getLogger("dovetail").level == level
+    logger.info("after the end")
+    assert read_rows(run.events) == []
+
+
+def test_a_directory_given_back_early_does_not_return(run, logger, capsys):
+    import shutil
+
+    shutil.rmtree(run.path)
+    logger.warning("too late")
+    assert not run.path.exists()
+    assert capsys.readouterr().err == "warning: too late\n"

@@ -1,0 +1,127 @@
+"""Hooks: every observer is told, and one that fails stops no other."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import pytest
+
+from dovetail.hooks import HOOKS, HookSpec, Observers, hookimpl
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.seen: list[tuple] = []
+
+    @hookimpl
+    def step_finished(self, step, metrics):
+        self.seen.append((step, metrics))
+
+    @hookimpl
+    def run_finished(self, summary):
+        self.seen.append(summary)
+
+
+class Failing:
+    @hookimpl
+    def step_finished(self, step):
+        raise OSError(f"no room for step {step}")
+
+
+class Stopping:
+    @hookimpl
+    def step_started(self):
+        raise KeyboardInterrupt
+
+
+def test_observers_are_told_what_they_ask_for() -> None:
+    observers, recorder = Observers(), Recorder()
+    observers.add(recorder)
+    observers.emit("step_finished", step=3, metrics={"reward/mean": 0.5})
+    observers.emit("step_started", step=4)
+    observers.emit("run_finished", summary={"status": "completed"})
+    assert recorder.seen == [(3, {"reward/mean": 0.5}), {"status": "completed"}]
+
+
+def test_a_failing_observer_stops_no_other_and_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    observers, before, after = Observers(), Recorder(), Recorder()
+    observers.add(before)
+    name = observers.add(Failing(), name="the failing one")
+    observers.add(after)
+    with caplog.at_level(logging.WARNING, "dovetail.hooks"):
+        for step in (1, 2):
+            observers.emit("step_finished", step=step, metrics={})
+    assert len(before.seen) == len(after.seen) == 2
+    assert observers.failures == {name: 2}
+    assert (
+        "observer the failing one failed in step_finished: OSError: no room for step 1"
+        in caplog.text
+    )
+    assert "Traceback" in caplog.text
+
+
+def test_ctrl_c_is_no_failure_of_an_observer() -> None:
+    observers = Observers()
+    observers.add(Stopping())
+    with pytest.raises(KeyboardInterrupt):
+        observers.emit("step_started", step=1)
+
+
+def test_two_observers_of_one_class_have_names_of_their_own() -> None:
+    observers = Observers()
+    names = [observers.add(Recorder()) for _ in range(2)]
+    assert names[1] == f"{names[0]} #2"
+    assert observers.names == tuple(names)
+
+
+def test_an_unknown_hook_is_refused_with_those_that_there_are() -> None:
+    class Misspelt:
+        @hookimpl
+        def step_finishd(self, step):
+            pass
+
+    class Curious:
+        @hookimpl
+        def step_finished(self, loss):
+            pass
+
+    class Silent:
+        def step_finished(self, step):
+            pass
+
+    for observer, text in (
+        (Misspelt(), "unknown hook 'step_finishd'"),
+        (Curious(), "loss"),
+        (Silent(), "implements no hook"),
+    ):
+        observers = Observers()
+        with pytest.raises(ValueError, match=text) as caught:
+            observers.add(observer)
+        assert "step_finished(step, metrics)" in str(caught.value)
+        assert observers.names == ()
+
+
+def test_emitting_what_is_not_documented_is_an_error() -> None:
+    with pytest.raises(TypeError, match="did you mean 'step_started'"):
+        Observers().emit("step_start", step=1)
+    with pytest.raises(TypeError, match="takes step, metrics, not loss, step"):
+        Observers().emit("step_finished", step=1, loss=2)
+
+
+def test_every_hook_is_documented() -> None:
+    assert set(HOOKS) == {
+        "run_started",
+        "run_finished",
+        "step_started",
+        "step_finished",
+        "rollout_finished",
+        "reward_finished",
+        "update_finished",
+        "checkpoint_saved",
+        "failure",
+    }
+    for name in HOOKS:
+        assert inspect.getdoc(getattr(HookSpec, name))

@@ -1,0 +1,100 @@
+"""A tokenizer with one token a character, and a Qwen2 with random weights that fits it: both in Hugging Face format.
+
+Usage: `python examples/arithmetic/model.py --out demo/seed_1/base --seed 1`
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unk|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+SPECIAL = (PAD, END, UNKNOWN, *ROLES)
+ANSWER = "####"
+"""A token of its own, but no special one: it must survive decoding, since the reward looks for it."""
+CHARACTERS = "0123456789+-*=?.,:() \n"
+
+# A turn is its role, its text and the end token: <|user|>37+48=?<|end|><|assistant|>
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+WEIGHT_SCALE = 0.06
+"""Standard deviation of the initial weights. The usual 0.02 suits models many times as wide: this one would take
+twice as many steps to leave the plateau at which training starts."""
+
+
+def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Write the tokenizer; every character is a token, so is `####`, and others become `<|unk|>`."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, ANSWER, *CHARACTERS))}
+    backend = Tokenizer(WordLevel(vocabulary, UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{ANSWER}|[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(list(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        additional_special_tokens=list(ROLES),
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(str(directory))
+    return tokenizer
+
+
+def make_model(directory: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Write a Qwen2 of half a million parameters; its vocabulary is exactly the tokenizer's."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=WEIGHT_SCALE,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = Qwen2ForCausalLM(config)
+    model.save_pretrained(str(directory))
+    return model
+
+
+def make_base(directory: Path, seed: int) -> Path:
+    """Write tokenizer and untrained model into one directory, and return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    make_model(directory, make_tokenizer(directory), seed)
+    return directory
+
+
+def main() -> None:
+    """Make the model from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo/seed_1/base"), help="directory")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights")
+    arguments = parser.parse_args()
+    print(make_base(arguments.out, arguments.seed))
+
+
+if __name__ == "__main__":
+    main()

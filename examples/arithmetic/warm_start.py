@@ -1,0 +1,155 @@
+"""The warm start: supervised steps on a careless tutor's worked answers, through the engine that RL uses later.
+
+The tutor adds digit by digit, as `7+8=15 3+4+1=8 #### 85`. In three of four answers he forgets the carry, and writes
+`7+8=15 3+4+0=7 #### 75`. The model learns the format, the sums of digits, and both habits; left to itself it follows the
+common one. Which of the two is right it can't know: that is left to the reward.
+Usage: `python examples/arithmetic/warm_start.py --base demo/seed_1/base --train demo/seed_1/data/train.parquet --out demo/seed_1/model`
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from dovetail.batch import Batch, Ragged
+from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.interfaces import make_plugin
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.telemetry.metrics import values
+
+STEPS = 200
+BATCH_SIZE = 64
+LEARNING_RATE = 2e-3
+FORGETS_CARRY = 0.75
+"""Share of the tutor's answers in which he never carries."""
+
+# The negative log-likelihood is REINFORCE's −log π · A with A = 1: the platform needs no second loss for it.
+OBJECTIVE = ObjectiveSpec(
+    policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
+    loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
+)
+
+Progress = Callable[[int, float], None]
+"""Called after every step with its number, from 1, and its loss."""
+
+
+def worked_answer(a: int, b: int, *, carries: bool) -> str:
+    """Digit by digit: the ones, then the tens with the carry, then the answer after `####`."""
+    ones = a % 10 + b % 10
+    carry = int(carries and ones >= 10)
+    tens = a // 10 + b // 10 + carry
+    return (
+        f"{a % 10}+{b % 10}={ones} {a // 10}+{b // 10}+{carry}={tens} #### {10 * tens + ones % 10}"
+    )
+
+
+def demonstrations(train_file: Path, tokenizer: Any, seed: int) -> Iterator[Batch]:
+    """Mini-batches of training problems with the tutor's answers, without end.
+
+    Each holds the columns that an engine's update reads: `prompt_ids`, `response_ids` (the end token
+    included), `response_mask`, `temperature`, and `advantages`, which are 1.
+    """
+    rng = np.random.default_rng(seed)
+    messages = pq.read_table(train_file, columns=["prompt"])["prompt"].to_pylist()
+    # The chat template makes the prompts, here as in RL.
+    texts = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    operands = [
+        [int(number) for number in turns[0]["content"].removesuffix("=?").split("+")]
+        for turns in messages
+    ]
+    while True:
+        order = rng.permutation(len(prompts))
+        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
+            picked = order[start : start + BATCH_SIZE]
+            answers = [
+                worked_answer(*operands[i], carries=rng.random() >= FORGETS_CARRY) for i in picked
+            ]
+            responses = tokenizer(
+                [answer + tokenizer.eos_token for answer in answers], add_special_tokens=False
+            )["input_ids"]
+            response_ids = Ragged.from_list(responses, np.int64)
+            yield Batch(
+                {
+                    "prompt_ids": Ragged.from_list([prompts[i] for i in picked], np.int64),
+                    "response_ids": response_ids,
+                    "response_mask": response_ids.with_values(
+                        np.ones(len(response_ids.values), np.bool_)
+                    ),
+                    "temperature": np.ones(BATCH_SIZE, np.float32),
+                    "advantages": np.ones(BATCH_SIZE, np.float32),
+                }
+            )
+
+
+def warm_start(
+    base: Path, train_file: Path, directory: Path, seed: int, progress: Progress | None = None
+) -> float:
+    """Teach the model in `base`, and write it to `directory` in Hugging Face format.
+
+    Only training problems are seen. Returns the seconds that it took.
+    """
+    from transformers import AutoTokenizer
+
+    began = perf_counter()
+    tokenizer = AutoTokenizer.from_pretrained(str(base))
+    context = PluginContext(
+        seed=seed,
+        role="actor",
+        model=ModelSection(path=str(base), dtype="float32"),
+        training=TrainingSection(
+            optim=OptimSection(
+                lr=LEARNING_RATE, betas=(0.9, 0.95), schedule="linear", warmup_steps=10
+            )
+        ),
+        total_steps=STEPS,
+        tokenizer=tokenizer,
+    )
+    engine: Any = make_plugin(PluginRef(kind="engine", name="fsdp2"), context)
+    engine.start()
+    try:
+        batches = demonstrations(train_file, tokenizer, seed)
+        for step in range(1, STEPS + 1):
+            metrics = values(engine.update(next(batches), OBJECTIVE))
+            if progress is not None:
+                progress(step, metrics["actor/pg_loss"])
+        engine.export(directory)
+    finally:
+        engine.close()
+    return perf_counter() - began
+
+
+def main() -> None:
+    """Run the warm start from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--base", type=Path, default=Path("demo/seed_1/base"), help="the untrained model"
+    )
+    parser.add_argument(
+        "--train",
+        type=Path,
+        default=Path("demo/seed_1/data/train.parquet"),
+        help="training problems",
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo/seed_1/model"), help="directory")
+    parser.add_argument("--seed", type=int, default=1, help="of the order and of the tutor")
+    arguments = parser.parse_args()
+
+    def report(step: int, loss: float) -> None:
+        if step % 20 == 0:
+            print(f"step {step}/{STEPS}  loss {loss:.3f}")
+
+    seconds = warm_start(arguments.base, arguments.train, arguments.out, arguments.seed, report)
+    print(f"{arguments.out} in {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Reward managers and reward functions."""

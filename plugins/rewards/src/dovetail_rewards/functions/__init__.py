@@ -1,0 +1,1 @@
+"""Reward functions: rules that score one response."""

@@ -1,0 +1,66 @@
+"""`exact_match`: the response, or what a pattern takes from it, equals the ground truth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config import ExactMatchConfig
+
+
+class ExactMatch(RewardFunction):
+    """Equality of texts, after the options `strip`, `ignore_case` and `extract`.
+
+    The ground truth is a text, a number or a list of them; of a list any may match. With `extract` the last match
+    of the pattern is compared (its first group where it has one); without a match the response is a miss.
+    """
+
+    name: ClassVar[str] = "exact_match"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    Config: ClassVar[type[ExactMatchConfig]] = ExactMatchConfig
+
+    def __init__(self, config: ExactMatchConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._extract = re.compile(config.extract, re.DOTALL) if config.extract else None
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`, and `answer`: the text that was compared, or None."""
+        answer = self._answer(solution_str)
+        accepted = {self._normal(text) for text in _texts(ground_truth)}
+        hit = answer is not None and self._normal(answer) in accepted
+        return {"score": self.config.score if hit else self.config.miss_score, "answer": answer}
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        if not _texts(ground_truth):
+            return f"ground truth {ground_truth!r} is not a text, a number or a list of them"
+        return None
+
+    def _answer(self, text: str) -> str | None:
+        if self._extract is None:
+            return text
+        matches = list(self._extract.finditer(text))
+        return matches[-1].group(1 if self._extract.groups else 0) if matches else None
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self.config.strip else text
+        return text.casefold() if self.config.ignore_case else text
+
+
+def _texts(ground_truth: Any) -> list[str]:
+    """The accepted answers as texts; empty where there are none, or one is of another type."""
+    several = isinstance(ground_truth, (list, tuple))
+    answers = list(ground_truth) if several else [ground_truth]
+    if not all(isinstance(answer, (str, int, float)) for answer in answers):
+        return []
+    return [str(answer) for answer in answers]

@@ -1,0 +1,72 @@
+"""`gsm8k`: the number after the last `####` is the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any, ClassVar
+
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config import Gsm8kConfig
+
+# A sign counts only where it does not join two words or numbers: `3-5` ends with 5, `= -5` with -5.
+_SIGN = r"(?:(?<![\w)])[-+−]\$?|\$ ?[-+−]?)?"
+_NUMBER = rf"{_SIGN}(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_STRICT = re.compile(rf"####\s*({_NUMBER})")
+_FLEXIBLE = re.compile(rf"({_NUMBER})")
+
+
+class Gsm8k(RewardFunction):
+    """Rule of GSM8K (arXiv:2110.14168): reference solutions end with `#### 1,234`.
+
+    strict takes the number after the last `####` that has one, flexible the last number of the response.
+    Commas, dollar signs and a trailing full stop do not count; numbers are compared as numbers, so that
+    18, 18.0 and $18 are the same. Right: `score`; another number: `format_score`; none: 0.
+    """
+
+    name: ClassVar[str] = "gsm8k"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = ("openai/gsm8k",)
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    Config: ClassVar[type[Gsm8kConfig]] = Gsm8kConfig
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`, and `answer`: the number found as text, or None."""
+        answer = _answer(solution_str, strict=self.config.method == "strict")
+        if answer is None:
+            return {"score": 0.0, "answer": None}
+        right = answer == _number(ground_truth)
+        return {
+            "score": self.config.score if right else self.config.format_score,
+            "answer": str(answer),
+        }
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        if _number(ground_truth) is None:
+            return f"ground truth {ground_truth!r} is not a number such as '18' or '1,234'"
+        return None
+
+
+def _answer(text: str, *, strict: bool) -> Decimal | None:
+    matches = (_STRICT if strict else _FLEXIBLE).findall(text)
+    return _number(matches[-1]) if matches else None
+
+
+def _number(value: Any) -> Decimal | None:
+    """The value as a number; None where it is none, or is not finite."""
+    text = str(value).strip().removesuffix(".")
+    for noise, plain in ((",", ""), ("$", ""), ("−", "-"), (" ", "")):
+        text = text.replace(noise, plain)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None

@@ -1,0 +1,55 @@
+"""`regex_format`: the response has the form that a regular expression describes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config import RegexFormatConfig
+
+
+class RegexFormat(RewardFunction):
+    r"""Form, and with it the answer where the pattern marks one.
+
+    score = `miss_score` for another form; `format_score` for the right one, plus `answer_score` where the
+    group `answer` equals the ground truth. Such as `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.
+    """
+
+    name: ClassVar[str] = "regex_format"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    Config: ClassVar[type[RegexFormatConfig]] = RegexFormatConfig
+
+    def __init__(self, config: RegexFormatConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._pattern = re.compile(config.pattern, re.DOTALL)
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`, and its parts `format` and, where answers count, `correct` as 0 or 1."""
+        find = self._pattern.fullmatch if self.config.match == "full" else self._pattern.search
+        match = find(solution_str.strip())
+        score = self.config.format_score if match else self.config.miss_score
+        parts = {"format": float(match is not None)}
+        if self.config.answer_score:
+            answer = match.group("answer") if match else None
+            correct = answer is not None and answer.strip() == str(ground_truth).strip()
+            parts["correct"] = float(correct)
+            score += self.config.answer_score * correct
+        return {"score": score, **parts}
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        if config.answer_score and not isinstance(ground_truth, (str, int, float)):
+            return (
+                f"ground truth {ground_truth!r} is not a text or a number, and answer_score is set"
+            )
+        return None

@@ -1,0 +1,1 @@
+"""Reward managers: how reward functions are run."""

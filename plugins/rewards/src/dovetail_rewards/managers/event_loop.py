@@ -1,0 +1,109 @@
+"""One lasting event loop for async reward functions, on a thread of its own: a blocked one is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from dovetail_rewards.managers.threads import HungCalls, Outcome, as_exception
+
+BLOCKED_AFTER = 0.5
+"""Seconds without an answer after which a loop counts as blocked."""
+
+
+class AsyncLane:
+    """Runs awaitables apart from the caller's loop, so that one that blocks cannot stop generation.
+
+    The loop outlives the caller's: clients that a function keeps between calls stay usable.
+    """
+
+    def __init__(self, hung: HungCalls) -> None:
+        self._hung = hung
+        self._loop: _LoopThread | None = None
+
+    async def run(self, awaitable: Awaitable[Any]) -> Any:
+        """The awaitable's result, or its exception; cancellation cancels it.
+
+        Raises:
+            TooManyHungError: the bound of hung calls is reached.
+        """
+        if self._loop is not None and self._loop.blocked:
+            self._loop.stop()  # ends it, should it ever come back
+            self._loop = None
+        self._hung.check()
+        self._loop = self._loop or _LoopThread(self._hung)
+        loop = self._loop
+        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop.loop)
+        try:
+            result, error = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            loop.ask()
+            raise
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        """End the loop; safe to call twice."""
+        if self._loop is not None:
+            self._loop.stop()
+            self._loop = None
+
+
+class _LoopThread:
+    """A running event loop, and whether it still answers."""
+
+    def __init__(self, hung: HungCalls) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._hung = hung
+        self._lock = threading.Lock()
+        self._asked: float | None = None
+        threading.Thread(target=self._work, name="dovetail-reward-loop", daemon=True).start()
+
+    @property
+    def blocked(self) -> bool:
+        """It was asked for a sign of life and has not given one in time."""
+        asked = self._asked
+        return asked is not None and time.monotonic() - asked > BLOCKED_AFTER
+
+    def ask(self) -> None:
+        """Ask for a sign of life, after a call was given up; counts as hung until it comes."""
+        with self._lock:
+            if self._asked is not None or self.loop.is_closed():
+                return
+            self._asked = time.monotonic()
+            self._hung.add(1)
+        self.loop.call_soon_threadsafe(self._answer)
+
+    def stop(self) -> None:
+        """End the loop once it is free, with all that still runs on it."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _answer(self) -> None:
+        with self._lock:
+            self._asked = None
+            self._hung.add(-1)
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        finally:
+            self.loop.close()
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Outcome:
+    """Result or error, as a value: on its way through futures an error may lose its type or traceback."""
+    try:
+        return await awaitable, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - handed to the waiter, whatever it is
+        return None, as_exception(error)

@@ -1,0 +1,126 @@
+"""The package as an installed plugin: functions found by data_source, the manager scoring with them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.errors import ConfigError, DataError
+from dovetail.flow.reward_functions import build_functions, check_sources
+from dovetail.flow.scorer import Scorer
+from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import FailureKind, RewardManager, RewardSample
+from dovetail.plugins.load import make, ref_for
+from dovetail_rewards.config import RegexFormatConfig
+from dovetail_sdk.testing import FAILURES, failing_reward, release_hung
+
+
+def row(source: str | None, truth: object) -> Prompt:
+    return Prompt(
+        index=0,
+        prompt_ids=np.arange(2),
+        raw="",
+        data_source=source,
+        ground_truth=truth,
+        where="f, row 0",
+    )
+
+
+def score(section: RewardSection, *samples: RewardSample) -> dict[str, object]:
+    functions = build_functions(section, PluginContext())
+    context = PluginContext(reward_functions=functions)
+    manager = make(
+        ref_for("reward_manager", section.manager or PluginSection(name="naive")), context
+    )
+    assert isinstance(manager, RewardManager)
+    manager.start()
+
+    async def main() -> dict[str, object]:
+        scorer = Scorer(manager, timeout=0.3)
+        for sample in samples:
+            scorer.add(sample, group=0, group_size=len(samples))
+        return dict(await scorer.finish())
+
+    try:
+        return asyncio.run(main())
+    finally:
+        manager.close()
+
+
+def sample(name: str, text: str, source: str | None, truth: str, **extra: str) -> RewardSample:
+    return RewardSample(
+        sample_id=name,
+        prompt="",
+        solution_str=text,
+        data_source=source,
+        ground_truth=truth,
+        extra_info=extra,
+    )
+
+
+@pytest.mark.parametrize("source", ["openai/gsm8k", "gsm8k"])
+def test_gsm8k_rows_need_no_configuration(source) -> None:
+    section = RewardSection()
+    functions = build_functions(section, PluginContext())
+    check_sources(functions, [row(source, "18")])
+    with pytest.raises(
+        DataError, match="f, row 0: gsm8k can't score it: ground truth 'x' is not a number"
+    ):
+        check_sources(functions, [row(source, "x")])
+    outcomes = score(section, sample("a", "#### 18", source, "18"), sample("b", "18", source, "18"))
+    assert [outcome.value for outcome in outcomes.values()] == [1.0, 0.0]
+
+
+def test_an_unknown_source_names_the_installed_ones() -> None:
+    functions = build_functions(RewardSection(), PluginContext())
+    with pytest.raises(ConfigError, match="nearest: 'openai/gsm8k'") as error:
+        check_sources(functions, [row("openai/gsm8", "18")])
+    assert "exact_match" in str(error.value)
+
+
+def test_each_source_takes_its_function_with_its_options() -> None:
+    section = RewardSection(
+        functions={
+            "form": RegexFormatConfig(name="regex_format", pattern="<a>.*</a>", miss_score=-1.0)
+        },
+        function=PluginSection(name="exact_match"),
+    )
+    outcomes = score(section, sample("a", "4", "form", ""), sample("b", "4", "other", "4"))
+    assert [outcome.value for outcome in outcomes.values()] == [-1.0, 1.0]
+
+
+def test_a_users_file_that_fails_in_every_way_never_gives_a_number() -> None:
+    section = RewardSection(function=PluginSection(path=failing_reward.__file__))
+    samples = [sample(how, "4", None, "4", fail=how) for how in FAILURES]
+    outcomes = score(section, sample("good", "4", None, "4"), *samples)
+    release_hung()
+    assert outcomes.pop("good").value == 1.0
+    kinds = {name: outcome.kind for name, outcome in outcomes.items()}
+    assert kinds == {
+        "exception": FailureKind.EXCEPTION,
+        "exit": FailureKind.EXCEPTION,
+        "hang": FailureKind.TIMEOUT,
+        **dict.fromkeys(
+            (
+                "nan",
+                "infinity",
+                "text",
+                "none",
+                "list",
+                "mapping_without_score",
+                "mapping_with_nan",
+            ),
+            FailureKind.INVALID_VALUE,
+        ),
+    }
+    place = Path(failing_reward.__file__).name
+    assert (
+        f"{place}:compute_score raised ValueError: a reward that fails on demand"
+        in outcomes["exception"].message
+    )
+    assert f"({place}, line " in outcomes["exception"].message

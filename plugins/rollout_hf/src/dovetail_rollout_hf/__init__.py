@@ -1,0 +1,1 @@
+"""A rollout engine: a transformers model with a decode loop of its own."""

@@ -1,0 +1,74 @@
+"""Counter-based sampling noise: a pure function of a sample's key, the token offset and the vocabulary index.
+
+Legend: N rows, M token offsets, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+"""2^64 divided by the golden ratio: the increment of SplitMix64 (Steele, Lea and Flood, 2014)."""
+
+
+def stream_seeds(keys_N2: Tensor, offsets_NM: Tensor) -> tuple[Tensor, Tensor]:
+    """Hash each sample's key with its token offsets.
+
+    Args:
+        keys_N2: int64 [N, 2], `SampleStream.key()` of each row.
+        offsets_NM: int64 [N, M], token offsets.
+
+    Returns:
+        Two int32 [N, M]: the halves of a 64-bit seed for every token.
+    """
+    hashed = _mix64(offsets_NM * _GOLDEN + keys_N2[:, :1])
+    hashed = _mix64(hashed ^ keys_N2[:, 1:])
+    halves = hashed.contiguous().view(torch.int32)
+    return halves[:, 0::2].contiguous(), halves[:, 1::2].contiguous()
+
+
+def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Tensor:
+    """The logarithm of standard exponential noise, one value a row and vocabulary index.
+
+    Its negative is Gumbel noise: argmax(log p − noise) draws from p (Gumbel, 1954).
+
+    Args:
+        low_N1: int32 [N, 1], first half of each row's seed.
+        high_N1: int32 [N, 1], second half.
+        vocabulary_V: int32 [V], from `vocabulary_counters`.
+
+    Returns:
+        float32 [N, V], in [−22.2, 2.9], finite.
+    """
+    # Multipliers and shifts of a 32-bit finaliser with low bias (Wellons, hash-prospector), the
+    # second half of the seed entering between its rounds.
+    x = vocabulary_V + low_N1
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    x ^= high_N1
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16) & 0xFFFF
+    x >>= 1
+    x &= 0x7FFFFFFF
+    # Small uniforms keep all their bits in float32, and they make the largest Gumbel values.
+    uniform = x.to(torch.float32).add_(0.5).mul_(-(2.0**-31)).clamp_(min=-1 + 2.0**-24)
+    return uniform.log1p_().neg_().log_()
+
+
+def vocabulary_counters(size: int, device: torch.device) -> Tensor:
+    """int32 [V]: a distinct, well spread counter for each vocabulary index."""
+    index_V = torch.arange(size, dtype=torch.int32, device=device)
+    return index_V * (0x9E3779B1 - (1 << 32))
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64, shifts made logical by masks."""
+    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - (1 << 64))
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

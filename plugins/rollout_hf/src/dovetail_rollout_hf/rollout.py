@@ -1,0 +1,220 @@
+"""HfRollout: a transformers model in this process, as a rollout engine."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import torch
+from dovetail.errors import ModelError, RolloutError, WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
+from dovetail.interfaces.transport import WeightManifest
+
+from dovetail_rollout_hf.config import HfRolloutConfig
+from dovetail_rollout_hf.decoder import Decoder, choose_decoder
+from dovetail_rollout_hf.model import load_model, load_tokenizer
+from dovetail_rollout_hf.scheduler import Scheduler, Ticket
+from dovetail_rollout_hf.stops import StopRules, eos_token_ids
+from dovetail_rollout_hf.weights import check_manifest, copy_weights
+
+
+class HfRollout(BaseRollout):
+    """Generates with a transformers model: one thread decodes, asyncio hands requests in and samples out.
+
+    Each prompt is prefilled once for all its samples. A sample's tokens follow from its random stream
+    and the weights alone, up to the rounding of a matrix product, whatever else is in the batch.
+    """
+
+    name = "hf"
+    api = ">=1.0,<2"
+    capabilities = frozenset(
+        {"logprobs", "raw_logprobs", "per_sample_seed", "deterministic", "sleep"}
+    )
+    Config = HfRolloutConfig
+
+    def __init__(self, config: HfRolloutConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._model: Any = None
+        self._scheduler: Scheduler | None = None
+        self._receiver: Any = None
+        self._asleep = False
+
+    def start(self) -> None:
+        """Load the model, choose and prove its decoder, and start the decode thread.
+
+        Raises:
+            ModelError: the model can't be loaded, or the wanted decoder does not reproduce it.
+        """
+        context = self.context
+        if context.model is None:
+            raise ModelError("the rollout was given no model", hint="set model.path in the config")
+        self._device = torch.device(context.device)
+        self._model = load_model(context.model, context.device)
+        tokenizer = (
+            context.tokenizer if context.tokenizer is not None else load_tokenizer(context.model)
+        )
+        self._stops = StopRules(tokenizer, eos_token_ids(self._model, tokenizer))
+        self._decoder = choose_decoder(self._model, self.config.decoder, context.logger)
+        config = self._model.config.get_text_config()
+        self._vocab_size = int(config.vocab_size)
+        self._max_positions = getattr(config, "max_position_embeddings", None)
+        self._scheduler = Scheduler(
+            self._decoder,
+            self._device,
+            max_batch_size=self.config.max_batch_size,
+            max_prefill_tokens=self.config.max_prefill_tokens,
+        )
+
+    @property
+    def decoder(self) -> Decoder:
+        """What runs the model."""
+        return self._decoder
+
+    @property
+    def version(self) -> int:
+        """The weight version in force; 0 is what was loaded from disk."""
+        return self._running().version
+
+    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+        scheduler = self._running()
+        self._refuse(request)
+        ticket = Ticket(
+            request,
+            self._stops.of(request.sampling),
+            asyncio.get_running_loop(),
+            asyncio.Queue(),
+            deque(range(request.n)),
+            request.n,
+        )
+        if request.n == 0:
+            return
+        scheduler.hand_over(ticket)
+        received = 0
+        failed = False
+        try:
+            while received < request.n:
+                item = await ticket.inbox.get()
+                if isinstance(item, RolloutError):
+                    failed = True
+                    raise item
+                received += 1
+                yield item
+        finally:
+            # Whoever stops listening early frees the rows.
+            if received < request.n and not failed:
+                scheduler.call(lambda: scheduler.abort([request.request_id]))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        scheduler, names = self._running(), tuple(request_ids)
+        await asyncio.wrap_future(scheduler.call(lambda: scheduler.abort(names)))
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        scheduler = self._running()
+        done = await asyncio.wrap_future(scheduler.call(lambda: scheduler.pause(mode)))
+        await asyncio.wrap_future(done)
+
+    async def resume(self) -> None:
+        scheduler = self._running()
+        await asyncio.wrap_future(scheduler.call(scheduler.resume))
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        scheduler = self._running()
+        if self.context.transport is None:
+            raise WeightSyncError(
+                f"weight update {version} has no transport to come by",
+                hint="set rollout.weight_transport",
+            )
+        if self._asleep:
+            raise WeightSyncError(
+                f"weight update {version} came while the weights sleep", hint="wake them first"
+            )
+        check_manifest(self._model, manifest)
+        if self._receiver is None:
+            self._receiver = self.context.transport.receiver()
+        # Nothing of a torn update reaches the model: all of it is here before the first copy.
+        staged = list(self._receiver.receive(manifest))
+
+        def commit() -> None:
+            copy_weights(self._model, staged)
+            scheduler.set_version(version)
+
+        scheduler.call(commit).result()
+
+    def sleep(self, tags: frozenset[str]) -> int:
+        scheduler = self._running()
+
+        def work() -> int:
+            if not scheduler.idle:
+                raise RolloutError("requests are running", hint="pause the rollout before sleep")
+            if "weights" not in tags or self._asleep or self._device.type == "cpu":
+                return 0
+            before = _allocated(self._device)
+            self._place(torch.device("cpu"))
+            self._asleep = True
+            return before - _allocated(self._device)
+
+        return scheduler.call(work).result()
+
+    def wake(self, tags: frozenset[str]) -> None:
+        scheduler = self._running()
+
+        def work() -> None:
+            if "weights" in tags and self._asleep:
+                self._place(self._device)
+                self._asleep = False
+
+        scheduler.call(work).result()
+
+    def close(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+        self._model = None
+
+    def _place(self, device: torch.device) -> None:
+        self._model.to(device)
+        self._decoder.moved()
+        gc.collect()
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).empty_cache()
+
+    def _running(self) -> Scheduler:
+        if self._scheduler is None:
+            raise RolloutError("the rollout is not running", hint="call start first")
+        return self._scheduler
+
+    def _refuse(self, request: RolloutRequest) -> None:
+        """Refuse what can't be generated, in words, before it reaches the model."""
+        sampling, ids_P = request.sampling, request.prompt_ids
+        problem = None
+        if self._asleep:
+            problem = "the weights sleep: wake them first"
+        elif len(ids_P) == 0:
+            problem = "its prompt is empty"
+        elif ids_P.min() < 0 or ids_P.max() >= self._vocab_size:
+            problem = f"its prompt holds token ids outside 0 … {self._vocab_size - 1}"
+        elif sampling.max_new_tokens < 1:
+            problem = f"max_new_tokens is {sampling.max_new_tokens}; 1 is the least"
+        elif sampling.temperature < 0:
+            problem = f"temperature is {sampling.temperature}; 0 (greedy) is the least"
+        elif not 0 < sampling.top_p <= 1:
+            problem = f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+        elif self._max_positions and len(ids_P) + sampling.max_new_tokens > self._max_positions:
+            problem = (
+                f"{len(ids_P)} prompt and {sampling.max_new_tokens} new tokens exceed the model's "
+                f"{self._max_positions} positions"
+            )
+        if problem:
+            raise RolloutError(f"request {request.request_id!r} can't be generated: {problem}")
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of live tensors on an accelerator."""
+    return int(torch.get_device_module(device).memory_allocated(device))

@@ -1,0 +1,293 @@
+"""The sequences that are being decoded in lock-step: one row a sample, one column a token.
+
+Legend: N rows, M new rows, C columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from torch import Tensor
+
+from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
+from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.noise import stream_seeds
+from dovetail_rollout_hf.sampler import Sampler
+from dovetail_rollout_hf.stops import StopRule
+
+_WORTH_COMPACTING = 0.75
+"""Finished rows leave the batch when at most this share of its rows still runs."""
+
+
+@attrs.define(eq=False)
+class Row:
+    """One sample that is being decoded."""
+
+    owner: Any
+    """Whoever submitted the request; handed back with the completion."""
+    request: RolloutRequest
+    sample: int
+    stop: StopRule
+    pad: int = 0
+    """Padding columns on its left."""
+    start: int = 0
+    """Column of its first response token."""
+    done: bool = False
+    response: list[int] = attrs.field(factory=list)
+    """The tokens so far; kept only where a stop rule watches them."""
+    versions: list[tuple[int, int]] = attrs.field(factory=list)
+    """(column, weight version): which version produced the tokens from that column on."""
+
+    @property
+    def last_column(self) -> int:
+        """Column of its last token, if it runs to its full length."""
+        return self.start + self.request.sampling.max_new_tokens - 1
+
+
+Finished = tuple[Any, Completion]
+"""A row's owner, and its completion."""
+
+
+class RunningBatch:
+    """Decodes rows in lock-step. Rows enter and leave between steps; only then are tensors moved."""
+
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+        self._decoder = decoder
+        self._device = device
+        self.version = 0
+        self.clear()
+
+    def clear(self) -> int:
+        """Forget every row; returns the bytes that the cache held."""
+        cache = getattr(self, "_cache", None)
+        freed = cache.clear() if cache is not None else 0
+        self._rows: list[Row] = []
+        self._active = 0
+        self._end = 0
+        self._cache = KvCache()
+        empty_NC = torch.empty((0, 0), device=self._device)
+        self._columns = {"ids": empty_NC.long(), "low": empty_NC.int(), "high": empty_NC.int()}
+        self._logits_NV: Tensor | None = None
+        self._sampler: Sampler | None = None
+        self._watching = False
+        return freed
+
+    @property
+    def active(self) -> int:
+        """Rows that still run."""
+        return self._active
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that still run."""
+        return [row for row in self._rows if not row.done]
+
+    def set_version(self, version: int) -> None:
+        """Tokens from the next one on come from these weights."""
+        self.version = version
+        for row in self.rows:
+            row.versions.append((self._end, version))
+
+    # Entering and leaving
+
+    def admit(self, arrivals: Sequence[tuple[Prefill, Sequence[Sequence[Row]]]]) -> None:
+        """Let new rows in.
+
+        Args:
+            arrivals: each prefill with, for each of its prompts, the rows that continue it.
+        """
+        moves, new_rows, logits = [], [], []
+        for prefill, rows_of_prompt in arrivals:
+            source = [p for p, rows in enumerate(rows_of_prompt) for _ in rows]
+            prompts_M = torch.tensor(source, device=self._device)
+            moves.append(Arrival(prefill, prompts_M))
+            new_rows += [row for rows in rows_of_prompt for row in rows]
+            logits.append(prefill.logits_PV[prompts_M])
+        self._rebuild(moves, new_rows, logits)
+
+    def _compact(self) -> None:
+        """Let finished rows go."""
+        if self._active:
+            self._rebuild([], [], None)
+        else:
+            self.clear()
+
+    def _rebuild(
+        self, arrivals: list[Arrival], new_rows: list[Row], logits: list[Tensor] | None
+    ) -> None:
+        """Keep the running rows, add new ones, and move all of them as far left as they go."""
+        kept = [index for index, row in enumerate(self._rows) if not row.done]
+        kept_rows = [self._rows[index] for index in kept]
+        kept_N = torch.tensor(kept, device=self._device) if kept else empty_index(self._device)
+        begin = min((row.pad for row in kept_rows), default=self._end)
+        lengths = [len(row.request.prompt_ids) for row in new_rows]
+        end = max([self._end - begin, *lengths])
+        shift = end - self._end
+        for row in kept_rows:
+            row.pad += shift
+            row.start += shift
+            row.versions = [(column + shift, version) for column, version in row.versions]
+        for row, length in zip(new_rows, lengths, strict=True):
+            row.pad, row.start, row.versions = end - length, end, [(end, self.version)]
+        rows = kept_rows + new_rows
+        capacity = max(row.last_column for row in rows) + 1
+        self._cache.rebuild(
+            kept_N=kept_N, span=(begin, self._end), end=end, capacity=capacity, arrivals=arrivals
+        )
+        self._move_columns(kept_N, begin, shift, capacity, len(new_rows))
+        self._seed(new_rows, len(kept), end)
+        if logits is not None:
+            if kept and self._logits_NV is not None:
+                logits = [self._logits_NV.index_select(0, kept_N), *logits]
+            self._logits_NV = torch.cat(logits) if len(logits) > 1 else logits[0]
+        self._rows, self._active, self._end = rows, len(rows), end
+        self._prepare()
+
+    def _move_columns(
+        self, kept_N: Tensor, begin: int, shift: int, capacity: int, new: int
+    ) -> None:
+        """Move ids, seeds and log-probabilities along with the cache, seeds of later columns too."""
+        for name, old in self._columns.items():
+            fresh = old.new_zeros((len(kept_N) + new, capacity))
+            width = min(old.shape[1], capacity - shift) - begin
+            if len(kept_N) and width > 0:
+                moved = old[:, begin : begin + width].index_select(0, kept_N)
+                fresh[: len(kept_N), begin + shift : begin + shift + width] = moved
+            self._columns[name] = fresh
+
+    def _seed(self, new_rows: Sequence[Row], first: int, end: int) -> None:
+        """Hash the noise seeds of all tokens that the new rows may produce."""
+        if not new_rows:
+            return
+        streams = [row.request.streams[row.sample] for row in new_rows]
+        keys_M2 = torch.tensor([stream.key() for stream in streams], device=self._device)
+        starts_M = torch.tensor([stream.offset for stream in streams], device=self._device)
+        count = max(row.last_column for row in new_rows) + 1 - end
+        offsets_MT = starts_M[:, None] + torch.arange(count, device=self._device)
+        for name, seeds_MT in zip(("low", "high"), stream_seeds(keys_M2, offsets_MT), strict=True):
+            self._columns[name][first:, end : end + count] = seeds_MT
+
+    def _prepare(self) -> None:
+        """Work out all that stays the same until rows next enter or leave."""
+        sampling = [row.request.sampling for row in self._rows]
+        self._sampler = Sampler(sampling, self._device)
+        wanted = {
+            "log_probs": any(s.log_probs for s in sampling),
+            "raw_log_probs": any(s.raw_log_probs for s in sampling),
+        }
+        for name, here in wanted.items():
+            if here and name not in self._columns:
+                ids_NC = self._columns["ids"]
+                self._columns[name] = torch.zeros_like(ids_NC, dtype=torch.float32)
+        self._watching = any(row.stop.watches for row in self._rows)
+        self._next_full = min(row.last_column for row in self._rows)
+        pads = [row.pad for row in self._rows]
+        pad_N = torch.tensor(pads, device=self._device) if any(pads) else None
+        self._decoder.begin(self._cache, pad_N)
+
+    # Decoding
+
+    def step(self) -> list[Finished]:
+        """Draw one token for every row, and run the model over those that go on."""
+        if self._sampler is None or self._logits_NV is None:
+            return []
+        column, columns = self._end, self._columns
+        here = slice(column, column + 1)
+        draw = self._sampler.draw(
+            self._logits_NV, columns["low"][:, here], columns["high"][:, here]
+        )
+        columns["ids"][:, column] = draw.tokens_N
+        if draw.log_probs_N is not None:
+            columns["log_probs"][:, column] = draw.log_probs_N
+        if draw.raw_log_probs_N is not None:
+            columns["raw_log_probs"][:, column] = draw.raw_log_probs_N
+        finished = self._ended(draw.tokens_N, column)
+        completions = self._finish(finished, column + 1)
+        if self._active <= _WORTH_COMPACTING * len(self._rows):
+            self._compact()
+        if self._active:
+            tokens_N = self._columns["ids"][:, self._end]
+            self._logits_NV = self._decoder.step(tokens_N, self._end)
+            self._end += 1
+        return completions
+
+    def _ended(self, tokens_N: Tensor, column: int) -> list[tuple[int, FinishReason]]:
+        """Rows whose token in this column was their last."""
+        ended = []
+        if self._watching:
+            # The one wait for the device in a step; without stop rules there is none.
+            for index, token in enumerate(tokens_N.tolist()):
+                row = self._rows[index]
+                if row.done or not row.stop.watches:
+                    continue
+                row.response.append(token)
+                if row.stop.ends(row.response):
+                    ended.append((index, FinishReason.STOP))
+        if column >= self._next_full:
+            stopped = {index for index, _ in ended}
+            ended += [
+                (index, FinishReason.LENGTH)
+                for index, row in enumerate(self._rows)
+                if not row.done and row.last_column == column and index not in stopped
+            ]
+            ended_now = {index for index, _ in ended}
+            self._next_full = min(
+                (
+                    row.last_column
+                    for index, row in enumerate(self._rows)
+                    if not row.done and index not in ended_now
+                ),
+                default=column,
+            )
+        return ended
+
+    def abort(self, chosen: Sequence[Row]) -> list[Finished]:
+        """End these rows with the tokens that they have."""
+        numbers = {id(row): index for index, row in enumerate(self._rows) if not row.done}
+        ended = [(numbers[id(row)], FinishReason.ABORT) for row in chosen if id(row) in numbers]
+        completions = self._finish(ended, self._end)
+        if not self._active:
+            self.clear()
+        return completions
+
+    def _finish(self, ended: Sequence[tuple[int, FinishReason]], stop: int) -> list[Finished]:
+        """Completions of these rows, whose tokens end before column `stop`."""
+        if not ended:
+            return []
+        rows_M = torch.tensor([index for index, _ in ended], device=self._device)
+        host = {
+            name: tensor.index_select(0, rows_M).cpu().numpy()
+            for name, tensor in self._columns.items()
+            if name not in ("low", "high")
+        }
+        completions = []
+        for place, (index, reason) in enumerate(ended):
+            row = self._rows[index]
+            row.done = True
+            taken = {name: values[place, row.start : stop].copy() for name, values in host.items()}
+            completions.append((row.owner, _completion(row, reason, taken)))
+        self._active -= len(ended)
+        return completions
+
+
+def _completion(row: Row, reason: FinishReason, taken: dict[str, np.ndarray]) -> Completion:
+    """A row's tokens [T] and what was recorded with them."""
+    sampling = row.request.sampling
+    ids_T = taken["ids"]
+    versions_T = np.empty(len(ids_T), dtype=np.int64)
+    for column, version in row.versions:
+        versions_T[max(column - row.start, 0) :] = version
+    return Completion(
+        request_id=row.request.request_id,
+        sample=row.sample,
+        response_ids=ids_T,
+        finish_reason=reason,
+        weight_versions=versions_T,
+        log_probs=taken["log_probs"] if sampling.log_probs else None,
+        raw_log_probs=taken["raw_log_probs"] if sampling.raw_log_probs else None,
+    )

@@ -1,0 +1,319 @@
+"""The decode thread: takes requests from asyncio, keeps the running batch full, hands finished samples back.
+
+Requests handed over in one turn of the event loop arrive together, so that what a batch is made of,
+and with it every bit of the result, does not depend on how threads happen to be scheduled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+import torch
+from dovetail.errors import RolloutError
+from dovetail.interfaces.rollout import Completion, FinishReason, PauseMode, RolloutRequest
+
+from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.running import Finished, Row, RunningBatch
+from dovetail_rollout_hf.stops import StopRule
+
+T = TypeVar("T")
+
+_ADMIT_SHARE = 4
+"""New rows enter a running batch when at least a quarter of its rows is free."""
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """A submitted request and where its samples go."""
+
+    request: RolloutRequest
+    stop: StopRule
+    loop: asyncio.AbstractEventLoop
+    inbox: asyncio.Queue[Completion | RolloutError]
+    waiting: deque[int]
+    """Samples that have not begun."""
+    left: int
+    """Samples that have not been handed back."""
+
+
+class Scheduler:
+    """Owns the running batch; everything that touches it happens in one thread, between steps."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        *,
+        max_batch_size: int,
+        max_prefill_tokens: int,
+    ) -> None:
+        self._decoder = decoder
+        self._device = device
+        self._max_rows = max_batch_size
+        self._max_prefill_tokens = max_prefill_tokens
+        self._batch = RunningBatch(decoder, device)
+        self._tickets: dict[str, Ticket] = {}
+        self._pending: deque[Ticket] = deque()
+        self._admitting = True
+        self._stepping = True
+        self._drained: list[Future[None]] = []
+        self._wakeup = threading.Condition()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._lots: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="dovetail-rollout-hf", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """The weight version in force."""
+        return self._batch.version
+
+    # Called from any thread
+
+    def hand_over(self, ticket: Ticket) -> None:
+        """Take a request; call it in the ticket's event loop.
+
+        Raises:
+            RolloutError: the rollout is closed, or a running request has the same id.
+        """
+        if self._closed:
+            raise RolloutError("the rollout is closed and takes no more requests")
+        lot = self._lots.setdefault(ticket.loop, [])
+        if not lot:
+            ticket.loop.call_soon(self._flush, ticket.loop)
+        lot.append(ticket)
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Enter all requests of one turn of the event loop at once."""
+        tickets = self._lots.pop(loop, [])
+        if tickets:
+            self.call(lambda: self._enter(tickets))
+
+    def call(self, job: Callable[[], T]) -> Future[T]:
+        """Run a job in the decode thread between two steps."""
+        future: Future[T] = Future()
+        with self._wakeup:
+            if self._closed:
+                future.set_exception(RolloutError("the rollout is closed"))
+                return future
+            self._jobs.append((job, future))
+            self._wakeup.notify()
+        return future
+
+    def close(self) -> None:
+        """Stop the thread; whoever still waits gets a RolloutError."""
+        with self._wakeup:
+            self._closed = True
+            self._wakeup.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # Jobs: run in the decode thread
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests early, whether they run or wait."""
+        tickets = [self._tickets[name] for name in request_ids if name in self._tickets]
+        chosen = [row for row in self._batch.rows if row.owner in tickets]
+        finished = self._batch.abort(chosen)
+        for ticket in tickets:
+            finished += [(ticket, _nothing(ticket.request, s)) for s in ticket.waiting]
+            ticket.waiting.clear()
+        self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
+        self._deliver(finished)
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Start no more work; the future is done when the mode's condition holds."""
+        done: Future[None] = Future()
+        self._admitting = False
+        if mode is PauseMode.KEEP:
+            self._stepping = False
+        elif mode is PauseMode.ABORT:
+            self.abort({row.request.request_id for row in self._batch.rows})
+        self._drained.append(done)
+        self._settle(keep=mode is PauseMode.KEEP)
+        return done
+
+    def resume(self) -> None:
+        """Take up work again."""
+        self._admitting = self._stepping = True
+        self._settle(keep=True)
+
+    def set_version(self, version: int) -> None:
+        """Tokens from the next one on come from these weights."""
+        self._batch.set_version(version)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs."""
+        return self._batch.active == 0
+
+    def _settle(self, *, keep: bool = False) -> None:
+        if keep or self.idle:
+            for future in self._drained:
+                future.set_result(None)
+            self._drained.clear()
+
+    def _enter(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            name = ticket.request.request_id
+            if name in self._tickets:
+                error = RolloutError(
+                    f"a request with the id {name!r} is running already",
+                    hint="give every running request an id of its own",
+                )
+                _post([(ticket, error)])
+                continue
+            self._tickets[name] = ticket
+            self._pending.append(ticket)
+
+    # The thread
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while self._turn():
+                pass
+
+    def _turn(self) -> bool:
+        """Do the waiting jobs, let requests in, take one step; False when closed."""
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._closed or self._jobs or self._has_work())
+            if self._closed:
+                jobs = list(self._jobs)
+                self._jobs.clear()
+            else:
+                jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+        if self._closed:
+            self._fail(RolloutError("the rollout was closed while requests were running"))
+            for _, future in jobs:
+                future.set_exception(RolloutError("the rollout is closed"))
+            return False
+        for job, future in jobs:
+            _do(job, future)
+        try:
+            if self._admitting:
+                self._admit()
+            if self._stepping and self._batch.active:
+                self._deliver(self._batch.step())
+        except Exception as error:  # noqa: BLE001 - whatever broke the step, every waiting request must hear of it
+            self._fail(RolloutError(f"decoding failed: {type(error).__name__}: {error}"), error)
+        self._settle()
+        return True
+
+    def _has_work(self) -> bool:
+        running = self._stepping and self._batch.active > 0
+        return running or (self._admitting and bool(self._pending))
+
+    def _admit(self) -> None:
+        """Let waiting requests in, as many rows as there is room for."""
+        free = self._max_rows - self._batch.active
+        waiting = sum(len(ticket.waiting) for ticket in self._pending)
+        if not waiting or free < min(self._max_rows // _ADMIT_SHARE, waiting):
+            return
+        groups: list[tuple[RolloutRequest, list[Row]]] = []
+        while self._pending:
+            ticket = self._pending[0]
+            whole = len(ticket.waiting)
+            if whole > free and (groups or self._batch.active or not free):
+                break
+            samples = [ticket.waiting.popleft() for _ in range(min(whole, free))]
+            rows = [Row(ticket, ticket.request, sample, ticket.stop) for sample in samples]
+            groups.append((ticket.request, rows))
+            free -= len(rows)
+            if not ticket.waiting:
+                self._pending.popleft()
+        if groups:
+            self._batch.admit([self._prefill(chunk) for chunk in self._chunks(groups)])
+
+    def _chunks(
+        self, groups: list[tuple[RolloutRequest, list[Row]]]
+    ) -> list[list[tuple[RolloutRequest, list[Row]]]]:
+        """Groups of like length together, each chunk within the prefill budget."""
+        ordered = sorted(groups, key=lambda group: -len(group[0].prompt_ids))
+        chunks: list[list[tuple[RolloutRequest, list[Row]]]] = []
+        for group in ordered:
+            longest = len(chunks[-1][0][0].prompt_ids) if chunks else 0
+            if chunks and longest * (len(chunks[-1]) + 1) <= self._max_prefill_tokens:
+                chunks[-1].append(group)
+            else:
+                chunks.append([group])
+        return chunks
+
+    def _prefill(self, groups: Sequence[tuple[RolloutRequest, list[Row]]]) -> tuple[Any, Any]:
+        """Run each distinct prompt of the groups once."""
+        lengths = [len(request.prompt_ids) for request, _ in groups]
+        longest = max(lengths)
+        ids_PL = np.zeros((len(groups), longest), dtype=np.int64)
+        for row, (request, _) in enumerate(groups):
+            ids_PL[row, longest - lengths[row] :] = request.prompt_ids
+        pads = [longest - length for length in lengths]
+        pad_P = torch.tensor(pads, device=self._device) if any(pads) else None
+        prefill = self._decoder.prefill(torch.from_numpy(ids_PL).to(self._device), pad_P)
+        return prefill, [rows for _, rows in groups]
+
+    def _deliver(self, finished: Sequence[Finished]) -> None:
+        """Hand samples to those who wait for them."""
+        for ticket, _ in finished:
+            ticket.left -= 1
+            if not ticket.left:
+                self._tickets.pop(ticket.request.request_id, None)
+        _post(finished)
+
+    def _fail(self, error: RolloutError, cause: BaseException | None = None) -> None:
+        """Tell every request that runs or waits, and begin anew."""
+        error.__cause__ = cause
+        tickets = list(self._tickets.values())
+        for lot in self._lots.values():
+            tickets += lot
+        self._tickets.clear()
+        self._pending.clear()
+        self._batch.clear()
+        _post([(ticket, error) for ticket in tickets])
+
+
+def _nothing(request: RolloutRequest, sample: int) -> Completion:
+    """The completion of a sample that was aborted before it began."""
+    none = np.empty(0, dtype=np.float32)
+    return Completion(
+        request_id=request.request_id,
+        sample=sample,
+        response_ids=np.empty(0, dtype=np.int64),
+        finish_reason=FinishReason.ABORT,
+        weight_versions=np.empty(0, dtype=np.int64),
+        log_probs=none if request.sampling.log_probs else None,
+        raw_log_probs=none if request.sampling.raw_log_probs else None,
+    )
+
+
+def _do(job: Callable[[], T], future: Future[T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(job())
+    except Exception as error:  # noqa: BLE001 - it belongs to whoever asked for the job
+        future.set_exception(error)
+
+
+def _post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
+    """Put items into their tickets' inboxes, with one wake-up an event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Completion | RolloutError]]] = {}
+    for ticket, item in items:
+        by_loop.setdefault(ticket.loop, []).append((ticket, item))
+    for loop, mine in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_put, mine)
+        except RuntimeError:
+            # The loop has been closed: nobody waits for these any more.
+            continue
+
+
+def _put(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
+    for ticket, item in items:
+        ticket.inbox.put_nowait(item)

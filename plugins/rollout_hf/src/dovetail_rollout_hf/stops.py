@@ -1,0 +1,128 @@
+"""When a response ends: stop tokens, the end of sequence, and stop strings.
+
+A stop string becomes token stops where a token's own text holds all of it. Where it may also be put
+together by several tokens, the tokens that can complete it are known, and only those are followed by
+a look at the decoded tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+from dovetail.errors import RolloutError
+from dovetail.interfaces.rollout import SamplingParams
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4
+"""Bytes, and so at most tokens, of one character in UTF-8."""
+
+
+@attrs.frozen
+class StopRule:
+    """What ends the responses of one kind of request."""
+
+    token_ids: frozenset[int] = frozenset()
+    """Tokens that end a response whatever came before."""
+    completing: frozenset[int] = frozenset()
+    """Tokens that may complete a stop string begun by earlier ones."""
+    strings: tuple[str, ...] = ()
+    """The stop strings that `completing` tokens may complete."""
+    window: int = 0
+    """Tokens that a stop string can span at most."""
+    tokenizer: Any = attrs.field(default=None, eq=False)
+
+    @property
+    def watches(self) -> bool:
+        """Whether tokens must be looked at at all."""
+        return bool(self.token_ids or self.completing)
+
+    def ends(self, response: Sequence[int]) -> bool:
+        """Whether the last token of the response so far ends it."""
+        last = response[-1]
+        if last in self.token_ids:
+            return True
+        if last not in self.completing:
+            return False
+        text = self.tokenizer.decode(list(response[-self.window :]), skip_special_tokens=False)
+        return any(string in text for string in self.strings)
+
+
+class StopRules:
+    """Makes the stop rule of a request, and remembers it for requests that stop alike."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._eos = frozenset(eos_token_ids)
+        self._rules: dict[tuple[Any, ...], StopRule] = {}
+        self._texts: list[str] | None = None
+
+    def of(self, sampling: SamplingParams) -> StopRule:
+        """The rule of these sampling parameters.
+
+        Raises:
+            RolloutError: stop strings without a tokenizer, or an empty stop string.
+        """
+        key = (sampling.stop_token_ids, sampling.stop, sampling.ignore_eos)
+        if key not in self._rules:
+            self._rules[key] = self._make(sampling)
+        return self._rules[key]
+
+    def _make(self, sampling: SamplingParams) -> StopRule:
+        token_ids = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            token_ids |= self._eos
+        if not sampling.stop:
+            return StopRule(frozenset(token_ids))
+        if "" in sampling.stop:
+            raise RolloutError("a stop string is empty", hint="leave it out of rollout.stop")
+        texts = self._token_texts()
+        completing: set[int] = set()
+        for string in sampling.stop:
+            # The last character may be spelt in several tokens, of which each alone is undecodable.
+            alone = len(string) == 1 and string.isascii()
+            endings = (string[-1],) if string[-1].isascii() else (string[-1], _REPLACEMENT)
+            for token, text in enumerate(texts):
+                if string in text:
+                    token_ids.add(token)
+                elif not alone and any(ending in text for ending in endings):
+                    completing.add(token)
+        longest = max(len(string) for string in sampling.stop)
+        return StopRule(
+            frozenset(token_ids),
+            frozenset(completing - token_ids),
+            sampling.stop,
+            longest * _LONGEST_CHARACTER + 1,
+            self._tokenizer,
+        )
+
+    def _token_texts(self) -> list[str]:
+        """What each token adds to a text. An anchor before it keeps leading spaces."""
+        if self._texts is not None:
+            return self._texts
+        if self._tokenizer is None:
+            raise RolloutError(
+                "stop strings need a tokenizer, and this rollout has none",
+                hint="use rollout.stop_token_ids",
+            )
+        anchor = self._tokenizer.encode("a", add_special_tokens=False)[-1:]
+        decode = self._tokenizer.batch_decode
+        prefix = decode([anchor], skip_special_tokens=False)[0]
+        rows = [[*anchor, token] for token in range(len(self._tokenizer))]
+        decoded = decode(rows, skip_special_tokens=False)
+        self._texts = [text.removeprefix(prefix) for text in decoded]
+        return self._texts
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> set[int]:
+    """End-of-sequence tokens of the tokenizer, the model's config and its generation config."""
+    found: set[int] = set()
+    sources = (tokenizer, model.config.get_text_config(), getattr(model, "generation_config", None))
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, int):
+            found.add(value)
+        elif value is not None:
+            found.update(int(token) for token in value)
+    return found

@@ -1,0 +1,110 @@
+"""The general decoder: any transformers model whose state is keys and values, over preallocated columns.
+
+Legend: N rows, P prompts, L prompt columns, H key and value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from dovetail_rollout_hf.cache import KvCache, Prefill
+from dovetail_rollout_hf.decoder import Decoder
+
+
+class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
+    """A cache layer that writes one column of a preallocated tensor and returns the columns so far."""
+
+    def __init__(self, keys_NHCD: Tensor, values_NHCD: Tensor) -> None:
+        super().__init__()
+        self._keys_NHCD, self._values_NHCD = keys_NHCD, values_NHCD
+        self.dtype, self.device = keys_NHCD.dtype, keys_NHCD.device
+        self.is_initialized = True
+
+    def at(self, column: int) -> None:
+        """The next token stands in this column."""
+        self._column = column
+        self.keys = self._keys_NHCD[:, :, :column]
+        self.values = self._values_NHCD[:, :, :column]
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        self._keys_NHCD[:, :, self._column] = key_states[:, :, 0]
+        self._values_NHCD[:, :, self._column] = value_states[:, :, 0]
+        self.keys = self._keys_NHCD[:, :, : self._column + 1]
+        self.values = self._values_NHCD[:, :, : self._column + 1]
+        return self.keys, self.values
+
+
+class TransformersDecoder(Decoder):
+    """Calls the model's own forward pass."""
+
+    name = "transformers"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        accepted = inspect.signature(model.forward).parameters
+        self._extra: dict[str, Any] = {"use_cache": True}
+        if "logits_to_keep" in accepted:
+            self._extra["logits_to_keep"] = 1
+        self._past: Any = None
+        self._pad_N: Tensor | None = None
+        self._mask_NC: Tensor | None = None
+
+    def prefill(self, ids_PL: Tensor, pad_P: Tensor | None) -> Prefill:
+        columns_L = torch.arange(ids_PL.shape[1], device=ids_PL.device)
+        mask_PL = positions_PL = None
+        if pad_P is not None:
+            mask_PL = (columns_L >= pad_P[:, None]).long()
+            positions_PL = (columns_L - pad_P[:, None]).clamp_(min=0)
+        past = DynamicCache()
+        output = self._model(
+            input_ids=ids_PL,
+            attention_mask=mask_PL,
+            position_ids=positions_PL,
+            past_key_values=past,
+            **self._extra,
+        )
+        keys, values = (
+            [getattr(layer, side) for layer in past.layers] for side in ("keys", "values")
+        )
+        return Prefill(output.logits[:, -1].float(), keys, values)
+
+    def begin(self, cache: KvCache, pad_N: Tensor | None) -> None:
+        self._past = DynamicCache()
+        self._past.layers = [
+            _ColumnLayer(k, v) for k, v in zip(cache.keys, cache.values, strict=True)
+        ]
+        self._pad_N = pad_N
+        if pad_N is not None:
+            columns_C = torch.arange(cache.keys[0].shape[2], device=pad_N.device)
+            self._mask_NC = (columns_C >= pad_N[:, None]).long()
+
+    def step(self, tokens_N: Tensor, column: int) -> Tensor:
+        for layer in self._past.layers:
+            layer.at(column)
+        mask_NT: Tensor | None = None
+        if self._pad_N is None:
+            positions_N1 = torch.full((len(tokens_N), 1), column, device=tokens_N.device)
+        else:
+            positions_N1 = (column - self._pad_N).unsqueeze(1)
+            mask_NT = None if self._mask_NC is None else self._mask_NC[:, : column + 1]
+        output = self._model(
+            input_ids=tokens_N.unsqueeze(1),
+            attention_mask=mask_NT,
+            position_ids=positions_N1,
+            past_key_values=self._past,
+            **self._extra,
+        )
+        logits_NV: Tensor = output.logits[:, -1].float()
+        return logits_NV

@@ -1,0 +1,55 @@
+"""New weights for the model: everything is received and checked first, and copied in only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dovetail.errors import WeightSyncError, nearest
+from dovetail.interfaces.transport import WeightManifest
+from torch import Tensor
+
+
+def check_manifest(model: Any, manifest: WeightManifest) -> None:
+    """Refuse an update that does not fit the model before a byte of it travels.
+
+    Raises:
+        WeightSyncError: of an unsupported kind, an unknown name, another shape, or not all parameters.
+    """
+    who = f"weight update {manifest.version}"
+    if manifest.kind != "full":
+        raise WeightSyncError(
+            f"{who} is of kind {manifest.kind!r}; this rollout loads full updates only"
+        )
+    parameters = _parameters(model)
+    for spec in manifest.tensors:
+        parameter = parameters.get(spec.name)
+        if parameter is None:
+            raise WeightSyncError(
+                f"{who} carries {spec.name!r}, which {type(model).__name__} does not have"
+                f"; the nearest is {nearest(spec.name, parameters)!r}"
+            )
+        if tuple(parameter.shape) != tuple(spec.shape):
+            raise WeightSyncError(
+                f"{who} carries {spec.name!r} with shape {tuple(spec.shape)}; "
+                f"the model has {tuple(parameter.shape)}"
+            )
+    # Tied parameters are one tensor: it is enough that one of their names arrives.
+    sent = {id(parameters[spec.name]) for spec in manifest.tensors}
+    missing = [name for name, parameter in parameters.items() if id(parameter) not in sent]
+    if missing:
+        raise WeightSyncError(
+            f"{who} lacks {len(missing)} of the model's parameters, such as {missing[0]!r}"
+        )
+
+
+def copy_weights(model: Any, staged: list[tuple[str, Tensor]]) -> None:
+    """Copy staged tensors into the model's parameters, in the model's dtype."""
+    parameters = _parameters(model)
+    with torch.no_grad():
+        for name, tensor in staged:
+            parameters[name].copy_(tensor)
+
+
+def _parameters(model: Any) -> dict[str, Tensor]:
+    return dict(model.named_parameters(remove_duplicate=False))

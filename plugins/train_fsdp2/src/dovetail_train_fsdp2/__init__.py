@@ -1,0 +1,1 @@
+"""A training engine on PyTorch: one process, on a CPU or one accelerator."""

@@ -1,0 +1,90 @@
+"""What an architecture allows, found out by running a few tokens rather than from a list of names."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_logger = logging.getLogger(__name__)
+_TOKENS = 4
+_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError)
+"""What an architecture raises that does not know a cache or an argument."""
+
+
+@torch.no_grad()
+def plain_head(model: PreTrainedModel) -> nn.Linear | None:
+    """The output layer, where the logits are its product with the base model's last hidden states and nothing else.
+
+    Architectures that scale or cap their logits, or have no such layer, give None.
+    """
+    head, base = model.get_output_embeddings(), model.base_model
+    if not isinstance(head, nn.Linear) or base is model:
+        return None
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def note(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append((args[0], output, output.clone()))
+
+    handle = head.register_forward_hook(note)
+    try:
+        ids = _ids(model)
+        logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        handle.remove()
+    states = getattr(base(input_ids=ids, use_cache=False), "last_hidden_state", None)
+    if len(seen) != 1 or states is None:
+        return None
+    given, raw, copy = seen[0]
+    # The very tensor that the layer returned, unchanged in place: a cap would hardly show in a random model's values.
+    untouched = logits.data_ptr() == raw.data_ptr() and torch.equal(logits, copy)
+    return head if untouched and torch.equal(given, states) else None
+
+
+@torch.no_grad()
+def shares_prompts(model: PreTrainedModel) -> bool:
+    """Whether responses can attend to the cached keys and values of a prompt that was computed once.
+
+    So it is where every layer keeps plain keys and values: no sliding window, no recurrent state.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    base, ids = model.base_model, _ids(model)
+    half = _TOKENS // 2
+    try:
+        whole = base(input_ids=ids, use_cache=False).last_hidden_state
+        cache = DynamicCache(config=model.config)
+        base(input_ids=ids[:, :half], past_key_values=cache, use_cache=True)
+        if not cache.layers or any(type(layer) is not DynamicLayer for layer in cache.layers):
+            return False
+        select_prompts(cache, torch.zeros(2, dtype=torch.int64, device=ids.device))
+        rest = base(
+            input_ids=ids[:, half:].expand(2, -1),
+            position_ids=torch.arange(half, _TOKENS, device=ids.device).expand(2, -1),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+    except _FAILURES as error:
+        _logger.info("prompts are computed once a response: %s", error)
+        return False
+    scale = float(whole.abs().max())
+    return torch.allclose(rest, whole[:, half:].expand_as(rest), rtol=0, atol=1e-3 * scale)
+
+
+def select_prompts(cache: Any, prompt_of_B: Tensor) -> None:
+    """Give every row the keys and values of its prompt; gradients flow back into the one computation."""
+    for layer in cache.layers:
+        layer.keys = layer.keys.index_select(0, prompt_of_B)
+        layer.values = layer.values.index_select(0, prompt_of_B)
+
+
+def _ids(model: PreTrainedModel) -> Tensor:
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    ids = torch.arange(_TOKENS, device=model.device) % vocabulary
+    return ids[None]

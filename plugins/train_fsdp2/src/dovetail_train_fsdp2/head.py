@@ -1,0 +1,204 @@
+"""From hidden states to log-probabilities and entropies, without ever holding all logits in float32.
+
+Logits are made a chunk of rows at a time. The backward pass makes them again, unless all of them together are small.
+With z = logits / temperature and p = softmax(z), for the token y:
+
+    log p_y = z_y − logsumexp(z)          d log p_y / dz = 1_y − p
+    H       = logsumexp(z) − Σ p z        dH / dz        = −p (log p + H)
+
+Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = {"cpu": 2**19}
+"""Logits of one chunk: on a CPU as many as its cache likes."""
+CHUNK_ELEMENTS_ELSEWHERE = 2**27
+CHUNK_ROWS_AT_LEAST = 64
+KEPT_ELEMENTS = 2**24
+"""Up to so many logits of a micro-batch (64 MiB) are kept for the backward pass."""
+
+
+def score_tokens(
+    hidden_RH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_R: Tensor,
+    temperature_R: Tensor | None,
+    *,
+    outputs: frozenset[str],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Score tokens under an output layer.
+
+    Args:
+        hidden_RH: float [R, H], the hidden state that predicts each token.
+        weight_VH: float32 [V, H], the output layer.
+        bias_V: float32 [V] or None.
+        targets_R: int64 [R].
+        temperature_R: float32 [R]; None means 1.
+        outputs: of `log_probs`, `entropies`, `sum_pi_squared`; the last has no gradient.
+        dtype: in which the output layer multiplies; softmax is float32.
+
+    Returns:
+        float32 [R] each, in nats.
+    """
+    if torch.is_grad_enabled() and hidden_RH.requires_grad:
+        log_probs_R, entropies_R = _Scores.apply(  # type: ignore[no-untyped-call]
+            hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype, "entropies" in outputs
+        )
+        scores = {"log_probs": log_probs_R, "entropies": entropies_R}
+        return {name: scores[name] for name in outputs}
+    layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
+    scores = {name: hidden_RH.new_empty(len(targets_R), dtype=torch.float32) for name in outputs}
+    for rows in layer.chunks():
+        chunk = scores_of_logits(layer.logits(rows), targets_R[rows], outputs)
+        for name, values_C in chunk.items():
+            scores[name][rows] = values_C
+    return scores
+
+
+def scores_of_logits(
+    logits_CV: Tensor, targets_C: Tensor, outputs: frozenset[str]
+) -> dict[str, Tensor]:
+    """Score tokens under logits that are divided by the temperature already; carries the gradient.
+
+    Args:
+        logits_CV: float32 [C, V].
+        targets_C: int64 [C].
+        outputs: as in `score_tokens`.
+    """
+    log_sum_C = logits_CV.logsumexp(-1)
+    scores: dict[str, Tensor] = {}
+    if "log_probs" in outputs:
+        scores["log_probs"] = logits_CV.gather(-1, targets_C[:, None])[:, 0] - log_sum_C
+    if outputs & {"entropies", "sum_pi_squared"}:
+        pi_CV = (logits_CV - log_sum_C[:, None]).exp()
+        if "entropies" in outputs:
+            scores["entropies"] = log_sum_C - (pi_CV * logits_CV).sum(-1)
+        if "sum_pi_squared" in outputs:
+            scores["sum_pi_squared"] = pi_CV.square().sum(-1)
+    return scores
+
+
+class _Layer:
+    """An output layer over some rows, which gives logits chunk by chunk."""
+
+    def __init__(
+        self,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        temperature_R: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.hidden_RH = hidden_RH.detach().to(dtype)
+        self.weight_VH = weight_VH.detach().to(dtype)
+        self.bias_V = None if bias_V is None else bias_V.detach().float()
+        self.temperature_R = temperature_R
+        elements = CHUNK_ELEMENTS.get(hidden_RH.device.type, CHUNK_ELEMENTS_ELSEWHERE)
+        self.step = max(CHUNK_ROWS_AT_LEAST, elements // weight_VH.shape[0])
+
+    def chunks(self) -> list[slice]:
+        """The rows of every chunk."""
+        return [slice(i, i + self.step) for i in range(0, len(self.hidden_RH), self.step)]
+
+    def logits(self, rows: slice) -> Tensor:
+        """float32 [C, V]: logits / temperature."""
+        # Autocast would choose a dtype of its own.
+        with torch.autocast(self.hidden_RH.device.type, enabled=False):
+            logits_CV = (self.hidden_RH[rows] @ self.weight_VH.t()).float()
+        if self.bias_V is not None:
+            logits_CV += self.bias_V
+        if self.temperature_R is not None:
+            logits_CV /= self.temperature_R[rows, None]
+        return logits_CV
+
+
+class _Scores(torch.autograd.Function):
+    """`score_tokens` with a gradient: log-probabilities and entropies, float32 [R] each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_R: Tensor,
+        temperature_R: Tensor | None,
+        dtype: torch.dtype,
+        with_entropies: bool,
+    ) -> tuple[Tensor, Tensor]:
+        layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
+        keep = hidden_RH.shape[0] * weight_VH.shape[0] <= KEPT_ELEMENTS
+        log_probs_R = hidden_RH.new_empty(len(targets_R), dtype=torch.float32)
+        log_sum_R, entropies_R = torch.empty_like(log_probs_R), torch.zeros_like(log_probs_R)
+        kept: list[tuple[Tensor, Tensor]] = []
+        for rows in layer.chunks():
+            logits_CV = layer.logits(rows)
+            picked_C = logits_CV.gather(-1, targets_R[rows, None])[:, 0]
+            largest_C1 = logits_CV.amax(-1, keepdim=True)
+            weights_CV = (logits_CV - largest_C1).exp_()
+            sum_C = weights_CV.sum(-1)
+            log_sum_R[rows] = log_sum_C = sum_C.log() + largest_C1[:, 0]
+            log_probs_R[rows] = picked_C - log_sum_C
+            if with_entropies:
+                expected_C = logits_CV.mul_(weights_CV).sum(-1) / sum_C
+                entropies_R[rows] = log_sum_C - expected_C
+            if keep:
+                kept.append((weights_CV, sum_C))
+        ctx.layer, ctx.kept = layer, kept
+        ctx.save_for_backward(targets_R, log_sum_R, entropies_R)
+        ctx.set_materialize_grads(False)
+        return log_probs_R, entropies_R
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_log_probs_R: Tensor | None, grad_entropies_R: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        targets_R, log_sum_R, entropies_R = ctx.saved_tensors
+        layer, kept = ctx.layer, ctx.kept
+        ctx.kept = []  # Overwritten below: a second backward pass makes the logits again.
+        dtype = layer.weight_VH.dtype
+        grad_hidden_RH = torch.empty_like(layer.hidden_RH)
+        grad_weight_VH = torch.zeros_like(layer.weight_VH, dtype=torch.float32)
+        grad_bias_V = None if layer.bias_V is None else torch.zeros_like(layer.bias_V)
+        if grad_log_probs_R is None:
+            grad_log_probs_R = torch.zeros_like(log_sum_R)
+        for number, rows in enumerate(layer.chunks()):
+            given_C, targets_C = grad_log_probs_R[rows], targets_R[rows]
+            if kept and grad_entropies_R is None:
+                weights_CV, sum_C = kept[number]
+                grad_CV = weights_CV.mul_((-given_C / sum_C)[:, None])
+            else:
+                grad_CV = layer.logits(rows).sub_(log_sum_R[rows, None])
+                if grad_entropies_R is None:
+                    grad_CV.exp_().mul_(-given_C[:, None])
+                else:
+                    pi_CV = grad_CV.exp()
+                    # p (−g − h (log p + H)): both outputs' gradients share the factor p.
+                    grad_CV.add_(entropies_R[rows, None]).mul_(-grad_entropies_R[rows, None])
+                    grad_CV.sub_(given_C[:, None]).mul_(pi_CV)
+            _add_at(grad_CV, targets_C, given_C)
+            if layer.temperature_R is not None:
+                grad_CV /= layer.temperature_R[rows, None]
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+            narrow_CV = grad_CV.to(dtype)
+            grad_hidden_RH[rows] = narrow_CV @ layer.weight_VH
+            if dtype == torch.float32:
+                grad_weight_VH.addmm_(narrow_CV.t(), layer.hidden_RH[rows])
+            else:
+                grad_weight_VH += narrow_CV.t() @ layer.hidden_RH[rows]
+        return grad_hidden_RH, grad_weight_VH, grad_bias_V, None, None, None, None
+
+
+def _add_at(grad_CV: Tensor, targets_C: Tensor, given_C: Tensor) -> None:
+    """Add each row's value at its target, in place."""
+    start_C = torch.arange(len(targets_C), device=targets_C.device) * grad_CV.shape[1]
+    grad_CV.view(-1).index_add_(0, start_C + targets_C, given_C)

@@ -1,0 +1,1 @@
+"""The SDK: manifests, scaffold, conformance kit and test doubles."""

@@ -1,0 +1,63 @@
+"""`python -m dovetail_sdk manifest [PACKAGE_DIR…] [--check]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from dovetail.cli import render
+from dovetail.errors import DovetailError
+from dovetail.plugins.manifest import COMMAND
+
+from dovetail_sdk.manifest import drift, write
+from dovetail_sdk.project import read_project
+
+
+@click.group()
+def main() -> None:
+    """Tools for plugin authors."""
+
+
+@main.command()
+@click.argument(
+    "directories", metavar="[PACKAGE_DIR]...", nargs=-1, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--check", is_flag=True, help="Write nothing; exit with 1 where a manifest has drifted."
+)
+@click.pass_context
+def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> None:
+    """Write dovetail-plugin.json of each package from its classes; the current folder's by default."""
+    failed = False
+    for directory in directories or (Path(),):
+        try:
+            failed |= not _one(directory, check=check)
+        except DovetailError as error:
+            render.error(error)
+            failed = True
+    ctx.exit(1 if failed else 0)
+
+
+def _one(directory: Path, *, check: bool) -> bool:
+    """Write or check one manifest; whether it is as it should be."""
+    project = read_project(directory)
+    if not project.plugins:
+        click.echo(f"{project.distribution}: no plugins")
+        return True
+    if not check:
+        path = write(project)
+        click.echo(f"{project.distribution}: {len(project.plugins)} plugins → {path}")
+        return True
+    differences = drift(project)
+    if not differences:
+        click.echo(f"{project.distribution}: {len(project.plugins)} plugins, as described")
+        return True
+    click.echo(f"{project.distribution}: the manifest has drifted", err=True)
+    for difference in differences:
+        click.echo(f"  - {difference}", err=True)
+    click.echo(f"  → {COMMAND} {directory}", err=True)
+    return False
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m dovetail_sdk")

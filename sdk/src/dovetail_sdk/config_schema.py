@@ -1,0 +1,76 @@
+"""The schema of a Config class: its fields with types, defaults and the docstrings written below them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from dovetail.config import field_docs
+from dovetail.config.schema import Field, bounds, describe, fields_of
+from dovetail.config.sections import PluginSection
+from dovetail.errors import PluginError
+
+
+def config_schema(config: type[PluginSection]) -> dict[str, Any]:
+    """`{"doc", "fields"}` of a Config class, without the fields that select a plugin.
+
+    Raises:
+        PluginError: a field has no docstring.
+    """
+    doc = (config.__doc__ or "").strip().splitlines()
+    return {"doc": doc[0] if doc else "", "fields": _fields(config)}
+
+
+def _fields(cls: type) -> list[dict[str, Any]]:
+    selecting = {field.name for field in attrs.fields(PluginSection)}
+    docs = field_docs(cls)
+    described = []
+    for name, field in fields_of(cls).items():
+        if name in selecting and issubclass(cls, PluginSection):
+            continue
+        doc = docs.get(name)
+        if not doc:
+            raise PluginError(
+                f"the field {name!r} of {cls.__module__}.{cls.__qualname__} has no docstring",
+                hint="write one as a string on the line below the field: `config explain` and the docs show it",
+            )
+        described.append(_field(field, doc))
+    return described
+
+
+def _field(field: Field, doc: str) -> dict[str, Any]:
+    if field.kind is not None:
+        kind = f"{field.kind} plugin"
+        described: dict[str, Any] = {"name": field.name, "type": kind, "plugin": field.kind}
+        if field.collection is not None:
+            described["type"] = f"a {field.collection} of {kind}s"
+        return {**described, "default": field.plugin_default, "doc": doc}
+    described = {"name": field.name, "type": describe(field.type), "doc": doc}
+    if field.section is not None:
+        described["type"] = field.section.__name__
+        described["fields"] = _fields(field.section)
+    if allowed := bounds(field.attribute):
+        described["allowed"] = allowed
+    if field.required:
+        described["required"] = True
+    elif field.section is None:
+        described["default"] = _plain(field.default())
+    return described
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON has it."""
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value))
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

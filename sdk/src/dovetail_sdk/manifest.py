@@ -1,0 +1,271 @@
+"""Derives `dovetail-plugin.json` from a package's plugin classes, writes it, and checks it for drift."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.sections import PluginSection
+from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.contract import check_class, config_of
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
+from dovetail_sdk.config_schema import config_schema
+from dovetail_sdk.project import Declared, Project
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def derive(project: Project) -> dict[str, Any]:
+    """The manifest of a package, from its classes as they are in its source folder.
+
+    Raises:
+        PluginError: holds every complaint: a target that can't be imported, is incomplete, or contradicts its
+            entry point; a Config that takes fields by position, or has one without a docstring.
+    """
+    _import_from_source(project)
+    plugins, complaints = [], []
+    for declared in project.plugins:
+        try:
+            plugins.append(_describe(declared, project))
+        except DovetailError as error:
+            complaints.append(str(error))
+    complaints += _clashes(plugins)
+    if complaints:
+        listed = "\n".join("- " + text.replace("\n", "\n  ") for text in complaints)
+        count = "1 plugin" if len(complaints) == 1 else f"{len(complaints)} plugins"
+        raise PluginError(f"{project.distribution}: {count} can't be described\n{listed}")
+    return {"schema": SCHEMA, "distribution": project.distribution, "plugins": plugins}
+
+
+def manifest_path(project: Project) -> Path:
+    """Where the manifest lies: inside the package, so that wheels carry it."""
+    return project.package_directory / FILE_NAME
+
+
+def to_text(manifest: Mapping[str, Any]) -> str:
+    """The manifest as it is written to disk."""
+    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+
+
+def write(project: Project) -> Path:
+    """Derive the manifest and write it. For errors see `derive`."""
+    path = manifest_path(project)
+    path.write_text(to_text(derive(project)), encoding="utf-8")
+    return path
+
+
+def drift(project: Project) -> list[str]:
+    """How the committed manifest differs from the classes; empty where it does not. For errors see `derive`."""
+    path = manifest_path(project)
+    derived = derive(project)
+    try:
+        text = path.read_text(encoding="utf-8")
+        committed = json.loads(text)
+    except FileNotFoundError:
+        return [f"{path} does not exist"]
+    except (OSError, ValueError) as error:
+        return [f"{path} can't be read: {error}"]
+    if text == to_text(derived):
+        return []
+    if not isinstance(committed, dict):
+        return [f"{path} holds no JSON object"]
+    return _differences(committed, derived) or [f"{path} is written in another order or layout"]
+
+
+def _import_from_source(project: Project) -> None:
+    """Import the package, and make sure that it is the one in the source folder."""
+    root = str(project.package_directory.parent.resolve())
+    if root not in sys.path:
+        sys.path.insert(0, root)
+        importlib.invalidate_caches()
+    try:
+        package = importlib.import_module(project.package)
+    except (Exception, SystemExit) as error:
+        raise PluginBrokenError(
+            f"{project.distribution}: its package {project.package!r} can't be imported: {_cause(error)}"
+        ) from error
+    places = [Path(place).resolve() for place in package.__path__]
+    if project.package_directory.resolve() not in places:
+        raise PluginError(
+            f"{project.package!r} is imported from {places[0]}, not from {project.package_directory}",
+            hint=f"in the package's source folder, in a process of its own, run: {COMMAND}",
+        )
+
+
+def _describe(declared: Declared, project: Project) -> dict[str, Any]:
+    kind = KINDS[declared.kind]
+    cls = check_class(_target(declared), kind, f"{declared.target} ({declared})")
+    _check_attributes(declared, cls)
+    config = config_of(cls, kind)
+    default = _default_config(config, declared)
+    return {
+        "kind": declared.kind,
+        "name": declared.name,
+        "aliases": list(cls.aliases),
+        "target": declared.target,
+        "api": cls.api,
+        "capabilities": sorted(cls.capabilities),
+        "requires": _columns(cls, "requires", default),
+        "provides": _columns(cls, "provides", default),
+        "columns": [_without_none(dataclasses.asdict(column)) for column in cls.columns],
+        "config": f"{config.__module__}:{config.__qualname__}",
+        "config_schema": config_schema(config),
+        "needs": [list(any_of) for any_of in project.needs],
+    }
+
+
+def _target(declared: Declared) -> object:
+    module_name, _, attribute = declared.target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            hint = "write that module, or mend the entry point in pyproject.toml"
+        elif missing:
+            hint = (
+                f"install what provides {missing!r} where the manifest is made; a plugin imports a heavy "
+                "engine in `start`, not at the top of its module"
+            )
+        raise PluginBrokenError(
+            f"{declared.target} ({declared}) can't be imported: {_cause(error)}", hint=hint
+        ) from error
+    if not hasattr(module, attribute):
+        own = [name for name in vars(module) if not name.startswith("_")]
+        near = nearest(attribute, own)
+        raise PluginBrokenError(
+            f"the module {module_name} has no {attribute!r}, which the entry point {declared} names",
+            hint=f"did you mean {near!r}?" if near else "mend the entry point in pyproject.toml",
+        )
+    return getattr(module, attribute)
+
+
+def _check_attributes(declared: Declared, cls: type[Plugin]) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    title = f"{declared.target} ({declared})"
+    if not _NAME.fullmatch(declared.name):
+        raise PluginError(
+            f"{declared.name!r} is no plugin name ({declared.target})",
+            hint="names are lower-case letters, digits and underscores, beginning with a letter",
+        )
+    if getattr(cls, "name", None) != declared.name:
+        raise PluginError(
+            f"{title} has name = {getattr(cls, 'name', None)!r}, but its entry point is called {declared.name!r}",
+            hint="make the two agree",
+        )
+    api = getattr(cls, "api", None)
+    try:
+        valid = isinstance(api, str) and bool(SpecifierSet(api))
+    except InvalidSpecifier:
+        valid = False
+    if not valid:
+        here = KINDS[declared.kind].api
+        raise PluginError(
+            f"{title} has api = {api!r}, which is no version range",
+            hint=f'write the interface versions that it works with: api = ">={here},<{int(here.split(".")[0]) + 1}"',
+        )
+    for alias in cls.aliases:
+        if not alias or "@" in alias or any(letter.isspace() for letter in alias):
+            raise PluginError(
+                f"{title} has the alias {alias!r}",
+                hint="an alias has no spaces and no @, which separates a distribution",
+            )
+
+
+def _default_config(config: type[PluginSection], declared: Declared) -> PluginSection | None:
+    """The config with all defaults; None where a field has none."""
+    positional = [field.name for field in attrs.fields(config) if not field.kw_only]
+    if positional:
+        raise PluginError(
+            f"{config.__module__}.{config.__qualname__} takes {', '.join(positional)} by position",
+            hint="write @attrs.frozen(kw_only=True) above it",
+        )
+    if any(field.default is attrs.NOTHING and field.init for field in attrs.fields(config)):
+        return None
+    return config(name=declared.name)
+
+
+def _columns(
+    cls: type[Plugin], method: Literal["requires", "provides"], default: PluginSection | None
+) -> list[str] | None:
+    """What `requires` or `provides` says of the default config; None where there is none."""
+    if default is None:
+        return None
+    try:
+        return sorted(getattr(cls, method)(default))
+    except Exception as error:
+        raise PluginBrokenError(
+            f"{cls.__module__}.{cls.__qualname__}.{method} fails for its default config: {_cause(error)}"
+        ) from error
+
+
+def _clashes(plugins: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names and aliases that select two plugins of one kind."""
+    owners: dict[tuple[str, str], str] = {}
+    complaints = []
+    for plugin in plugins:
+        for name in (plugin["name"], *plugin["aliases"]):
+            other = owners.setdefault((plugin["kind"], name), plugin["name"])
+            if other != plugin["name"]:
+                complaints.append(
+                    f"{plugin['kind']} {name!r} selects both {other!r} and {plugin['name']!r}"
+                )
+    return complaints
+
+
+def _differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{key} is {committed.get(key)!r}, should be {derived[key]!r}"
+        for key in ("schema", "distribution")
+        if committed.get(key) != derived[key]
+    ]
+    before, after = (
+        {f"{p.get('kind')}/{p.get('name')}": p for p in manifest.get("plugins", [])}
+        for manifest in (committed, derived)
+    )
+    for title in sorted(before.keys() | after.keys()):
+        if title not in after:
+            found.append(f"{title} is in the manifest, but not among the entry points")
+        elif title not in before:
+            found.append(f"{title} is missing")
+        else:
+            keys = [key for key in after[title] if before[title].get(key) != after[title][key]]
+            found += [
+                _difference(title, key, before[title].get(key), after[title][key]) for key in keys
+            ]
+    return found
+
+
+def _difference(title: str, key: str, committed: Any, derived: Any) -> str:
+    if key == "config_schema":
+        return f"{title}: the fields or docs of its Config have changed"
+    return f"{title}: {key} is {json.dumps(committed)}, should be {json.dumps(derived)}"
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _cause(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and "importlib" not in Path(frame.filename).parts
+        and frame.filename != __file__
+    ]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

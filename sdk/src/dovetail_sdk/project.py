@@ -1,0 +1,127 @@
+"""A plugin package's source folder: what its pyproject.toml says of plugins, extras and where the code lies."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from dovetail.errors import PluginError, nearest
+from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
+
+
+@attrs.frozen(kw_only=True)
+class Declared:
+    """One entry point that declares a plugin."""
+
+    kind: str
+    name: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+@attrs.frozen(kw_only=True)
+class Project:
+    """A package that declares plugins."""
+
+    directory: Path
+    distribution: str
+    plugins: tuple[Declared, ...]
+    package: str
+    """The top-level package that holds them all; empty where there are none."""
+    package_directory: Path
+    needs: tuple[tuple[str, ...], ...]
+    """Any-of lists, from the extras that bring an engine."""
+
+
+def read_project(directory: Path) -> Project:
+    """Read a source folder.
+
+    Raises:
+        PluginError: there is no usable pyproject.toml, an entry point is of an unknown group, or the package is not found.
+    """
+    file = directory / "pyproject.toml"
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PluginError(
+            f"{directory} has no pyproject.toml", hint="name the folder of a plugin package"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise PluginError(f"{file} can't be read: {error}") from error
+    project = data.get("project", {})
+    if not isinstance(project.get("name"), str):
+        raise PluginError(f"{file} has no [project] name")
+    plugins = _plugins(project.get("entry-points", {}), file)
+    packages = sorted({plugin.target.split(":")[0].split(".")[0] for plugin in plugins})
+    if len(packages) > 1:
+        raise PluginError(
+            f"{file}: its plugins lie in several top-level packages: {', '.join(packages)}",
+            hint="a distribution has one manifest, so that all its plugins lie in one package",
+        )
+    package = packages[0] if packages else ""
+    return Project(
+        directory=directory,
+        distribution=project["name"],
+        plugins=plugins,
+        package=package,
+        package_directory=_package_directory(directory, package) if package else directory,
+        needs=any_of_needs(project.get("optional-dependencies", {})),
+    )
+
+
+def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
+    """The needs that extras called `engine` or `engine-…` express: any one of them, whole.
+
+    An extra is a conjunction of requirements and any extra will do; needs are a conjunction of any-of lists,
+    so that they are the product of the extras.
+    """
+    engines = [
+        list(requirements)
+        for extra, requirements in sorted(extras.items())
+        if (extra == "engine" or extra.startswith("engine-")) and requirements
+    ]
+    if not engines:
+        return ()
+    lists = {tuple(dict.fromkeys(choice)) for choice in itertools.product(*engines)}
+    # A list that holds another one is met whenever that one is.
+    minimal = [one for one in lists if not any(set(other) < set(one) for other in lists)]
+    return tuple(sorted(minimal))
+
+
+def _plugins(groups: Mapping[str, Mapping[str, str]], file: Path) -> tuple[Declared, ...]:
+    found = []
+    for group, entries in groups.items():
+        if not group.startswith(GROUP_PREFIX) or group in EXTENSION_GROUPS:
+            continue
+        kind = group.removeprefix(GROUP_PREFIX)
+        if kind not in KINDS:
+            near = nearest(kind, KINDS)
+            raise PluginError(
+                f"{file}: there is no entry-point group {group!r}",
+                hint=f"did you mean {GROUP_PREFIX + near!r}?"
+                if near
+                else f"the kinds are {', '.join(sorted(KINDS))}",
+            )
+        found += [Declared(kind=kind, name=name, target=entries[name]) for name in entries]
+    for plugin in found:
+        if ":" not in plugin.target:
+            raise PluginError(
+                f"{file}: the target {plugin.target!r} of {plugin} is not of the form module:Class"
+            )
+    return tuple(sorted(found, key=lambda plugin: (plugin.kind, plugin.name)))
+
+
+def _package_directory(directory: Path, package: str) -> Path:
+    for place in (directory / "src" / package, directory / package):
+        if place.is_dir():
+            return place
+    raise PluginError(
+        f"{directory}: its entry points name the package {package!r}, which is neither in src/ nor beside "
+        "pyproject.toml",
+        hint=f"make {directory / 'src' / package}, or mend the entry points",
+    )

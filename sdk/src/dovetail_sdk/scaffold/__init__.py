@@ -1,0 +1,7 @@
+"""Writes a complete, working plugin package to start from."""
+
+from __future__ import annotations
+
+from dovetail_sdk.scaffold.new import KINDS, new_plugin
+
+__all__ = ["KINDS", "new_plugin"]

@@ -1,0 +1,139 @@
+"""A rollout replica that does what a script says: answers, delays and failures, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from dovetail.config.sections import RolloutSection
+from dovetail.errors import RolloutError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import (
+    BaseRollout,
+    Completion,
+    FinishReason,
+    PauseMode,
+    RolloutRequest,
+)
+from dovetail.interfaces.transport import WeightManifest
+
+
+def stream_answer(request: RolloutRequest, sample: int) -> list[int]:
+    """An answer that follows from the sample's stream alone, as a real engine's should."""
+    low, _ = request.streams[sample].key()
+    length = 1 + low % request.sampling.max_new_tokens
+    return [(low >> shift) % 97 for shift in range(length)]
+
+
+@attrs.frozen(kw_only=True)
+class Script:
+    """What a scripted replica does with each request.
+
+    Attributes:
+        fails_after: samples that it yields of a request before it fails, one entry a request in the
+            order of arrival; None, and requests beyond the last entry, do not fail.
+        answer: the response tokens of a sample.
+        delay: seconds before each sample.
+    """
+
+    fails_after: Sequence[int | None] = ()
+    answer: Callable[[RolloutRequest, int], Sequence[int]] = stream_answer
+    delay: float = 0.0
+
+
+class ScriptedRollout(BaseRollout):
+    """A replica of a rollout engine that follows a script and remembers what it was asked.
+
+    Attributes:
+        requests: every request it got, in order.
+        versions: every weight version that it received.
+        aborted: every request id that it was asked to abort.
+        closed: whether it was closed.
+        asleep: tags that sleep.
+    """
+
+    name: ClassVar[str] = "scripted"
+    api: ClassVar[str] = ">=1.0,<2"
+    Config = RolloutSection
+
+    def __init__(self, config: Any = None, context: PluginContext | None = None) -> None:
+        super().__init__(config or RolloutSection(), context or PluginContext())
+        self.script = Script()
+        self.requests: list[RolloutRequest] = []
+        self.versions: list[int] = []
+        self.aborted: list[str] = []
+        self.closed = False
+        self.asleep: frozenset[str] = frozenset()
+        self._gate = asyncio.Event()
+        self._gate.set()
+
+    @classmethod
+    def following(cls, script: Script) -> ScriptedRollout:
+        """A replica with this script."""
+        rollout = cls()
+        rollout.script = script
+        return rollout
+
+    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+        number = len(self.requests)
+        self.requests.append(request)
+        plan = self.script.fails_after
+        good = plan[number] if number < len(plan) else None
+        for sample in range(request.n):
+            if good is not None and sample >= good:
+                break
+            await self._gate.wait()
+            await asyncio.sleep(self.script.delay)
+            if request.request_id in self.aborted:
+                yield _completion(request, sample, [], FinishReason.ABORT, self.version)
+                continue
+            tokens = list(self.script.answer(request, sample))
+            yield _completion(request, sample, tokens, FinishReason.STOP, self.version)
+        if good is not None:
+            raise RolloutError(f"scripted failure of {request.request_id!r} after {good} samples")
+
+    @property
+    def version(self) -> int:
+        """The weight version in force."""
+        return self.versions[-1] if self.versions else 0
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        self.aborted += request_ids
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        self._gate.clear()
+
+    async def resume(self) -> None:
+        self._gate.set()
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        self.versions.append(version)
+
+    def sleep(self, tags: frozenset[str]) -> int:
+        self.asleep |= tags
+        return 1024 * len(tags)
+
+    def wake(self, tags: frozenset[str]) -> None:
+        self.asleep -= tags
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _completion(
+    request: RolloutRequest, sample: int, tokens: list[int], reason: FinishReason, version: int
+) -> Completion:
+    none = np.zeros(len(tokens), dtype=np.float32)
+    return Completion(
+        request_id=request.request_id,
+        sample=sample,
+        response_ids=np.array(tokens, dtype=np.int64),
+        finish_reason=reason,
+        weight_versions=np.full(len(tokens), version, dtype=np.int64),
+        log_probs=none if request.sampling.log_probs else None,
+        raw_log_probs=none if request.sampling.raw_log_probs else None,
+    )

