@@ -8,7 +8,6 @@ DEVICE ?= $(shell if command -v nvidia-smi >/dev/null 2>&1 || [ -e /proc/driver/
 CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
 PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
-SOURCES := core/src sdk/src $(foreach package,$(filter plugins/%,$(PACKAGES)),$(package)/src)
 SEED ?= 1
 
 .PHONY: setup demo test nightly lint bench wheels manifests docs clean
@@ -33,7 +32,7 @@ nightly: setup lint ## The larger matrices
 lint: setup ## Style, types, imports, manifests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+
 from dovetail.cli import render
 from dovetail.errors import DovetailError
 from dovetail.plugins.manifest import COMMAND
-
 from dovetail_sdk.manifest import drift, write
 from dovetail_sdk.project import read_project
 

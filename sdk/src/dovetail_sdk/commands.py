@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from dovetail_sdk.manifest import write
-from dovetail_sdk.project import read_project
 from dovetail_sdk.scaffold import KINDS, new_plugin
 
 
@@ -24,7 +22,6 @@ from dovetail_sdk.scaffold import KINDS, new_plugin
 def new(kind: str, name: str, directory: Path) -> None:
     """Write a package with a small working plugin NAME of KIND."""
     package = new_plugin(kind, name, directory)
-    write(read_project(package))
     click.echo(f"{package}: a {kind} plugin {name!r} with its config, manifest and tests; next:")
     click.echo(f"  cd {package} && pip install -e '.[test]' && pytest")
 

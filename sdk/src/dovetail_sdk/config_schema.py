@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from dovetail.config import field_docs
 from dovetail.config.schema import Field, bounds, describe, fields_of
 from dovetail.config.sections import PluginSection

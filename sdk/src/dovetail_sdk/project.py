@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
+
 from dovetail.errors import PluginError, nearest
 from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
 

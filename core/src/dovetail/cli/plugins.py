@@ -1,7 +1,8 @@
-"""`dovetail plugins list|show|lock|verify`: what is installed, whether it fits, and what a run used."""
+"""`dovetail plugins list|show|new|lock|verify`: what is installed, whether it fits, and what a run used."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ class PluginsGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        here = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
+        here = [(name, command.get_short_help_str(300)) for name, command in self.commands.items()]
         theirs = [(name, text) for name, (_, text) in SDK_COMMANDS.items()]
         with formatter.section("Commands"):
             formatter.write_dl([*here, *theirs])

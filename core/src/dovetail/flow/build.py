@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from dovetail.flow.rollout_pool import RolloutPool
 
 from dovetail.config.sections import ModelSection, RunConfig, TrainingSection
 from dovetail.errors import ConfigError
 from dovetail.flow.broadcast import Trackers
 from dovetail.flow.plan import ModelRole, Plan, make_plan
+from dovetail.flow.rollout_pool import RolloutPool
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import Runtime, WorkerSpec
 
@@ -89,6 +89,7 @@ def load_data(config: RunConfig) -> Data:
     from dovetail.interfaces import make_plugin
     from dovetail.plugins.load import ref_for
 
+    _no_progress_bars()
     if not config.data.train_files:
         raise ConfigError(
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
@@ -225,3 +226,10 @@ def plan_from_data(config: RunConfig, data: Data) -> Plan:
 def run_path(config: RunConfig) -> Path:
     """Where this config's run goes."""
     return Path(config.output_dir) / config.project / config.experiment
+
+
+def _no_progress_bars() -> None:
+    """The run has a display of its own; transformers' bars would only tear it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

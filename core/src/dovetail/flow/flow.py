@@ -22,6 +22,7 @@ from dovetail.flow.validation import validation_metrics
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.rollout import SamplingParams
+from dovetail.telemetry.logging import set_step
 from dovetail.telemetry.metrics import merge_metrics, values
 
 
@@ -93,6 +94,7 @@ class Flow:
                         "total_steps": self.total_steps,
                     }
                 )
+                parts.logger.info("run started", total_steps=self.total_steps, done=self.step)
                 parts.observers.emit("run_started", config=parts.config, plan=parts.plan)
                 yield
                 self._status = "completed"
@@ -101,11 +103,12 @@ class Flow:
             raise
         except BaseException as error:
             self._status = "failed"
-            parts.logger.exception("run_failed", step=self.step, error=repr(error))
+            parts.logger.error("run failed", error=repr(error), exc_info=error)  # noqa: TRY400
             parts.observers.emit("failure", step=self.step, error=error)
             raise
         finally:
             self._tick()
+            parts.logger.info("run finished", status=self._status, steps=self.step)
             parts.observers.emit("run_finished", summary=self.summary())
 
     @contextmanager
@@ -116,6 +119,7 @@ class Flow:
         self._metrics, self._tokens, self._updated = {}, 0, False
         parts.timers.reset()
         number = self.step + 1
+        set_step(number)
         parts.observers.emit("step_started", step=number)
         began = time.monotonic()
         try:
@@ -300,6 +304,7 @@ class Flow:
             return
         parts.trackers.phase(self.step, "checkpoint")
         path = save_checkpoint(parts, self._state)
+        parts.logger.info("checkpoint saved", path=str(path))
         parts.observers.emit("checkpoint_saved", step=self.step, path=path)
 
     # -- helpers -------------------------------------------------------------------------------

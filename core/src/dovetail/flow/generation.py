@@ -14,9 +14,8 @@ from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingPara
 from dovetail.numerics.streams import SampleStream
 
 if TYPE_CHECKING:
-    from dovetail.flow.rollout_pool import RolloutPool
-
     from dovetail.data.loader import Issued
+    from dovetail.flow.rollout_pool import RolloutPool
     from dovetail.flow.scorer import Scorer
 
 

@@ -187,7 +187,7 @@ def _demands(config: RunConfig, chosen: Mapping[str, _Chosen]) -> dict[str, str]
     demands: dict[str, str] = {}
     kl = config.algorithm.kl.in_loss
     if kl is not None and kl.coef:
-        demands["ref_log_probs"] = f"KL in the loss (algorithm.kl.in_loss, coef {kl.coef:g})"
+        demands["ref_log_probs"] = "algorithm.kl.in_loss"
     last = "algorithm.policy_loss"
     for path in [*(p for p in chosen if p != last), last]:
         for column in sorted(chosen[path].cls.requires(chosen[path].config)):
@@ -240,40 +240,41 @@ def _stages(
     demands: Mapping[str, str], chosen: Mapping[str, _Chosen], *, from_current: bool
 ) -> tuple[Stage, ...]:
     rollout, reward = chosen["rollout"], chosen["reward.manager"]
+    engine = chosen["actor.engine"].ref.name
     asked = frozenset(ROLLOUT_ON_REQUEST) & demands.keys()
     stages = [
         Stage(
             name="rollout",
-            who=rollout.title,
+            who=rollout.ref.name,
             provides=ROLLOUT_COLUMNS | asked,
             because="every step" + "".join(f"; {c}: {demands[c]}" for c in sorted(asked)),
         ),
-        Stage(name="reward", who=reward.title, provides=REWARD_COLUMNS, because="every step"),
+        Stage(name="reward", who=reward.ref.name, provides=REWARD_COLUMNS, because="every step"),
     ]
     for name, role in (("old_log_probs", "actor"), ("ref_log_probs", "ref")):
         if name in demands:
             stages.append(
                 Stage(
                     name=name,
-                    who=role,
+                    who=f"{role} ({engine})",
                     provides=frozenset({name}),
                     because=f"required by {demands[name]}",
                 )
             )
     update_why = "every step"
     if from_current:
-        update_why += "; old log-probabilities are the current ones: one update a rollout"
+        update_why += "; one update a rollout, so no pass for old log-probabilities"
     stages += [
         Stage(
             name="advantage",
-            who=chosen["algorithm.advantage"].title,
+            who=chosen["algorithm.advantage"].ref.name,
             provides=ADVANTAGE_COLUMNS,
             because="every step",
         ),
-        Stage(name="update", who="actor", provides=frozenset(), because=update_why),
+        Stage(name="update", who=f"actor ({engine})", provides=frozenset(), because=update_why),
         Stage(
             name="weight_sync",
-            who=chosen["rollout.weight_transport"].title,
+            who=chosen["rollout.weight_transport"].ref.name,
             provides=frozenset(),
             because="the rollout follows the actor",
         ),
@@ -291,7 +292,7 @@ def _models(
             engine=actor,
             path=config.model.path,
             trained=True,
-            because="it is trained",
+            because="the policy",
         )
     ]
     if "ref_log_probs" in demands:
@@ -302,7 +303,7 @@ def _models(
                 engine=engine,
                 path=config.ref.path or config.model.path,
                 trained=False,
-                because=f"ref_log_probs: {demands['ref_log_probs']}",
+                because=f"{demands['ref_log_probs']} requires ref_log_probs",
             )
         )
     return tuple(models)

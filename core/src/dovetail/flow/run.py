@@ -25,7 +25,7 @@ Announce = Callable[[LoadedConfig, Plan, Path], None]
 
 
 def train(
-    config_path: str | Path | None, overrides: Sequence[str] = (), announce: Announce | None = None
+    config_path: str | Path, overrides: Sequence[str] = (), announce: Announce | None = None
 ) -> dict[str, Any]:
     """Train from the start and return the summary.
 
@@ -34,6 +34,7 @@ def train(
         StopRequested: the run was stopped and saved.
     """
     from dovetail.telemetry import RunDirectory, setup_logging
+    from dovetail.telemetry.logging import close_logging
 
     loaded = load_config(config_path, overrides)
     config = loaded.config
@@ -49,6 +50,7 @@ def train(
         parts = build(config, data, plan, directory, logger)
     except BaseException:
         # Nothing has run yet: a directory left behind would only stand in the way of the next try.
+        close_logging()
         shutil.rmtree(directory.path, ignore_errors=True)
         raise
     return _run(parts, RunState())
@@ -94,6 +96,7 @@ def _run(parts: Parts, state: RunState) -> dict[str, Any]:
     from dovetail.interfaces import make_plugin
     from dovetail.interfaces.plugin import PluginContext
     from dovetail.telemetry import write_report
+    from dovetail.telemetry.logging import close_logging
 
     trainer: Any = make_plugin(
         parts.plan.refs["trainer"],
@@ -114,6 +117,7 @@ def _run(parts: Parts, state: RunState) -> dict[str, Any]:
         shown = {**summary, "report": str(report), "next_commands": _next_commands(parts, summary)}
         parts.trackers.finish(shown)
         parts.close()
+        close_logging()
     return summary
 
 

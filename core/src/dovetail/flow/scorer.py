@@ -156,11 +156,8 @@ class Scorer:
                 return self._timed_out(unit, name)
             message = f"reward manager {name!r} raised {type(error).__name__}: {error}"
             return _all_failed(unit, FailureKind.CRASH, message)
-        if (
-            limit.expired()
-        ):  # the manager swallowed its cancellation: the answer is late all the same
-            return self._timed_out(unit, name)
-        return outcomes
+        # a manager may swallow its cancellation and answer: that is late all the same
+        return self._timed_out(unit, name) if limit.expired() else outcomes
 
     def _timed_out(self, unit: RewardUnit, name: str) -> list[Outcome]:
         message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"

@@ -6,8 +6,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.plugins.load import load_class as load_plugin_class  # noqa: F401 - for type checkers
-    from dovetail.plugins.load import make as make_plugin  # noqa: F401
+    from dovetail.plugins import load as _load
+
+    load_plugin_class = _load.load_class
+    make_plugin = _load.make
 
 _HOME = {
     "plugin": ("LocalReduction", "Plugin", "PluginContext", "Reduction"),

@@ -47,7 +47,8 @@ class Groups:
 
     def mean_N(self, values_N: np.ndarray) -> np.ndarray:
         """float64 [N]: for each sample, the mean of its group."""
-        return (self.sum_G(values_N) / np.maximum(self.sizes_G, 1))[self.index_N]
+        means_G: np.ndarray = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
+        return means_G[self.index_N]
 
 
 @attrs.frozen(kw_only=True, eq=False)

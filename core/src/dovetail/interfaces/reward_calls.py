@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -131,7 +130,7 @@ def finite_float(value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
+    return number if abs(number) <= _LARGEST else None  # neither NaN nor infinity is
 
 
 def failure_from(error: BaseException, call: RewardCall) -> Failure:

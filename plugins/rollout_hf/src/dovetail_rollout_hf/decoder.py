@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import torch
-from dovetail.errors import ModelError
 from torch import Tensor
 
+from dovetail.errors import ModelError
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -46,7 +46,7 @@ class Decoder(ABC):
     def step(self, tokens_N: Tensor, column: int) -> Tensor:
         """Run one token a row, int64 [N], that stands in `column`; returns float32 logits [N, V]."""
 
-    def moved(self) -> None:  # noqa: B027 - only a decoder that keeps tensors of its own need act
+    def moved(self) -> None:
         """The model's weights were moved to another place or device."""
 
 
@@ -69,24 +69,41 @@ def choose_decoder(
         )
     if not reason:
         lean = LeanDecoder(model)
-        excess = prove(lean, model)
-        if excess <= 1:
+        complaint = _complaint(lean, model)
+        if complaint is None:
             return lean
-        message = f"the lean decoder misses {type(model).__name__}'s logits by {excess:.3g} times the tolerance"
+        message = f"the lean decoder does not reproduce {type(model).__name__}: {complaint}"
         if wanted == "lean":
             raise ModelError(message, hint="use rollout.decoder=transformers")
         logger.warning("%s; using the transformers decoder", message)
     elif wanted == "auto":
         logger.info("using the transformers decoder: %s", reason)
     general = TransformersDecoder(model)
-    excess = prove(general, model)
-    if excess > 1:
+    complaint = _complaint(general, model)
+    if complaint is not None:
         raise ModelError(
-            f"decoding {type(model).__name__} with a cache of keys and values misses its logits by "
-            f"{excess:.3g} times the tolerance: it keeps some other state",
-            hint="use another rollout engine for this architecture",
+            f"{type(model).__name__} can't be decoded over a cache of keys and values: {complaint}",
+            hint="its state is of another kind; use another rollout engine for this architecture",
         )
     return general
+
+
+def _complaint(decoder: Decoder, model: Any) -> str | None:
+    """What is wrong with a decoder; None where it is proven."""
+    try:
+        excess = prove(decoder, model)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    if excess <= 1:
+        return None
+    return f"its logits are off by {excess:.3g} times the tolerance"
 
 
 @torch.inference_mode()

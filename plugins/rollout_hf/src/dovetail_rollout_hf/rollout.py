@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import torch
+
 from dovetail.errors import ModelError, RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
 from dovetail.interfaces.transport import WeightManifest
-
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.decoder import Decoder, choose_decoder
 from dovetail_rollout_hf.model import load_model, load_tokenizer

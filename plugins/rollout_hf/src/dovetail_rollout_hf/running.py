@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
 from torch import Tensor
 
+from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.noise import stream_seeds

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from dovetail.interfaces.rollout import SamplingParams
 from torch import Tensor
 
+from dovetail.interfaces.rollout import SamplingParams
 from dovetail_rollout_hf.noise import log_exponential, vocabulary_counters
 
 

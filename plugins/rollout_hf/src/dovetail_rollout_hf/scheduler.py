@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 import torch
+
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import Completion, FinishReason, PauseMode, RolloutRequest
-
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.running import Finished, Row, RunningBatch
 from dovetail_rollout_hf.stops import StopRule

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
+
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import SamplingParams
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from dovetail.errors import WeightSyncError, nearest
 from dovetail.interfaces.transport import WeightManifest
-from torch import Tensor
 
 
 def check_manifest(model: Any, manifest: WeightManifest) -> None:
@@ -36,10 +37,10 @@ def check_manifest(model: Any, manifest: WeightManifest) -> None:
             )
     # Tied parameters are one tensor: it is enough that one of their names arrives.
     sent = {id(parameters[spec.name]) for spec in manifest.tensors}
-    missing = [name for name, parameter in parameters.items() if id(parameter) not in sent]
+    missing = {id(p): name for name, p in reversed(parameters.items()) if id(p) not in sent}
     if missing:
         raise WeightSyncError(
-            f"{who} lacks {len(missing)} of the model's parameters, such as {missing[0]!r}"
+            f"{who} lacks {len(missing)} of the model's parameters, such as {next(reversed(missing.values()))!r}"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,16 +49,17 @@ def load(directory: Path, model: PreTrainedModel, optimizer: Optimizer | None) -
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    for name in (WEIGHTS, RANDOM, *([OPTIMIZER] if optimizer else [])):
+        if not (directory / name).is_file():
+            raise CheckpointError(
+                f"checkpoint {directory} has no {name}",
+                hint="it is incomplete, or the run that wrote it did not train this model",
+            )
     try:
         weights = load_file(directory / WEIGHTS)
         random = torch.load(directory / RANDOM, weights_only=True)
         state = torch.load(directory / OPTIMIZER, weights_only=True) if optimizer else None
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"checkpoint {directory} has no {Path(error.filename or '?').name}",
-            hint="it is incomplete, or the run that wrote it did not train this model",
-        ) from error
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise CheckpointError(f"checkpoint {directory} can't be read: {error}") from error
     _load_weights(directory, model, weights)
     if optimizer is not None and state is not None:

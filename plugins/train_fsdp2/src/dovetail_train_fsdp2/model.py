@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,21 +25,32 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
         ModelError: the directory does not exist or lacks config or weights, the hub can't be reached, or the
             model is no causal language model.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     _check_directory(section.path)
+    model: PreTrainedModel
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            section.path,
-            dtype=torch.float32,
-            attn_implementation=section.attn_implementation,
-            trust_remote_code=section.trust_remote_code,
-            revision=section.revision,
-        )
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        with _no_progress_bar():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                str(Path(section.path).expanduser()),
+                dtype=torch.float32,
+                attn_implementation=section.attn_implementation,
+                trust_remote_code=section.trust_remote_code,
+                revision=section.revision,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, ImportError, RuntimeError, LookupError, SafetensorError) as error:
         raise ModelError(
             f"model {section.path!r} can't be loaded: {_first_lines(error)}", hint=_hint(section)
         ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        # transformers would go on with random numbers in their place.
+        raise ModelError(
+            f"model {section.path!r} lacks {len(missing)} weights, such as {missing[0]!r}",
+            hint="is it a causal language model, and complete? Fetch or export it again",
+        )
     # Dropout is off for good: a policy's log-probabilities must be those that it sampled from.
     return model.to(device).eval()
 
@@ -58,6 +71,20 @@ def use_gradient_checkpointing(model: PreTrainedModel) -> None:
         if getattr(module, "gradient_checkpointing", False):
             # The layers checkpoint only while they train. Their children stay in evaluation: no dropout.
             module.training = True
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers' progress bar off the terminal, where the run has a display of its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _check_directory(path: str) -> None:

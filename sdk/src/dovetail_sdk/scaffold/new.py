@@ -8,6 +8,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dovetail.errors import PluginError, nearest
+from dovetail_sdk.manifest import write
+from dovetail_sdk.project import read_project
 
 _TEMPLATES = "templates"
 KINDS = ("advantage", "policy_loss", "reward_function")
@@ -66,4 +68,5 @@ def new_plugin(kind: str, name: str, parent: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(environment.get_template(template).render(words))
     (directory / "src" / package / "py.typed").touch()
+    write(read_project(directory))
     return directory

@@ -55,7 +55,7 @@ class AdvantageConformance(PluginConformance):
         """Advantages as one array a sample."""
         advantages = self.estimate(batch, **context).advantages
         if isinstance(advantages, Ragged):
-            return advantages.to_list()
+            return list(advantages)
         return [np.atleast_1d(value) for value in advantages]
 
     @pytest.mark.parametrize("seed", range(3))

@@ -36,7 +36,8 @@ class EngineConformance(PluginConformance):
     """The policy loss of the test objective; any installed one does."""
 
     @pytest.fixture(scope="class")
-    def model_directory(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    @classmethod
+    def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A tiny Qwen2 model with its tokenizer."""
         return tiny_model_and_tokenizer(tmp_path_factory.mktemp("tiny"), vocab_size=300)
 

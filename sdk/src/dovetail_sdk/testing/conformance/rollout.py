@@ -42,14 +42,16 @@ class RolloutConformance(PluginConformance):
     """Largest difference of log-probabilities, in nats, from the reference in float32."""
 
     @pytest.fixture(scope="class")
-    def model_directory(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    @classmethod
+    def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A tiny Qwen2 model with its tokenizer."""
         return tiny_model_and_tokenizer(tmp_path_factory.mktemp("tiny"), vocab_size=300)
 
     @pytest.fixture(scope="class")
-    def engine(self, model_directory: Path) -> Iterator[BaseRollout]:
+    @classmethod
+    def engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
         """One started engine for the whole suite."""
-        engine = self.start(model_directory)
+        engine = cls().start(model_directory)
         yield engine
         engine.close()
 
@@ -155,6 +157,7 @@ class RolloutConformance(PluginConformance):
             request = self.request(prompt, n=2, temperature=temperature, log_probs=True)
             for completion in self.generate(engine, request)[request.request_id]:
                 expected_T = self.reference(model_directory, prompt, completion, temperature)
+                assert completion.log_probs is not None
                 np.testing.assert_allclose(completion.log_probs, expected_T, atol=self.tolerance)
 
     def test_raw_log_probs_ignore_the_truncation(
@@ -164,8 +167,9 @@ class RolloutConformance(PluginConformance):
         request = self.request(0, n=2, top_k=5, log_probs=True, raw_log_probs=True)
         for completion in self.generate(engine, request)["prompt0"]:
             expected_T = self.reference(model_directory, 0, completion, 1.0)
-            np.testing.assert_allclose(completion.raw_log_probs, expected_T, atol=self.tolerance)
             assert completion.log_probs is not None
+            assert completion.raw_log_probs is not None
+            np.testing.assert_allclose(completion.raw_log_probs, expected_T, atol=self.tolerance)
             assert (completion.log_probs >= completion.raw_log_probs - self.tolerance).all()
 
     # -- seeds -------------------------------------------------------------------------------

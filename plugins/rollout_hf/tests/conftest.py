@@ -1,0 +1,101 @@
+"""A tiny model on disk, and a running engine over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.config.sections import ModelSection
+from dovetail.interfaces import PluginContext, RolloutRequest, SamplingParams
+from dovetail.numerics.streams import SampleStream
+from dovetail_rollout_hf.config import HfRolloutConfig
+from dovetail_rollout_hf.rollout import HfRollout
+from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    # The tensors are tiny: threads would only wait for one another.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    tokenizer = tiny_tokenizer(directory, vocab_size=300)
+    model = tiny_model(directory, tokenizer, hidden_size=32, intermediate_size=48)
+    with torch.no_grad():
+        # Random weights of the usual size predict next to nothing; these have opinions.
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=torch.manual_seed(5)))
+    model.save_pretrained(str(directory))
+    return directory
+
+
+@pytest.fixture
+def start(model_directory: Path) -> Iterator[Callable[..., HfRollout]]:
+    """Start engines on the tiny model; they are closed at the end of the test."""
+    running = []
+
+    def make(transport: Any = None, path: Path = model_directory, **config: Any) -> HfRollout:
+        section = ModelSection(path=str(path), dtype="float32")
+        context = PluginContext(model=section, transport=transport)
+        rollout = HfRollout(HfRolloutConfig(**config), context)
+        running.append(rollout)
+        rollout.start()
+        return rollout
+
+    yield make
+    for rollout in running:
+        rollout.close()
+
+
+@pytest.fixture(scope="session")
+def request_of() -> Callable[..., RolloutRequest]:
+    """Make a request: `request_of(prompt, n, epoch=…, offset=…, **sampling)`."""
+
+    def make(
+        prompt: int = 0,
+        n: int = 2,
+        *,
+        length: int = 6,
+        epoch: int = 0,
+        offset: int = 0,
+        **sampling: Any,
+    ) -> RolloutRequest:
+        rng = np.random.default_rng(prompt)
+        sampling = {"max_new_tokens": 8, "ignore_eos": True} | sampling
+        return RolloutRequest(
+            request_id=f"p{prompt}.e{epoch}",
+            prompt_ids=rng.integers(5, 299, length),
+            sampling=SamplingParams(**sampling),
+            streams=tuple(
+                SampleStream(seed=3, epoch=epoch, prompt=prompt, sample=i, offset=offset)
+                for i in range(n)
+            ),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., dict[tuple[str, int], Any]]:
+    """Generate requests at once; returns completions by (request id, sample)."""
+
+    def run(rollout: HfRollout, *requests: RolloutRequest) -> dict[tuple[str, int], Any]:
+        async def one(request: RolloutRequest) -> list[Any]:
+            return [completion async for completion in rollout.submit(request)]
+
+        async def every() -> list[list[Any]]:
+            return await asyncio.gather(*(one(request) for request in requests))
+
+        found = [completion for group in asyncio.run(every()) for completion in group]
+        return {(completion.request_id, completion.sample): completion for completion in found}
+
+    return run

@@ -1,0 +1,17 @@
+"""The conformance suite on both decoders."""
+
+from __future__ import annotations
+
+from dovetail_rollout_hf.config import HfRolloutConfig
+from dovetail_rollout_hf.rollout import HfRollout
+from dovetail_sdk.testing.conformance import RolloutConformance
+
+
+class TestLeanDecoder(RolloutConformance):
+    plugin = HfRollout
+    config = HfRolloutConfig(name="hf", decoder="lean")
+
+
+class TestTransformersDecoder(RolloutConformance):
+    plugin = HfRollout
+    config = HfRolloutConfig(name="hf", decoder="transformers")

@@ -1,0 +1,190 @@
+"""Tiny models, batches and engines for the tests of the training engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+from dovetail.batch import Batch, Ragged
+from dovetail.config.builtin import TokenMeanConfig
+from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.engine import Fsdp2Engine
+from dovetail_train_fsdp2.optim import Optimizer
+
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Directory of a tiny Qwen2 with its tokenizer."""
+    return tiny_model_and_tokenizer(
+        tmp_path_factory.mktemp("tiny"), vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64
+    )
+
+
+@pytest.fixture
+def make_engine():
+    """Start engines; close them after the test."""
+    started = []
+
+    def make(
+        path,
+        *,
+        dtype="float32",
+        budget=16384,
+        config=None,
+        transport=None,
+        total_steps=None,
+        **training,
+    ):
+        clip = training.pop("grad_clip", 1.0)
+        context = PluginContext(
+            role=training.pop("role", "actor"),
+            model=ModelSection(
+                path=str(path), dtype=dtype, attn_implementation=training.pop("attention", "sdpa")
+            ),
+            training=TrainingSection(
+                max_tokens_per_micro_batch=budget,
+                grad_clip=clip,
+                optim=OptimSection(**{"lr": 1e-3, **training}),
+            ),
+            total_steps=total_steps,
+            transport=transport,
+            tokenizer=None,
+        )
+        engine = Fsdp2Engine(config or Fsdp2Config(), context)
+        engine.start()
+        started.append(engine)
+        return engine
+
+    yield make
+    for engine in started:
+        engine.close()
+
+
+@pytest.fixture
+def gradients(monkeypatch):
+    """Run one update and return its gradients by name and its metrics; weights stay as they are."""
+
+    def run(engine, batch, objective):
+        seen = {}
+
+        def keep(self):
+            seen.update({n: p.grad.clone() for n, p in self._named.items() if p.grad is not None})
+            self._adamw.zero_grad()
+            return 0.0, 0.0
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Optimizer, "step", keep)
+            metrics = engine.update(batch, objective)
+        return seen, {name: metric.value for name, metric in metrics.items()}
+
+    return run
+
+
+def make_batch(seed=0, groups=3, n=4, *, equal=False, masked=True, temperature=None):
+    """Groups of samples with one prompt each, of mixed lengths, some tokens of some responses masked."""
+    rng = np.random.default_rng(seed)
+    prompts, responses, masks = [], [], []
+    for _ in range(groups):
+        prompt = rng.integers(0, VOCABULARY, 6 if equal else rng.integers(1, 12))
+        for _ in range(n):
+            length = 8 if equal else int(rng.integers(0, 11))
+            prompts.append(prompt)
+            responses.append(rng.integers(0, VOCABULARY, length))
+            masks.append(rng.random(length) < 0.8 if masked else np.ones(length, bool))
+    count = groups * n
+    mask = Ragged.from_list(masks, dtype=bool)
+    column = lambda low, high: mask.with_values(  # noqa: E731
+        rng.uniform(low, high, len(mask.values)).astype(np.float32)
+    )
+    if temperature is None:
+        temperature = rng.uniform(0.5, 1.5, count)
+    return Batch(
+        {
+            "prompt_ids": Ragged.from_list(prompts, dtype=np.int64),
+            "response_ids": Ragged.from_list(responses, dtype=np.int64),
+            "response_mask": mask,
+            "temperature": np.broadcast_to(temperature, count).astype(np.float32),
+            "advantages": rng.normal(size=count).astype(np.float32),
+            "old_log_probs": column(-7, -4),
+            "ref_log_probs": column(-7, -4),
+        }
+    )
+
+
+def make_objective(**spec):
+    """PPO with token mean, and what else the spec names."""
+    from dovetail_algorithms.config import PpoClipConfig
+
+    return ObjectiveSpec(
+        policy_loss=PluginRef(kind="policy_loss", name="ppo_clip", config=PpoClipConfig()),
+        loss_aggregation=PluginRef(
+            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
+        ),
+        **spec,
+    )
+
+
+@pytest.fixture
+def batch():
+    return make_batch()
+
+
+@pytest.fixture
+def new_batch():
+    return make_batch
+
+
+@pytest.fixture
+def objective():
+    """On-policy PPO with a KL penalty and an entropy bonus."""
+    return make_objective(
+        old_log_probs_from_current=True, kl=KlTerm(estimator="k3", coef=0.1), entropy_coef=0.01
+    )
+
+
+@pytest.fixture
+def new_objective():
+    return make_objective
+
+
+@pytest.fixture
+def one_by_one():
+    """The oracle: every sample by itself through transformers, in float64.
+
+    Returns log-probabilities, entropies and sums of squared probabilities as lists of arrays, masked tokens 0.
+    """
+    from transformers import AutoModelForCausalLM
+
+    def score(path, batch):
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float64, attn_implementation="eager"
+        ).eval()
+        scores = {"log_probs": [], "entropies": [], "sum_pi_squared": []}
+        rows = zip(
+            batch["prompt_ids"],
+            batch["response_ids"],
+            batch["response_mask"],
+            batch["temperature"],
+            strict=True,
+        )
+        for prompt, response, mask, temperature in rows:
+            ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(prompt) - 1 : ids.shape[1] - 1]
+            log_pi = (logits / float(temperature)).log_softmax(-1)[: len(response)]
+            chosen = log_pi[torch.arange(len(response)), torch.from_numpy(response)]
+            for name, values in {
+                "log_probs": chosen,
+                "entropies": -(log_pi.exp() * log_pi).sum(-1),
+                "sum_pi_squared": log_pi.exp().square().sum(-1),
+            }.items():
+                scores[name].append(np.where(mask, values.numpy(), 0))
+        return scores
+
+    return score

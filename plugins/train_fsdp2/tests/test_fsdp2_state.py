@@ -1,0 +1,239 @@
+"""What outlives a step: checkpoints, exports, weights sent; and models that can't be loaded."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+from dovetail.config.sections import ModelSection
+from dovetail.dispatch import Mesh
+from dovetail.errors import CheckpointError, ModelError, WeightSyncError
+from dovetail.interfaces import PluginContext
+from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightSender, WeightTransport
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.engine import Fsdp2Engine
+
+
+class Kept(WeightTransport, WeightSender):
+    """A transport that keeps what was sent last."""
+
+    name = "kept"
+    api = ">=1.0,<2"
+
+    def __init__(self):
+        self.sent = None
+
+    def sender(self):
+        return self
+
+    def receiver(self):
+        raise NotImplementedError
+
+    def send(self, manifest, tensors):
+        self.sent = (manifest, dict(tensors))
+
+
+def weights_of(engine):
+    return {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+
+
+def assert_bit_identical(one, other):
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def test_the_update_after_a_load_is_bit_identical(tiny, make_engine, batch, objective, tmp_path):
+    settings = {"schedule": "cosine", "warmup_steps": 2, "total_steps": 6, "budget": 64}
+    engine = make_engine(tiny, **settings)
+    for _ in range(3):
+        engine.update(batch, objective)
+    engine.save(tmp_path / "state")
+    drawn = torch.rand(3)
+    metrics = engine.update(batch, objective)
+    resumed = make_engine(tiny, **settings)
+    resumed.load(tmp_path / "state")
+    assert torch.equal(torch.rand(3), drawn)
+    assert resumed.update(batch, objective) == metrics
+    assert_bit_identical(weights_of(engine), weights_of(resumed))
+
+
+def test_a_state_without_an_optimizer_loads(tiny, make_engine, batch, tmp_path):
+    engine = make_engine(tiny)
+    engine.save(tmp_path)
+    assert not (tmp_path / "optimizer.pt").exists()
+    resumed = make_engine(tiny)
+    resumed.load(tmp_path)
+    assert_bit_identical(weights_of(engine), weights_of(resumed))
+
+
+def test_the_optimizer_state_is_not_executable(tiny, make_engine, batch, objective, tmp_path):
+    engine = make_engine(tiny)
+    engine.update(batch, objective)
+    engine.save(tmp_path)
+    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    assert state["steps"] == 1
+    assert state["moments"].keys() == weights_of(engine).keys()
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny, make_engine, tmp_path):
+    other = tiny_model_and_tokenizer(tmp_path / "other", vocab_size=300, layers=1)
+    make_engine(other).save(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="another model"):
+        make_engine(tiny).load(tmp_path / "state")
+
+
+def test_a_torn_checkpoint_is_named(tiny, make_engine, tmp_path):
+    engine = make_engine(tiny)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        engine.load(tmp_path)
+    engine.save(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="can't be read"):
+        engine.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_is_a_hugging_face_model(tiny, make_engine, batch, objective, tmp_path, dtype):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    engine = make_engine(tiny, dtype=dtype)
+    engine.update(batch, objective)
+    object.__setattr__(engine.context, "tokenizer", AutoTokenizer.from_pretrained(tiny))
+    engine.export(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
+    narrow = {n: p.to(getattr(torch, dtype)) for n, p in weights_of(engine).items()}
+    assert_bit_identical(narrow, dict(model.named_parameters()))
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 300
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_travel_once_each_under_their_hugging_face_names(make_engine, tmp_path, tied):
+    from safetensors import safe_open
+
+    path = tiny_model_and_tokenizer(tmp_path, vocab_size=300, tie_word_embeddings=tied, layers=1)
+    transport = Kept()
+    engine = make_engine(path, dtype="bfloat16", transport=transport)
+    manifest = engine.weight_manifest(3)
+    engine.send_weights(3, manifest)
+    sent_manifest, sent = transport.sent
+    with safe_open(path / "model.safetensors", framework="pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    assert sent.keys() == stored.keys()
+    assert ("lm_head.weight" in sent) == (not tied)
+    assert sent_manifest.version == 3
+    assert [spec.name for spec in manifest.tensors] == list(sent)
+    for spec in manifest.tensors:
+        assert spec == TensorSpec(
+            name=spec.name, shape=tuple(stored[spec.name].shape), dtype="bfloat16"
+        )
+        assert torch.equal(sent[spec.name], stored[spec.name].bfloat16())
+    assert manifest.total_bytes == sum(2 * tensor.numel() for tensor in stored.values())
+
+
+def test_a_manifest_that_does_not_fit_is_refused(tiny, make_engine):
+    engine = make_engine(tiny, transport=Kept())
+    with pytest.raises(WeightSyncError, match="version 2"):
+        engine.send_weights(2, engine.weight_manifest(1))
+    wrong = WeightManifest(version=1, tensors=(TensorSpec(name="w", shape=(1,), dtype="float32"),))
+    transport = engine.context.transport
+    engine.send_weights(1, engine.weight_manifest(1))
+    assert transport.sent is not None
+    with pytest.raises(WeightSyncError, match="'w'"):
+        engine.send_weights(1, wrong)
+
+
+def test_without_a_transport_sending_says_so(tiny, make_engine):
+    engine = make_engine(tiny)
+    with pytest.raises(WeightSyncError, match="no weight transport"):
+        engine.send_weights(1, engine.weight_manifest(1))
+
+
+def test_offloading_does_nothing_on_a_cpu(tiny, make_engine, batch):
+    engine = make_engine(tiny)
+    engine.offload()
+    scored = engine.forward(batch, frozenset({"log_probs"}))
+    engine.onload()
+    assert len(scored) == len(batch)
+
+
+def load(path, **section):
+    engine = Fsdp2Engine(
+        Fsdp2Config(), PluginContext(role="actor", model=ModelSection(path=str(path), **section))
+    )
+    engine.start()
+
+
+def test_models_that_can_not_be_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match="does not exist"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(ModelError, match="no weights"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load(tmp_path)
+    with pytest.raises(ModelError, match="is a file"):
+        load(tmp_path / "config.json")
+
+
+def test_weights_that_are_missing_are_not_made_up(tiny, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tiny / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"lacks 1 weights, such as 'model\.layers\.1\.mlp"):
+        load(tmp_path)
+
+
+def test_a_file_is_no_model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="is a file"):
+        load(tmp_path / "config.json")
+
+
+def test_a_hub_id_that_can_not_be_reached_names_both_readings(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"no directory 'someone/something'(.|\n)*hub id"):
+        load("someone/something")
+
+
+def test_float16_training_is_refused(tiny):
+    with pytest.raises(ModelError, match="bfloat16"):
+        load(tiny, dtype="float16")
+
+
+def test_it_works_through_a_worker_group(tiny, make_engine, batch, objective):
+    from dovetail.config.sections import TrainingSection
+    from dovetail.dispatch.inline import InlineRuntime
+    from dovetail.interfaces import PluginRef, WorkerSpec
+
+    runtime = InlineRuntime(InlineRuntime.Config(), PluginContext())
+    context = PluginContext(
+        role="actor",
+        model=ModelSection(path=str(tiny), dtype="float32"),
+        training=TrainingSection(max_tokens_per_micro_batch=64),
+    )
+    plugin = PluginRef(kind="engine", name="fsdp2", config=Fsdp2Config(name="fsdp2"))
+    group = runtime.worker_group(
+        WorkerSpec(role="actor", plugin=plugin, context=context), Mesh(dp=1)
+    )
+    outputs = frozenset({"log_probs"})
+    direct = make_engine(tiny, budget=64, lr=1e-6)
+    scored = group.forward(batch, outputs).result()["log_probs"]
+    np.testing.assert_array_equal(scored.values, direct.forward(batch, outputs)["log_probs"].values)
+    assert group.update(batch, objective).result() == direct.update(batch, objective)
+    assert group.weight_manifest(1).result() == direct.weight_manifest(1)
+    group.close()

@@ -1,0 +1,229 @@
+"""Updates: exactly one optimizer step, whatever the micro-batches, the order and the layout."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.batch import Batch
+from dovetail.config.sections import OptimSection
+from dovetail.errors import ColumnError, ConfigError, DispatchError, NumericsError
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.optim import learning_rate
+
+
+def assert_same_gradients(one, other, tolerance=2e-6):
+    assert one.keys() == other.keys()
+    for name, grad in one.items():
+        torch.testing.assert_close(grad, other[name], rtol=1e-4, atol=tolerance, msg=name)
+
+
+def assert_same_metrics(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert math.isclose(value, other[name], rel_tol=1e-4, abs_tol=1e-5), name
+
+
+@pytest.mark.parametrize("share", ["always", "never"])
+def test_gradients_are_those_of_every_sample_by_itself(
+    tiny, make_engine, gradients, batch, new_objective, share
+):
+    from transformers import AutoModelForCausalLM
+
+    engine = make_engine(tiny, config=Fsdp2Config(share_prompts=share))
+    objective = new_objective(old_log_probs_from_current=True)
+    found, metrics = gradients(engine, batch, objective)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64).eval()
+    total, tokens = 0.0, int(batch["response_mask"].values.sum())
+    for i in range(len(batch)):
+        prompt, response = batch["prompt_ids"][i], batch["response_ids"][i]
+        ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
+        logits = model(ids).logits[0, len(prompt) - 1 : ids.shape[1] - 1]
+        log_pi = (logits / float(batch["temperature"][i])).log_softmax(-1)[: len(response)]
+        log_probs = log_pi[torch.arange(len(response)), torch.from_numpy(response)]
+        ratio = (log_probs - log_probs.detach()).exp()
+        kept = torch.from_numpy(batch["response_mask"][i].copy())
+        total = total - (ratio * float(batch["advantages"][i]))[kept].sum() / tokens
+    total.backward()
+    expected = {name: p.grad.float() for name, p in model.named_parameters()}
+    assert_same_gradients(found, expected)
+    assert math.isclose(metrics["actor/loss"], total.item(), rel_tol=1e-4, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 33, 64])
+@pytest.mark.parametrize("share", ["always", "never"])
+def test_micro_batches_make_no_difference(
+    tiny, make_engine, gradients, batch, objective, budget, share
+):
+    whole = gradients(make_engine(tiny), batch, objective)
+    cut = gradients(
+        make_engine(tiny, budget=budget, config=Fsdp2Config(share_prompts=share)), batch, objective
+    )
+    assert_same_gradients(whole[0], cut[0])
+    assert_same_metrics(whole[1], cut[1])
+
+
+def test_order_makes_no_difference(tiny, make_engine, gradients, batch, objective):
+    engine = make_engine(tiny, budget=64)
+    order = np.random.default_rng(3).permutation(len(batch))
+    straight, shuffled = (gradients(engine, b, objective) for b in (batch, batch.take(order)))
+    assert_same_gradients(straight[0], shuffled[0])
+    assert_same_metrics(straight[1], shuffled[1])
+
+
+def test_a_batch_twice_over_has_the_same_token_mean(tiny, make_engine, gradients, batch, objective):
+    engine = make_engine(tiny, budget=64)
+    once, twice = (gradients(engine, b, objective) for b in (batch, Batch.concat([batch, batch])))
+    assert_same_gradients(once[0], twice[0])
+    assert_same_metrics(once[1], twice[1])
+
+
+def test_gradient_checkpointing_makes_no_difference(tiny, make_engine, gradients, batch, objective):
+    plain = gradients(make_engine(tiny), batch, objective)
+    recomputed = gradients(
+        make_engine(tiny, config=Fsdp2Config(gradient_checkpointing=True)), batch, objective
+    )
+    assert_same_gradients(plain[0], recomputed[0])
+
+
+def test_a_model_with_dropout_trains_without_it(tmp_path, make_engine, gradients, batch, objective):
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=300, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.9, resid_pdrop=0.9
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    for recompute in (False, True):
+        engine = make_engine(tmp_path, config=Fsdp2Config(gradient_checkpointing=recompute))
+        once, again = (gradients(engine, batch, objective)[0] for _ in range(2))
+        assert all(torch.equal(once[name], again[name]) for name in once)
+
+
+def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients, batch, objective):
+    engine = make_engine(tiny, lr=1e-2, weight_decay=0.1, grad_clip=0.05)
+    grads, _ = gradients(engine, batch, objective)
+    before = {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    metrics = {name: metric.value for name, metric in engine.update(batch, objective).items()}
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
+    assert math.isclose(metrics["actor/grad_norm"], norm, rel_tol=1e-4)
+    assert norm > 0.05
+    assert metrics["actor/lr"] == 1e-2
+    parameters = {name: p.clone().requires_grad_() for name, p in before.items()}
+    reference = torch.optim.AdamW(parameters.values(), lr=1e-2, weight_decay=0.1, eps=1e-8)
+    for name, parameter in parameters.items():
+        parameter.grad = grads[name] * (0.05 / norm)
+    reference.step()
+    for name, parameter in engine._scorer.model.named_parameters():
+        # Where the gradient is hardly more than rounding, the first step of Adam is its mere sign.
+        clear = grads[name].abs() * (0.05 / norm) > 1e-5
+        torch.testing.assert_close(parameter[clear], parameters[name][clear], rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_moves_the_policy_towards_what_was_rewarded(
+    tiny, make_engine, new_batch, new_objective
+):
+    batch = new_batch(temperature=1.0)
+    engine = make_engine(tiny)
+    objective = new_objective(old_log_probs_from_current=True)
+    before = engine.forward(batch, frozenset({"log_probs"}))["log_probs"].sum()
+    for _ in range(5):
+        engine.update(batch, objective)
+    after = engine.forward(batch, frozenset({"log_probs"}))["log_probs"].sum()
+    assert float(np.sum((after - before) * batch["advantages"])) > 0.1
+
+
+def test_bfloat16_gradients_point_the_same_way(tiny, make_engine, gradients, batch, objective):
+    exact, _ = gradients(make_engine(tiny), batch, objective)
+    narrow, _ = gradients(make_engine(tiny, dtype="bfloat16"), batch, objective)
+    flat = lambda grads: torch.cat([grads[name].flatten() for name in sorted(grads)])  # noqa: E731
+    assert torch.nn.functional.cosine_similarity(flat(exact), flat(narrow), dim=0) > 0.99
+    assert {g.dtype for g in narrow.values()} == {torch.float32}
+
+
+def test_a_gradient_that_is_not_finite_is_no_step(tiny, make_engine, batch, objective):
+    engine = make_engine(tiny)
+    engine.update(batch, objective)
+    before = {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    poisoned = batch.with_columns({"advantages": np.full(len(batch), np.nan, np.float32)})
+    with pytest.raises(NumericsError, match="gradient norm of optimizer step 1 is nan"):
+        engine.update(poisoned, objective)
+    assert engine._optimizer.steps == 1
+    for name, parameter in engine._scorer.model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None
+
+
+def test_an_error_half_way_leaves_no_gradient_behind(
+    tiny, make_engine, batch, objective, monkeypatch
+):
+    engine = make_engine(tiny, budget=33)
+    calls, score = [], type(engine._scorer).__call__
+
+    def fail_the_second_time(self, layout, outputs):
+        calls.append(layout)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return score(self, layout, outputs)
+
+    monkeypatch.setattr(type(engine._scorer), "__call__", fail_the_second_time)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.update(batch, objective)
+    assert all(p.grad is None for p in engine._scorer.model.parameters())
+
+
+def test_a_mini_batch_without_tokens_is_still_one_step(tiny, make_engine, batch, objective):
+    engine = make_engine(tiny)
+    mask = batch["response_mask"]
+    empty = batch.with_columns(
+        {"response_mask": mask.with_values(np.zeros(len(mask.values), bool))}
+    )
+    metrics = engine.update(empty, objective)
+    assert engine._optimizer.steps == 1
+    assert metrics["actor/grad_norm"].value == 0
+    assert metrics["actor/loss"].value == 0
+
+
+def test_a_missing_column_is_named(tiny, make_engine, batch, objective):
+    with pytest.raises(ColumnError, match="ref_log_probs"):
+        make_engine(tiny).update(batch.drop(["ref_log_probs"]), objective)
+
+
+def test_before_start_there_is_a_clear_error(batch, tiny, make_engine):
+    engine = make_engine(tiny)
+    engine.close()
+    with pytest.raises(DispatchError, match="no model yet"):
+        engine.forward(batch, frozenset({"log_probs"}))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 0.775, 0.55, 0.325, 0.1]),
+        ("cosine", [0.5, 1.0, 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 0.55,
+                    0.1 + 0.9 * (1 + math.cos(3 * math.pi / 4)) / 2, 0.1]),
+    ],
+)  # fmt: skip
+def test_schedules(schedule, expected):
+    section = OptimSection(lr=1.0, schedule=schedule, warmup_steps=2, min_lr_ratio=0.1)
+    rates = [learning_rate(section, step, 6) for step in range(6)]
+    np.testing.assert_allclose(rates, expected)
+    assert learning_rate(section, 100, 6) == pytest.approx(expected[-1])
+
+
+def test_without_warm_up_the_first_step_has_the_peak_and_the_last_the_minimum():
+    section = OptimSection(lr=2.0, schedule="linear")
+    assert [learning_rate(section, step, 3) for step in range(3)] == [2.0, 1.0, 0.0]
+
+
+def test_a_falling_schedule_must_know_its_end():
+    with pytest.raises(ConfigError, match="how many steps"):
+        learning_rate(OptimSection(schedule="cosine"), 0, None)
+
+
+def test_the_engine_follows_its_schedule(tiny, make_engine, batch, objective):
+    engine = make_engine(tiny, lr=1e-3, schedule="linear", total_steps=3)
+    rates = [engine.update(batch, objective)["actor/lr"].value for _ in range(3)]
+    assert rates == pytest.approx([1e-3, 5e-4, 0.0])
