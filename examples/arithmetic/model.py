@@ -1,4 +1,4 @@
-"""A tokenizer with one token a character, and a Qwen2 with random weights that fits it: both in Hugging Face format.
+"""A Qwen2 tokenizer with one token a character, and a tiny Qwen2 with random weights, both in Hugging Face format.
 
 Usage: `python examples/arithmetic/model.py --out demo/seed_1/base --seed 1`
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unk|>"
+PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-SPECIAL = (PAD, END, UNKNOWN, *ROLES)
-ANSWER = "####"
-"""A token of its own, but no special one: it must survive decoding, since the reward looks for it."""
-CHARACTERS = "0123456789+-*=?.,:() \n"
+HASHES = ("##", "####")
+"""The only tokens of more than one character: the answer's mark is one token, and reached in two merges."""
+CHARACTERS = "".join(map(chr, range(ord("!"), ord("~") + 1))) + "ĠĊ"
+"""ASCII, each character a token; Ġ and Ċ are how byte-level tokenizers write the blank and the end of line."""
 
 # A turn is its role, its text and the end token: <|user|>37+48=?<|end|><|assistant|>
 CHAT_TEMPLATE = (
@@ -30,22 +30,17 @@ WEIGHT_SCALE = 0.06
 twice as many steps to leave the plateau at which training starts."""
 
 
-def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Write the tokenizer; every character is a token, so is `####`, and others become `<|unk|>`."""
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
+def make_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """Write a Qwen2 tokenizer: its rules, which transformers applies to every Qwen2 model, with a vocabulary of our own."""
+    from transformers import Qwen2Tokenizer
 
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL, ANSWER, *CHARACTERS))}
-    backend = Tokenizer(WordLevel(vocabulary, UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{ANSWER}|[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens(list(SPECIAL))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+    tokens = (PAD, END, *ROLES, *HASHES, *CHARACTERS)
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=[("#", "#"), ("##", "##")],
         eos_token=END,
         pad_token=PAD,
-        unk_token=UNKNOWN,
+        unk_token=None,
         additional_special_tokens=list(ROLES),
         clean_up_tokenization_spaces=False,
     )
@@ -54,7 +49,7 @@ def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(directory: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+def make_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
     """Write a Qwen2 of half a million parameters; its vocabulary is exactly the tokenizer's."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -13,13 +13,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PUBLIC = ("batch", "config", "dispatch", "errors", "hooks", "interfaces", "numerics", "telemetry")
-
-__all__ = ["__version__", *_PUBLIC]
+__all__ = [
+    "__version__",
+    "batch",
+    "config",
+    "dispatch",
+    "errors",
+    "hooks",
+    "interfaces",
+    "numerics",
+    "telemetry",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in _PUBLIC:
+    if name in __all__:
         return importlib.import_module(f"dovetail.{name}")
     raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
 

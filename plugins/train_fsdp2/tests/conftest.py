@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 from dovetail.batch import Batch, Ragged
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
 from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
+from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 from dovetail_train_fsdp2.optim import Optimizer

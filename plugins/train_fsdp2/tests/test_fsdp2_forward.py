@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 from dovetail.batch import Ragged
 from dovetail.errors import ColumnError, ConfigError
+from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2 import head
 from dovetail_train_fsdp2.config import Fsdp2Config
 

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 from dovetail.config.sections import ModelSection
 from dovetail.dispatch import Mesh
 from dovetail.errors import CheckpointError, ModelError, WeightSyncError
 from dovetail.interfaces import PluginContext
 from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightSender, WeightTransport
+from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 

@@ -42,7 +42,15 @@ def test_every_written_package_passes_its_own_tests(installed):
     home, site = installed
     suites = [str(path) for path in home.glob("dovetail-my-*/tests")]
     assert len(suites) == len(KINDS)
-    command = (sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider")
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+    )
     printed = run(*command, *suites, cwd=home, PYTHONPATH=str(site))
     assert "passed" in printed
 

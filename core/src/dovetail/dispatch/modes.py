@@ -28,7 +28,7 @@ class OneToAll(DispatchMode):
     ) -> tuple[list[Call | None], Any]:
         return [(args, kwargs)] * mesh.size, None
 
-    def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:  # noqa: ARG002 - the interface's
+    def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
         return None if all(result is None for result in results) else list(results)
 
 
@@ -65,7 +65,7 @@ class RankZero(DispatchMode):
     ) -> tuple[list[Call | None], Any]:
         return [(args, kwargs), *[None] * (mesh.size - 1)], None
 
-    def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:  # noqa: ARG002 - the interface's
+    def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
         return results[0]
 
 

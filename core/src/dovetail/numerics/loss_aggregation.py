@@ -43,7 +43,7 @@ class _SumOverTokens(LossAggregation):
         self,
         losses_T: Tensor,
         mask_T: Tensor,
-        offsets_N1: Tensor,  # noqa: ARG002 - sequences make no difference to a sum over all tokens
+        offsets_N1: Tensor,
     ) -> Tensor:
         return losses_T.masked_fill(~mask_T, 0).sum()
 
@@ -65,7 +65,7 @@ class TokenSum(_SumOverTokens):
     Config = TokenSumConfig
     constant = True
 
-    def denominator(self, response_mask: Ragged) -> float:  # noqa: ARG002 - constant
+    def denominator(self, response_mask: Ragged) -> float:
         return 1.0
 
 
