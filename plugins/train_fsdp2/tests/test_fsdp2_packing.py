@@ -1,6 +1,7 @@
 """Cutting into micro-batches: every sample once, within the budget, prompts shared where that saves work."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,16 @@ def test_auto_shares_only_where_it_saves_work():
     alone = batch_of([(0, [True] * 8), (1, [True] * 8), (2, [True] * 8)])
     assert not cut(alone, 1000, "auto")[0].shared
     assert cut(alone, 1000, "always")[0].shared
+
+
+@pytest.mark.parametrize(
+    ("length", "device", "shared"),
+    [(40, "cpu", False), (20, "cpu", True), (20, "cuda", False), (5, "cuda", True)],
+)
+def test_auto_weighs_what_sharing_costs_on_the_device(length, device, shared):
+    # Of 4 · (7 + length − 1) tokens, 7 + 4 · (length − 1) are left: 89%, 80% and 52%.
+    batch = batch_of([(2, [True] * length)] * 4)
+    assert cut(batch, 1000, "auto", device)[0].shared is shared
 
 
 def test_micro_batches_are_balanced_and_of_similar_lengths():

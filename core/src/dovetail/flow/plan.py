@@ -172,7 +172,7 @@ def _chosen(config: RunConfig) -> dict[str, _Chosen]:
 
 
 def _check_group_size(config: RunConfig, estimator: _Chosen) -> None:
-    least = estimator.cls.min_group_size(estimator.config)  # type: ignore[attr-defined]
+    least = estimator.cls.min_group_size(estimator.config)
     if config.rollout.n < least:
         raise PlanError(
             f"{estimator.title} compares the samples of one prompt and needs at least {least} of "

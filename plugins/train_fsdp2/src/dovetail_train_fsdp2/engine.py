@@ -22,7 +22,7 @@ from dovetail_train_fsdp2.config import Fsdp2Config, Share
 from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.model import load_model, use_gradient_checkpointing
 from dovetail_train_fsdp2.optim import Optimizer
-from dovetail_train_fsdp2.packing import READS, check_columns, cut, lay_out
+from dovetail_train_fsdp2.packing import READS, Cut, check_columns, cut, lay_out
 from dovetail_train_fsdp2.weights import manifest_of, wire_tensors
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Fsdp2Engine(TrainEngine):
         mask = batch["response_mask"]
         columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
         with torch.no_grad():
-            for part in cut(batch, self._budget, self._share):
+            for part in self._cut(batch):
                 micro_batch = batch.take(part.rows_B)
                 scores = scorer(lay_out(micro_batch, shared=part.shared), frozenset(outputs))
                 places = _token_places(mask.offsets, part.rows_B)
@@ -109,7 +109,7 @@ class Fsdp2Engine(TrainEngine):
         optimizer = self._made_optimizer()
         parts: list[Mapping[str, Metric]] = []
         try:
-            for part in cut(mini_batch, self._budget, self._share):
+            for part in self._cut(mini_batch):
                 micro_batch = mini_batch.take(part.rows_B)
                 scores = scorer(lay_out(micro_batch, shared=part.shared), goal.outputs)
                 term = goal(scores, micro_batch, denominators)
@@ -176,14 +176,11 @@ class Fsdp2Engine(TrainEngine):
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
 
-    @property
-    def _budget(self) -> int:
-        return self._training.max_tokens_per_micro_batch
-
-    @property
-    def _share(self) -> Share:
-        wanted: Share = self.config.share_prompts
-        return wanted if self._started().can_share_prompts else "never"
+    def _cut(self, batch: Batch) -> list[Cut]:
+        scorer = self._started()
+        share: Share = self.config.share_prompts if scorer.can_share_prompts else "never"
+        budget = self._training.max_tokens_per_micro_batch
+        return cut(batch, budget, share, scorer.device.type)
 
     def _made_optimizer(self) -> Optimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""

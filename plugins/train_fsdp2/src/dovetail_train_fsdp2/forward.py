@@ -138,9 +138,9 @@ class Scorer:
         """Through the model's own output: for architectures that do more than one matrix product there."""
         with self._autocast():
             output = self.model(input_ids=self._tensor(layout.ids_BL), use_cache=False)
-        logits_RV = _flat(output.logits).index_select(0, source_R).float()
+        logits_RV = _flat(output.logits).index_select(0, source_R)
         if temperature_R is not None:
-            logits_RV = logits_RV / temperature_R[:, None]
+            logits_RV = logits_RV.float() / temperature_R[:, None]
         return scores_of_logits(logits_RV, targets_R, outputs)
 
     def _autocast(self) -> AbstractContextManager[Any]:

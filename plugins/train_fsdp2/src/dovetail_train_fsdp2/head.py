@@ -3,8 +3,8 @@
 Logits are made a chunk of rows at a time. The backward pass makes them again, unless all of them together are small.
 With z = logits / temperature and p = softmax(z), for the token y:
 
-    log p_y = z_y − logsumexp(z)          d log p_y / dz = 1_y − p
-    H       = logsumexp(z) − Σ p z        dH / dz        = −p (log p + H)
+    log p_y                      d log p_y / dz = 1_y − p
+    H = −Σ p log p               dH / dz        = −p (log p + H)
 
 Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = {"cpu": 2**19}
 """Logits of one chunk: on a CPU as many as its cache likes."""
-CHUNK_ELEMENTS_ELSEWHERE = 2**27
+CHUNK_ELEMENTS_ELSEWHERE = 2**28
+"""On accelerators few chunks (1 GiB of float32 each): every chunk adds to the whole weight gradient once."""
 CHUNK_ROWS_AT_LEAST = 64
 KEPT_ELEMENTS = 2**24
 """Up to so many logits of a micro-batch (64 MiB) are kept for the backward pass."""
@@ -48,7 +49,7 @@ def score_tokens(
     Returns:
         float32 [R] each, in nats.
     """
-    if torch.is_grad_enabled() and hidden_RH.requires_grad:
+    if torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad):
         log_probs_R, entropies_R = _Scores.apply(  # type: ignore[no-untyped-call]
             hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype, "entropies" in outputs
         )
@@ -69,20 +70,20 @@ def scores_of_logits(
     """Score tokens under logits that are divided by the temperature already; carries the gradient.
 
     Args:
-        logits_CV: float32 [C, V].
+        logits_CV: float [C, V].
         targets_C: int64 [C].
         outputs: as in `score_tokens`.
     """
-    log_sum_C = logits_CV.logsumexp(-1)
+    log_pi_CV = logits_CV.log_softmax(-1, dtype=torch.float32)
     scores: dict[str, Tensor] = {}
     if "log_probs" in outputs:
-        scores["log_probs"] = logits_CV.gather(-1, targets_C[:, None])[:, 0] - log_sum_C
+        scores["log_probs"] = log_pi_CV.gather(-1, targets_C[:, None])[:, 0]
     if outputs & {"entropies", "sum_pi_squared"}:
-        pi_CV = (logits_CV - log_sum_C[:, None]).exp()
+        pi_CV = log_pi_CV.exp()
         if "entropies" in outputs:
-            scores["entropies"] = log_sum_C - (pi_CV * logits_CV).sum(-1)
+            scores["entropies"] = -torch.linalg.vecdot(pi_CV, log_pi_CV)
         if "sum_pi_squared" in outputs:
-            scores["sum_pi_squared"] = pi_CV.square().sum(-1)
+            scores["sum_pi_squared"] = torch.linalg.vecdot(pi_CV, pi_CV)
     return scores
 
 
@@ -109,14 +110,14 @@ class _Layer:
         return [slice(i, i + self.step) for i in range(0, len(self.hidden_RH), self.step)]
 
     def logits(self, rows: slice) -> Tensor:
-        """float32 [C, V]: logits / temperature."""
+        """[C, V]: logits / temperature, float32 where anything but the matrix product went into them."""
         # Autocast would choose a dtype of its own.
         with torch.autocast(self.hidden_RH.device.type, enabled=False):
-            logits_CV = (self.hidden_RH[rows] @ self.weight_VH.t()).float()
+            logits_CV = self.hidden_RH[rows] @ self.weight_VH.t()
         if self.bias_V is not None:
-            logits_CV += self.bias_V
+            logits_CV = logits_CV.float().add_(self.bias_V)
         if self.temperature_R is not None:
-            logits_CV /= self.temperature_R[rows, None]
+            logits_CV = logits_CV.float().div_(self.temperature_R[rows, None])
         return logits_CV
 
 
@@ -137,23 +138,20 @@ class _Scores(torch.autograd.Function):
         layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
         keep = hidden_RH.shape[0] * weight_VH.shape[0] <= KEPT_ELEMENTS
         log_probs_R = hidden_RH.new_empty(len(targets_R), dtype=torch.float32)
-        log_sum_R, entropies_R = torch.empty_like(log_probs_R), torch.zeros_like(log_probs_R)
-        kept: list[tuple[Tensor, Tensor]] = []
+        entropies_R = torch.zeros_like(log_probs_R)
+        kept: list[Tensor] = []
         for rows in layer.chunks():
-            logits_CV = layer.logits(rows)
-            picked_C = logits_CV.gather(-1, targets_R[rows, None])[:, 0]
-            largest_C1 = logits_CV.amax(-1, keepdim=True)
-            weights_CV = (logits_CV - largest_C1).exp_()
-            sum_C = weights_CV.sum(-1)
-            log_sum_R[rows] = log_sum_C = sum_C.log() + largest_C1[:, 0]
-            log_probs_R[rows] = picked_C - log_sum_C
+            log_pi_CV = layer.logits(rows).log_softmax(-1, dtype=torch.float32)
+            log_probs_R[rows] = log_pi_CV.gather(-1, targets_R[rows, None])[:, 0]
             if with_entropies:
-                expected_C = logits_CV.mul_(weights_CV).sum(-1) / sum_C
-                entropies_R[rows] = log_sum_C - expected_C
-            if keep:
-                kept.append((weights_CV, sum_C))
+                pi_CV = log_pi_CV.exp()
+                entropies_R[rows] = -torch.linalg.vecdot(pi_CV, log_pi_CV)
+                if keep:
+                    kept.append(pi_CV)
+            elif keep:
+                kept.append(log_pi_CV.exp_())
         ctx.layer, ctx.kept = layer, kept
-        ctx.save_for_backward(targets_R, log_sum_R, entropies_R)
+        ctx.save_for_backward(targets_R, entropies_R)
         ctx.set_materialize_grads(False)
         return log_probs_R, entropies_R
 
@@ -161,7 +159,7 @@ class _Scores(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_probs_R: Tensor | None, grad_entropies_R: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        targets_R, log_sum_R, entropies_R = ctx.saved_tensors
+        targets_R, entropies_R = ctx.saved_tensors
         layer, kept = ctx.layer, ctx.kept
         ctx.kept = []  # Overwritten below: a second backward pass makes the logits again.
         dtype = layer.weight_VH.dtype
@@ -169,21 +167,20 @@ class _Scores(torch.autograd.Function):
         grad_weight_VH = torch.zeros_like(layer.weight_VH, dtype=torch.float32)
         grad_bias_V = None if layer.bias_V is None else torch.zeros_like(layer.bias_V)
         if grad_log_probs_R is None:
-            grad_log_probs_R = torch.zeros_like(log_sum_R)
+            grad_log_probs_R = torch.zeros_like(entropies_R)
         for number, rows in enumerate(layer.chunks()):
             given_C, targets_C = grad_log_probs_R[rows], targets_R[rows]
-            if kept and grad_entropies_R is None:
-                weights_CV, sum_C = kept[number]
-                grad_CV = weights_CV.mul_((-given_C / sum_C)[:, None])
+            if grad_entropies_R is not None:
+                grad_CV = layer.logits(rows).log_softmax(-1, dtype=torch.float32)
+                pi_CV = grad_CV.exp()
+                # p (−g − h (log p + H)): both outputs' gradients share the factor p.
+                grad_CV.add_(entropies_R[rows, None]).mul_(-grad_entropies_R[rows, None])
+                grad_CV.sub_(given_C[:, None]).mul_(pi_CV)
             else:
-                grad_CV = layer.logits(rows).sub_(log_sum_R[rows, None])
-                if grad_entropies_R is None:
-                    grad_CV.exp_().mul_(-given_C[:, None])
-                else:
-                    pi_CV = grad_CV.exp()
-                    # p (−g − h (log p + H)): both outputs' gradients share the factor p.
-                    grad_CV.add_(entropies_R[rows, None]).mul_(-grad_entropies_R[rows, None])
-                    grad_CV.sub_(given_C[:, None]).mul_(pi_CV)
+                grad_CV = (
+                    kept[number] if kept else layer.logits(rows).softmax(-1, dtype=torch.float32)
+                )
+                grad_CV.mul_(-given_C[:, None])
             _add_at(grad_CV, targets_C, given_C)
             if layer.temperature_R is not None:
                 grad_CV /= layer.temperature_R[rows, None]

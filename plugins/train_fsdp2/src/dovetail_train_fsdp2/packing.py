@@ -17,8 +17,10 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail_train_fsdp2.config import Share
 
-WORTHWHILE = 0.85
+WORTHWHILE = {"cpu": 0.85}
 """`auto` shares prompts where that leaves at most this part of the padded tokens: it costs a second forward pass."""
+WORTHWHILE_ELSEWHERE = 0.7
+"""On accelerators it also costs the fastest attention, which takes no mask; they break even near here."""
 READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
 
 
@@ -81,13 +83,14 @@ def check_columns(batch: Batch) -> None:
         )
 
 
-def cut(batch: Batch, budget: int, share: Share) -> list[Cut]:
+def cut(batch: Batch, budget: int, share: Share, device: str = "cpu") -> list[Cut]:
     """Cut a batch into micro-batches of similar lengths and balanced cost, each within the budget.
 
     Args:
         batch: with the columns in `READS`.
         budget: padded tokens of one micro-batch; a sample that alone exceeds it gets one to itself.
         share: whether to compute prompts once; see `Fsdp2Config.share_prompts`.
+        device: type of the device that will compute: `auto` weighs its costs.
 
     Returns:
         Every sample in exactly one micro-batch; one micro-batch at least.
@@ -101,7 +104,8 @@ def cut(batch: Batch, budget: int, share: Share) -> list[Cut]:
         prompt_N = _distinct(batch["prompt_ids"])
         in_common = _shared_parts(active, prompt_N, prompts_N, scored_N - 1, budget)
         before, after = sum(p.cost for p in plain), sum(p.cost for p in in_common)
-        if share == "always" or after <= WORTHWHILE * before:
+        worthwhile = WORTHWHILE.get(device, WORTHWHILE_ELSEWHERE)
+        if share == "always" or after <= worthwhile * before:
             parts, shared = in_common, True
     rows = [np.array(part.rows, np.int64) for part in parts] or [np.empty(0, np.int64)]
     # What has nothing to score costs nothing, but the caller counts on every sample.
