@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_sdk.testing.conformance import RolloutConformance
@@ -15,3 +18,15 @@ class TestLeanDecoder(RolloutConformance):
 class TestTransformersDecoder(RolloutConformance):
     plugin = HfRollout
     config = HfRolloutConfig(name="hf", decoder="transformers")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
+class TestLeanDecoderOnAccelerator(TestLeanDecoder):
+    device = "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
+class TestTransformersDecoderOnAccelerator(TestTransformersDecoder):
+    device = "cuda"

@@ -351,6 +351,22 @@ def test_closing_tells_those_who_wait_and_ends_the_thread(start, request_of) -> 
         asyncio.run(anext(rollout.submit(request_of(0))))
 
 
+def test_closing_between_handing_over_and_starting_leaves_nobody_waiting(start, request_of) -> None:
+    rollout = start()
+
+    async def run():
+        async def one():
+            return [c async for c in rollout.submit(request_of(0))]
+
+        task = asyncio.create_task(one())
+        pausing = asyncio.create_task(rollout.pause())
+        await asyncio.sleep(0)
+        rollout.close()
+        return await asyncio.wait_for(asyncio.gather(task, pausing, return_exceptions=True), 5)
+
+    assert isinstance(asyncio.run(run())[0], RolloutError)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,12 +10,22 @@ from dovetail.batch import Batch, Ragged
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
 from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
+from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
+from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.optim import Optimizer
 
 VOCABULARY = 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shapes():
+    """Shapes that a Scorer and a loss state, checked in every test; jaxtyping's import hook checks the head."""
+    with checked(LossInputs, TokenLosses, Scorer):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,8 @@ class RolloutConformance(PluginConformance):
 
     kind = "rollout"
     plugin: ClassVar[type[BaseRollout]]
+    device: ClassVar[str] = "cpu"
+    """The torch device of the plugin; the reference runs on the CPU."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of log-probabilities, in nats, from the reference in float32."""
 
@@ -63,6 +65,7 @@ class RolloutConformance(PluginConformance):
         engine: BaseRollout = self.make(
             seed=1,
             role="rollout",
+            device=self.device,
             model=ModelSection(path=str(model_directory), dtype="float32"),
             tokenizer=AutoTokenizer.from_pretrained(str(model_directory)),
             transport=transport,

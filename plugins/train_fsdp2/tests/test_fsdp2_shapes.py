@@ -1,0 +1,48 @@
+"""Shape annotations of the head and the scorer: what contradicts them is refused in tests."""
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from dovetail_train_fsdp2 import forward
+from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
+from dovetail_train_fsdp2.packing import lay_out
+
+LOG_PROBS = frozenset({"log_probs"})
+
+
+def score(**changes):
+    given = {
+        "hidden_RH": torch.zeros(3, 4),
+        "weight_VH": torch.zeros(5, 4),
+        "bias_V": torch.zeros(5),
+        "targets_R": torch.zeros(3, dtype=torch.int64),
+        "temperature_R": torch.ones(3),
+    }
+    return score_tokens(**{**given, **changes}, outputs=LOG_PROBS, dtype=torch.float32)
+
+
+# Both would run: by broadcasting, or because nothing looks.
+@pytest.mark.parametrize(
+    "wrong", [{"bias_V": torch.zeros(1)}, {"temperature_R": torch.ones(1).double()}], ids=str
+)
+def test_the_head_refuses_a_wrong_shape_or_dtype(wrong):
+    assert score()["log_probs"].shape == (3,)
+    with pytest.raises(TypeCheckError):
+        score(**wrong)
+
+
+def test_every_logit_row_has_one_target():
+    targets_C = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(TypeCheckError):
+        scores_of_logits(torch.zeros(3, 5), targets_C, LOG_PROBS)
+
+
+def test_the_scorer_may_only_return_one_score_a_token(tiny, make_engine, new_batch, monkeypatch):
+    scorer = make_engine(tiny)._scorer
+    batch = new_batch(masked=False)
+    layout = lay_out(batch, shared=False)
+    assert scorer(layout, LOG_PROBS)["log_probs"].shape == (layout.tokens,)
+    monkeypatch.setattr(forward, "score_tokens", lambda *_, **__: {"log_probs": torch.zeros(1, 1)})
+    with pytest.raises(TypeCheckError):
+        scorer(layout, LOG_PROBS)

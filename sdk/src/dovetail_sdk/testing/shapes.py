@@ -1,0 +1,60 @@
+"""Shape annotations checked at run time, for classes whose modules import torch and jaxtyping for type checkers only.
+
+jaxtyping's import hook (`--jaxtyping-packages` of its pytest plugin) checks every function of a module, but needs the
+names in its annotations to be there at run time. Modules that stay light can't have them: their classes are
+checked by `checked` instead, which makes those imports after all. Needs `beartype`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any, get_type_hints
+
+import pytest
+from beartype import beartype
+from jaxtyping import jaxtyped
+
+
+@contextmanager
+def checked(*classes: type) -> Iterator[None]:
+    """Check calls of the classes' constructors, methods and properties while the context lasts.
+
+    Every call is a scope of its own: an axis that several of its arguments name must have one size. An attrs
+    class has its fields checked against each other that way, each time one is made.
+
+    Raises:
+        jaxtyping.TypeCheckError: by a call whose arguments or result are not what its annotations say.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for cls in classes:
+            names = _names(sys.modules[cls.__module__])
+            for name, member in list(vars(cls).items()):
+                function = _function(member)
+                if function is not None and function.__annotations__:
+                    # The decorator reads them from the function, where they are still strings.
+                    patch.setattr(function, "__annotations__", get_type_hints(function, names))
+                    patch.setattr(cls, name, jaxtyped(member, typechecker=beartype))
+        yield
+
+
+def _function(member: object) -> FunctionType | None:
+    if isinstance(member, classmethod | staticmethod):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    return member if isinstance(member, FunctionType) else None
+
+
+def _names(module: ModuleType) -> dict[str, Any]:
+    """The module's names, with those that it imports for type checkers only."""
+    names = dict(vars(module))
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            imports = compile(ast.Module(node.body, []), str(module.__file__), "exec")
+            exec(imports, names)  # noqa: S102 - the module's own import statements
+    return names
