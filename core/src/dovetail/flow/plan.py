@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -172,7 +173,8 @@ def _chosen(config: RunConfig) -> dict[str, _Chosen]:
 
 
 def _check_group_size(config: RunConfig, estimator: _Chosen) -> None:
-    least = estimator.cls.min_group_size(estimator.config)
+    cls: Any = estimator.cls
+    least = cls.min_group_size(estimator.config)
     if config.rollout.n < least:
         raise PlanError(
             f"{estimator.title} compares the samples of one prompt and needs at least {least} of "

@@ -12,6 +12,8 @@ import numpy as np
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
+    from jaxtyping import Float32, Float64, Int64, Real, Shaped
+
     from dovetail.batch import Batch, Ragged
 
 ADVANTAGE_API = "1.0"
@@ -26,37 +28,38 @@ class Groups:
         count: number of groups.
     """
 
-    index_N: np.ndarray
+    index_N: Int64[np.ndarray, "N"]
     count: int
 
     @classmethod
-    def of(cls, ids_N: np.ndarray) -> Groups:
+    def of(cls, ids_N: Shaped[np.ndarray, "N"]) -> Groups:
         """Number the groups of arbitrary ids densely, in order of first appearance."""
         _, first, inverse = np.unique(ids_N, return_index=True, return_inverse=True)
         order = np.argsort(np.argsort(first))
         return cls(order[inverse].astype(np.int64), len(first))
 
     @property
-    def sizes_G(self) -> np.ndarray:
+    def sizes_G(self) -> Int64[np.ndarray, "G"]:
         """int64 [G]: samples in each group."""
         return np.bincount(self.index_N, minlength=self.count)
 
-    def sum_G(self, values_N: np.ndarray) -> np.ndarray:
+    def sum_G(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "G"]:
         """float64 [G]: sum of the values of each group."""
         return np.bincount(self.index_N, weights=values_N, minlength=self.count)
 
-    def mean_N(self, values_N: np.ndarray) -> np.ndarray:
+    def mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """float64 [N]: for each sample, the mean of its group."""
-        means_G: np.ndarray = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
-        return means_G[self.index_N]
+        means_G = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
+        means_N: np.ndarray = means_G[self.index_N]
+        return means_N
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Advantages:
     """What an estimator returns: float32 [N] at sample level, a ragged float32 column at token level."""
 
-    advantages: np.ndarray | Ragged
-    returns: np.ndarray | Ragged | None = None
+    advantages: Float32[np.ndarray, "N"] | Ragged
+    returns: Float32[np.ndarray, "N"] | Ragged | None = None
     """Targets of a value function, where there is one."""
     metrics: Mapping[str, float] = attrs.field(factory=dict)
     """Further figures to log, such as counted groups of one."""

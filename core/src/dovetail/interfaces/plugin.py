@@ -6,7 +6,7 @@ import logging
 from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dovetail.dispatch.mesh import Mesh
 
 
+@runtime_checkable
 class Reduction(Protocol):
     """Sums over the data-parallel ranks that share a batch; the identity in one process."""
 

@@ -11,6 +11,7 @@ import attrs
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
     from dovetail.batch import Ragged
@@ -32,13 +33,13 @@ class LossInputs:
             (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`.
     """
 
-    log_probs_T: Tensor
-    mask_T: Tensor
-    offsets_N1: Tensor
-    columns: Mapping[str, Tensor]
+    log_probs_T: Float[Tensor, "T"]
+    mask_T: Bool[Tensor, "T"]
+    offsets_N1: Int64[Tensor, "N1"]
+    columns: Mapping[str, Float[Tensor, "T"]]
 
     @property
-    def sample_T(self) -> Tensor:
+    def sample_T(self) -> Int64[Tensor, "T"]:
         """int64 [T]: which sample each token belongs to."""
         lengths_N = self.offsets_N1.diff()
         index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
@@ -49,7 +50,7 @@ class LossInputs:
 class TokenLosses:
     """float32 [T] losses (what is masked is ignored), and metrics that merge over micro-batches and ranks."""
 
-    losses_T: Tensor
+    losses_T: Float[Tensor, "T"]
     metrics: Mapping[str, Metric] = attrs.field(factory=dict)
 
 
@@ -78,5 +79,10 @@ class LossAggregation(Plugin):
         """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant."""
 
     @abstractmethod
-    def total(self, losses_T: Tensor, mask_T: Tensor, offsets_N1: Tensor) -> Tensor:
+    def total(
+        self,
+        losses_T: Float[Tensor, "T"],
+        mask_T: Bool[Tensor, "T"],
+        offsets_N1: Int64[Tensor, "N1"],
+    ) -> Float[Tensor, ""]:
         """float32 []: the sum over these samples, not yet divided by the denominator."""

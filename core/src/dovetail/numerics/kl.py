@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypeAlias
 
+from jaxtyping import Float
 from torch import Tensor
 
 from dovetail.errors import ConfigError, nearest
@@ -25,37 +27,39 @@ LOG_RATIO_BOUND = 20.0
 K3_BOUND = 10.0
 """k3 itself stays within ± this."""
 
+Estimator: TypeAlias = Callable[[Float[Tensor, "T"]], Float[Tensor, "T"]]
 
-def k1(difference_T: Tensor) -> Tensor:
+
+def k1(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
     """The difference itself, float32 [T]."""
     return difference_T
 
 
-def absolute(difference_T: Tensor) -> Tensor:
+def absolute(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
     """|d|, float32 [T]."""
     return difference_T.abs()
 
 
-def k2(difference_T: Tensor) -> Tensor:
+def k2(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
     """½ d², float32 [T]."""
     return 0.5 * difference_T.square()
 
 
-def k3(difference_T: Tensor) -> Tensor:
+def k3(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
     """exp(−d) + d − 1 with d within ±20 and the result within ±10, float32 [T]."""
     bounded_T = difference_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return ((-bounded_T).expm1() + bounded_T).clamp(-K3_BOUND, K3_BOUND)
 
 
-def _straight_through(value: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def estimator(difference_T: Tensor) -> Tensor:
+def _straight_through(value: Estimator) -> Estimator:
+    def estimator(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
         gradient_T = k2(difference_T)
         return gradient_T + (value(difference_T) - gradient_T).detach()
 
     return estimator
 
 
-ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
     {
         "k1": k1,
         "abs": absolute,
@@ -68,7 +72,9 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 """By name: a function of d = log_probs − ref_log_probs, float32 [T], to the estimate, float32 [T]."""
 
 
-def estimate_kl(estimator: str, log_probs_T: Tensor, ref_log_probs_T: Tensor) -> Tensor:
+def estimate_kl(
+    estimator: str, log_probs_T: Float[Tensor, "T"], ref_log_probs_T: Float[Tensor, "T"]
+) -> Float[Tensor, "T"]:
     """Estimate the KL divergence to the reference policy at each token.
 
     Args:

@@ -8,6 +8,7 @@ Legend: N samples, T tokens.
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from dovetail.batch import Ragged
@@ -21,7 +22,9 @@ from dovetail.config.builtin import (
 from dovetail.interfaces.policy_loss import LossAggregation
 
 
-def sum_by_sample(values_T: Tensor, offsets_N1: Tensor) -> Tensor:
+def sum_by_sample(
+    values_T: Float[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
+) -> Float[Tensor, "N1-1"]:
     """Sum of each sample's values, of the values' dtype, [N]; 0 for a sample without tokens."""
     lengths_N = offsets_N1.diff()
     index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
@@ -41,10 +44,10 @@ class _SumOverTokens(LossAggregation):
 
     def total(
         self,
-        losses_T: Tensor,
-        mask_T: Tensor,
-        offsets_N1: Tensor,
-    ) -> Tensor:
+        losses_T: Float[Tensor, "T"],
+        mask_T: Bool[Tensor, "T"],
+        offsets_N1: Int64[Tensor, "N1"],
+    ) -> Float[Tensor, ""]:
         return losses_T.masked_fill(~mask_T, 0).sum()
 
 
@@ -90,7 +93,12 @@ class SeqMeanTokenMean(LossAggregation):
     def denominator(self, response_mask: Ragged) -> float:
         return _sequences(response_mask)
 
-    def total(self, losses_T: Tensor, mask_T: Tensor, offsets_N1: Tensor) -> Tensor:
+    def total(
+        self,
+        losses_T: Float[Tensor, "T"],
+        mask_T: Bool[Tensor, "T"],
+        offsets_N1: Int64[Tensor, "N1"],
+    ) -> Float[Tensor, ""]:
         sums_N = sum_by_sample(losses_T.masked_fill(~mask_T, 0), offsets_N1)
         counts_N = sum_by_sample(mask_T.to(losses_T.dtype), offsets_N1)
         return (sums_N / counts_N.clamp(min=1)).sum()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+from jaxtyping import Bool, Float32, Real
 
 from dovetail.interfaces.plugin import LocalReduction, Reduction
 
@@ -28,7 +29,9 @@ class Moments:
 
 
 def masked_moments(
-    values_T: np.ndarray, mask_T: np.ndarray, reduction: Reduction | None = None
+    values_T: Real[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    reduction: Reduction | None = None,
 ) -> Moments:
     """Mean and variance of the values that the mask selects, in float64.
 
@@ -50,26 +53,30 @@ def masked_moments(
 
 
 def masked_mean(
-    values_T: np.ndarray, mask_T: np.ndarray, reduction: Reduction | None = None
+    values_T: Real[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    reduction: Reduction | None = None,
 ) -> float:
     """Mean of the values that the mask selects; 0 where it selects none. Arguments as in `masked_moments`."""
     return masked_moments(values_T, mask_T, reduction).mean
 
 
 def masked_var(
-    values_T: np.ndarray, mask_T: np.ndarray, reduction: Reduction | None = None
+    values_T: Real[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    reduction: Reduction | None = None,
 ) -> float:
     """Unbiased variance of the values that the mask selects; 0 for fewer than two. Arguments as in `masked_moments`."""
     return masked_moments(values_T, mask_T, reduction).var
 
 
 def whiten(
-    values_T: np.ndarray,
-    mask_T: np.ndarray,
+    values_T: Real[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
     reduction: Reduction | None = None,
     *,
     shift_mean: bool = True,
-) -> np.ndarray:
+) -> Float32[np.ndarray, "T"]:
     """(x − mean) / √(variance + 1e-8) over what the mask selects.
 
     Args:

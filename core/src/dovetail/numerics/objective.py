@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import attrs
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dovetail.batch import Batch, Ragged
@@ -23,14 +24,11 @@ from dovetail.errors import ColumnError
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.plugin import LocalReduction, PluginContext, Reduction
 from dovetail.interfaces.policy_loss import LossAggregation, LossInputs, PolicyLoss
+from dovetail.interfaces.runtime import PluginRef
 from dovetail.numerics.deferred import mean_metric
 from dovetail.numerics.kl import estimate_kl
 from dovetail.plugins.load import make
-from dovetail.telemetry.metrics import Mean
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.telemetry.metrics import Metric
+from dovetail.telemetry.metrics import Mean, Metric
 
 KEPT = 32
 """Plugins kept for later objectives: a KL weight that moves makes a new spec every step."""
@@ -45,7 +43,7 @@ class ObjectiveTerm:
         metrics: figures that may still be tensors; `dovetail.numerics.resolve_metrics` fetches and merges them.
     """
 
-    loss: Tensor
+    loss: Float[Tensor, ""]
     metrics: Mapping[str, Metric]
 
 
@@ -95,7 +93,7 @@ class Objective:
 
     def __call__(
         self,
-        outputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Float[Tensor, "T"]],
         micro_batch: Batch,
         denominators: Mapping[str, float],
     ) -> ObjectiveTerm:
@@ -116,7 +114,7 @@ class Objective:
         offsets_N1 = _on(mask.offsets, log_probs_T)
         tokens = mask_T.sum()
 
-        def aggregate(losses_T: Tensor) -> Tensor:
+        def aggregate(losses_T: Float[Tensor, "T"]) -> Float[Tensor, ""]:
             total = self._aggregation.total(losses_T, mask_T, offsets_N1)
             return total / (denominators["loss"] or 1.0)
 
@@ -152,7 +150,9 @@ class Objective:
     def _name(self) -> str:
         return self.spec.policy_loss.name
 
-    def _columns(self, batch: Batch, mask: Ragged, log_probs_T: Tensor) -> dict[str, Tensor]:
+    def _columns(
+        self, batch: Batch, mask: Ragged, log_probs_T: Float[Tensor, "T"]
+    ) -> dict[str, Float[Tensor, "T"]]:
         from_current = (
             {"old_log_probs"} & self._loss_columns
             if self.spec.old_log_probs_from_current
@@ -192,11 +192,13 @@ def _plugin(ref: PluginRef) -> object:
     return _kept_plugin(ref)
 
 
-def _share(loss: Tensor, weight: float) -> Mean:
+def _share(loss: Float[Tensor, ""], weight: float) -> Mean:
     return Mean(cast("float", loss.detach()), weight)
 
 
-def _token_column(batch: Batch, name: str, mask: Ragged, like: Tensor) -> Tensor:
+def _token_column(
+    batch: Batch, name: str, mask: Ragged, like: Float[Tensor, "T"]
+) -> Float[Tensor, "T"]:
     """A column as float32 [T] on the device of `like`; a sample-level one is repeated over its tokens."""
     values = batch[name]
     if isinstance(values, Ragged):
@@ -214,6 +216,6 @@ def _token_column(batch: Batch, name: str, mask: Ragged, like: Tensor) -> Tensor
     return _on(np.repeat(values, mask.lengths), like).to(like.dtype)
 
 
-def _on(values: np.ndarray, like: Tensor) -> Tensor:
+def _on(values: Shaped[np.ndarray, "K"], like: Tensor) -> Shaped[Tensor, "K"]:
     # Arrays that came over the wire are read-only, which torch takes badly.
     return torch.from_numpy(np.require(values, requirements=["C", "W"])).to(like.device)

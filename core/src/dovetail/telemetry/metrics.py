@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
 
+@runtime_checkable
 class Metric(Protocol):
     """A figure that can be merged with another of its kind."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float32
 from torch import Tensor, nn
 
 from dovetail_train_fsdp2.architecture import plain_head, select_prompts, shares_prompts
@@ -34,7 +35,7 @@ class Scorer:
         self._head = plain_head(model)
         self.can_share_prompts = self._head is not None and shares_prompts(model)
 
-    def __call__(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def __call__(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Float32[Tensor, "T"]]:
         """Score the micro-batch's tokens.
 
         Returns:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 CHUNK_ELEMENTS = {"cpu": 2**19}
@@ -26,15 +27,15 @@ KEPT_ELEMENTS = 2**24
 
 
 def score_tokens(
-    hidden_RH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    targets_R: Tensor,
-    temperature_R: Tensor | None,
+    hidden_RH: Float[Tensor, "R H"],
+    weight_VH: Float[Tensor, "V H"],
+    bias_V: Float[Tensor, "V"] | None,
+    targets_R: Int64[Tensor, "R"],
+    temperature_R: Float32[Tensor, "R"] | None,
     *,
     outputs: frozenset[str],
     dtype: torch.dtype,
-) -> dict[str, Tensor]:
+) -> dict[str, Float32[Tensor, "R"]]:
     """Score tokens under an output layer.
 
     Args:
@@ -65,8 +66,8 @@ def score_tokens(
 
 
 def scores_of_logits(
-    logits_CV: Tensor, targets_C: Tensor, outputs: frozenset[str]
-) -> dict[str, Tensor]:
+    logits_CV: Float[Tensor, "C V"], targets_C: Int64[Tensor, "C"], outputs: frozenset[str]
+) -> dict[str, Float32[Tensor, "C"]]:
     """Score tokens under logits that are divided by the temperature already; carries the gradient.
 
     Args:

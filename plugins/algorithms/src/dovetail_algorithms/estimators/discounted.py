@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int64, Real
 
 
 def discounted_returns(
-    rewards_T: np.ndarray, mask_T: np.ndarray, offsets_N1: np.ndarray, gamma: float
-) -> np.ndarray:
+    rewards_T: Real[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    offsets_N1: Int64[np.ndarray, "N1"],
+    gamma: float,
+) -> Float64[np.ndarray, "T"]:
     """G_t = R_t + γ G_{t+1} over the tokens with mask 1; tokens with mask 0 take no time.
 
     Computed by doubling: after step k every token holds the discounted sum of its next 2^k rewards, so that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
 from dovetail_algorithms.config import DrGrpoConfig
@@ -19,5 +20,7 @@ class DrGrpo(GroupBaseline):
     name = "dr_grpo"
     Config = DrGrpoConfig
 
-    def relative(self, scores_N: np.ndarray, groups: Groups) -> np.ndarray:
+    def relative(
+        self, scores_N: Float64[np.ndarray, "N"], groups: Groups
+    ) -> Float64[np.ndarray, "N"]:
         return deviations(scores_N, groups)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float64
 
 from dovetail.batch import Batch
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
@@ -44,11 +45,13 @@ class GroupBaseline(AdvantageEstimator):
         )
 
     @abstractmethod
-    def relative(self, scores_N: np.ndarray, groups: Groups) -> np.ndarray:
+    def relative(
+        self, scores_N: Float64[np.ndarray, "N"], groups: Groups
+    ) -> Float64[np.ndarray, "N"]:
         """Advantages from rewards: float64 [N] to float64 [N]."""
 
 
-def deviations(scores_N: np.ndarray, groups: Groups) -> np.ndarray:
+def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np.ndarray, "N"]:
     """float64 [N]: reward minus the group's mean; exactly 0 where all rewards of the group are equal.
 
     The mean of equal numbers is off by a rounding error, which a division by a spread of 0 would blow up.
@@ -61,7 +64,7 @@ def deviations(scores_N: np.ndarray, groups: Groups) -> np.ndarray:
     return np.where(equal_N, 0.0, scores_N - groups.mean_N(scores_N))
 
 
-def group_metrics(advantages_N: np.ndarray, groups: Groups) -> dict[str, float]:
+def group_metrics(advantages_N: Float64[np.ndarray, "N"], groups: Groups) -> dict[str, float]:
     """How many groups have one sample only, and which share of all groups teaches nothing."""
     present_G = groups.sizes_G > 0
     signal_G = groups.sum_G(np.abs(advantages_N)) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
 from dovetail_algorithms.config import GrpoConfig
@@ -26,7 +27,9 @@ class Grpo(GroupBaseline):
     def min_group_size(cls, config: Any) -> int:
         return 1 if config.singleton == "raw" else 2
 
-    def relative(self, scores_N: np.ndarray, groups: Groups) -> np.ndarray:
+    def relative(
+        self, scores_N: Float64[np.ndarray, "N"], groups: Groups
+    ) -> Float64[np.ndarray, "N"]:
         advantages_N = deviations(scores_N, groups)
         if self.config.norm_by_std:
             variance_G = groups.sum_G(np.square(advantages_N)) / np.maximum(groups.sizes_G - 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
 from dovetail_algorithms.config import RlooConfig
@@ -15,7 +16,9 @@ class Rloo(GroupBaseline):
     name = "rloo"
     Config = RlooConfig
 
-    def relative(self, scores_N: np.ndarray, groups: Groups) -> np.ndarray:
+    def relative(
+        self, scores_N: Float64[np.ndarray, "N"], groups: Groups
+    ) -> Float64[np.ndarray, "N"]:
         sizes_N = groups.sizes_G[groups.index_N]
         advantages_N: np.ndarray = (
             deviations(scores_N, groups) * sizes_N / np.maximum(sizes_N - 1, 1)

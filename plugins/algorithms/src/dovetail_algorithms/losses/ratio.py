@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from dovetail.numerics import max_metric, mean_metric
@@ -11,13 +12,18 @@ LOG_RATIO_BOUND = 20.0
 """The log-ratio is kept within ± this, so that exp does not overflow."""
 
 
-def log_ratio(log_probs_T: Tensor, old_log_probs_T: Tensor) -> Tensor:
+def log_ratio(
+    log_probs_T: Float[Tensor, "T"], old_log_probs_T: Float[Tensor, "T"]
+) -> Float[Tensor, "T"]:
     """The log-ratio, float [T]: clamp(log_probs − old_log_probs, ±20)."""
     return (log_probs_T - old_log_probs_T).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def ratio_metrics(
-    log_ratio_T: Tensor, ratio_T: Tensor, mask_T: Tensor, tokens: Tensor
+    log_ratio_T: Float[Tensor, "T"],
+    ratio_T: Float[Tensor, "T"],
+    mask_T: Bool[Tensor, "T"],
+    tokens: Int64[Tensor, ""],
 ) -> dict[str, Metric]:
     """Mean and maximum of ρ, and the KL to the old policy by ρ − 1 − log ρ (k3).
 

@@ -1,0 +1,14 @@
+"""The shapes of the interfaces' classes, checked in every test; jaxtyping's import hook checks the numerics modules."""
+
+import pytest
+
+from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
+from dovetail.numerics.objective import ObjectiveTerm
+from dovetail_sdk.testing.shapes import checked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interface_shapes():
+    with checked(Advantages, Groups, LossInputs, TokenLosses, ObjectiveTerm):
+        yield

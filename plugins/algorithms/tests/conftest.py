@@ -1,0 +1,13 @@
+"""The shapes of the interfaces' classes, checked in every test; jaxtyping's import hook checks the package's modules."""
+
+import pytest
+
+from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
+from dovetail_sdk.testing.shapes import checked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interface_shapes():
+    with checked(Advantages, Groups, LossInputs, TokenLosses):
+        yield

@@ -1,0 +1,36 @@
+"""Shape annotations of the estimators and losses: what contradicts them is refused in tests."""
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from dovetail.interfaces import Groups, PluginContext
+from dovetail_algorithms.config import DrGrpoConfig
+from dovetail_algorithms.estimators.discounted import discounted_returns
+from dovetail_algorithms.estimators.dr_grpo import DrGrpo
+from dovetail_algorithms.estimators.group_baseline import deviations
+from dovetail_algorithms.losses.ratio import log_ratio, ratio_metrics
+
+FOUR, ALL = torch.zeros(4), torch.ones(4, dtype=torch.bool)
+GROUPS = Groups.of(np.zeros(4))
+
+# All of these would run: by broadcasting, or because nothing looks.
+WRONG = {
+    "two lengths": lambda: log_ratio(FOUR, FOUR[:1]),
+    "a mask that broadcasts": lambda: ratio_metrics(FOUR, FOUR, ALL[:1], ALL.sum()),
+    "a count with an axis": lambda: ratio_metrics(FOUR, FOUR, ALL, ALL.sum()[None]),
+    "narrow scores": lambda: deviations(np.zeros(4, np.float32), GROUPS),
+    "narrow scores of an estimator": lambda: DrGrpo(DrGrpoConfig(), PluginContext()).relative(
+        np.zeros(4, np.float32), GROUPS
+    ),
+    "rewards without a mask": lambda: discounted_returns(
+        np.ones(6), np.ones(4, bool), np.array([0, 4]), 1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_a_wrong_shape_or_dtype_is_refused(call):
+    with pytest.raises(TypeCheckError):
+        call()
