@@ -526,10 +526,31 @@ def test_weights_need_a_transport(start) -> None:
         start().receive_weights(1, WeightManifest(version=1, tensors=()))
 
 
-def test_on_the_cpu_sleep_frees_nothing_and_changes_nothing(start, generate, request_of) -> None:
+def test_on_the_cpu_sleep_frees_spare_caches_and_changes_nothing(
+    start, generate, request_of
+) -> None:
     rollout = start()
     before = generate(rollout, request_of(0))
-    assert rollout.sleep(frozenset({"weights", "kv_cache"})) == 0
+    assert rollout.sleep(frozenset({"weights"})) == 0
+    # 2 layers, keys and values, 2 rows, 2 heads, 6 + 8 columns, 8 wide, 4 bytes.
+    assert rollout.sleep(frozenset({"weights", "kv_cache"})) == 2 * 2 * 2 * 2 * 14 * 8 * 4
+    assert rollout.sleep(frozenset({"kv_cache"})) == 0
     rollout.wake(frozenset({"weights", "kv_cache"}))
     after = generate(rollout, request_of(0))
     assert all(before[k].response_ids.tolist() == after[k].response_ids.tolist() for k in before)
+
+
+def test_sleep_while_requests_run_is_refused(start, request_of) -> None:
+    rollout = start()
+
+    async def run():
+        stream = rollout.submit(request_of(0, max_new_tokens=4000))
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.05)
+        with pytest.raises(RolloutError, match="requests are running"):
+            rollout.sleep(frozenset({"weights"}))
+        await rollout.abort(["p0.e0"])
+        await task
+        await stream.aclose()
+
+    asyncio.run(run())

@@ -8,6 +8,7 @@ Legend: N rows, P prompts, H key and value heads, L prompt columns, C columns, D
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -50,6 +51,9 @@ class KvCache:
 
     keys: list[Tensor] = attrs.field(factory=list)
     values: list[Tensor] = attrs.field(factory=list)
+    _spare: list[Tensor] = attrs.field(factory=list)
+    """Memory of earlier tensors, for the next ones. Accelerators' allocators keep it by themselves;
+    the C library gives it back, and the system clears every page anew."""
 
     def rebuild(
         self,
@@ -70,35 +74,60 @@ class KvCache:
             arrivals: new rows, below the kept ones.
         """
         layers = len(arrivals[0].prefill.keys) if arrivals else len(self.keys)
-        for layer in range(layers):
-            for store, field in ((self.keys, "keys"), (self.values, "values")):
-                old = store[layer] if layer < len(store) else None
-                sources = [(getattr(a.prefill, field)[layer], a.prompts_M) for a in arrivals]
-                new = _rebuilt(old, kept_N, span, end, capacity, sources)
-                if layer < len(store):
-                    store[layer] = new
+        rows = len(kept_N) + sum(len(arrival.prompts_M) for arrival in arrivals)
+        for side in ("keys", "values"):
+            tensors = getattr(self, side)
+            for layer in range(layers):
+                old = tensors[layer] if layer < len(tensors) else None
+                sources = [(getattr(a.prefill, side)[layer], a.prompts_M) for a in arrivals]
+                like = sources[0][0] if old is None else old
+                new = self._take(like, (rows, like.shape[1], capacity, like.shape[3]))
+                _fill(new, old, kept_N, span, end, sources)
+                if layer < len(tensors):
+                    tensors[layer] = new
                 else:
-                    store.append(new)
+                    tensors.append(new)
+                if old is not None:
+                    self._keep(old)
 
-    def clear(self) -> int:
-        """Drop everything; returns the bytes freed."""
-        freed = sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+    def clear(self) -> None:
+        """Forget every row."""
+        for tensor in (*self.keys, *self.values):
+            self._keep(tensor)
         self.keys, self.values = [], []
+
+    def release(self) -> int:
+        """Give spare memory back; returns its bytes."""
+        freed = sum(tensor.untyped_storage().nbytes() for tensor in self._spare)
+        self._spare = []
         return freed
 
+    def _take(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """An uninitialised tensor, in spare memory where that is large enough."""
+        size = math.prod(shape)
+        while self._spare:
+            flat = self._spare.pop()
+            if flat.numel() >= size and flat.dtype == like.dtype:
+                return flat[:size].view(shape)
+        return like.new_empty(size).view(shape)
 
-def _rebuilt(
+    def _keep(self, tensor: Tensor) -> None:
+        if tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            size = storage.nbytes() // tensor.element_size()
+            self._spare.append(tensor.as_strided((size,), (1,), 0))
+
+
+def _fill(
+    new: Tensor,
     old: Tensor | None,
     kept_N: Tensor,
     span: tuple[int, int],
     end: int,
-    capacity: int,
     sources: Sequence[tuple[Tensor, Tensor]],
-) -> Tensor:
-    like = sources[0][0] if old is None else old
+) -> None:
+    """Copy kept rows and prompts to where they end at column `end`."""
     kept = len(kept_N)
-    rows = kept + sum(len(prompts_M) for _, prompts_M in sources)
-    new = like.new_empty((rows, like.shape[1], capacity, like.shape[3]))
     if kept and old is not None:
         begin = end - (span[1] - span[0])
         new[:kept, :, begin:end] = old[:, :, span[0] : span[1]].index_select(0, kept_N)
@@ -110,7 +139,6 @@ def _rebuilt(
         # Padding is read with weight 0: it must be finite, so uninitialised memory will not do.
         new[row:stop, :, :begin].zero_()
         row = stop
-    return new
 
 
 def empty_index(device: torch.device) -> Tensor:

@@ -150,12 +150,13 @@ class HfRollout(BaseRollout):
         def work() -> int:
             if not scheduler.idle:
                 raise RolloutError("requests are running", hint="pause the rollout before sleep")
-            if "weights" not in tags or self._asleep or self._device.type == "cpu":
-                return 0
-            before = _allocated(self._device)
-            self._place(torch.device("cpu"))
-            self._asleep = True
-            return before - _allocated(self._device)
+            freed = scheduler.release() if "kv_cache" in tags else 0
+            if "weights" in tags and not self._asleep and self._device.type != "cpu":
+                before = _allocated(self._device)
+                self._place(torch.device("cpu"))
+                self._asleep = True
+                freed += before - _allocated(self._device)
+            return freed
 
         return scheduler.call(work).result()
 

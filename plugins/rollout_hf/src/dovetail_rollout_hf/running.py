@@ -60,22 +60,24 @@ class RunningBatch:
         self._decoder = decoder
         self._device = device
         self.version = 0
+        self._cache = KvCache()
         self.clear()
 
-    def clear(self) -> int:
-        """Forget every row; returns the bytes that the cache held."""
-        cache = getattr(self, "_cache", None)
-        freed = cache.clear() if cache is not None else 0
+    def clear(self) -> None:
+        """Forget every row."""
+        self._cache.clear()
         self._rows: list[Row] = []
         self._active = 0
         self._end = 0
-        self._cache = KvCache()
         empty_NC = torch.empty((0, 0), device=self._device)
         self._columns = {"ids": empty_NC.long(), "low": empty_NC.int(), "high": empty_NC.int()}
         self._logits_NV: Tensor | None = None
         self._sampler: Sampler | None = None
         self._watching = False
-        return freed
+
+    def release(self) -> int:
+        """Give memory back that an idle batch keeps for the next one; returns its bytes."""
+        return self._cache.release()
 
     @property
     def active(self) -> int:

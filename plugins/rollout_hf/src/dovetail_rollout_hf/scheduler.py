@@ -94,8 +94,13 @@ class Scheduler:
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         """Enter all requests of one turn of the event loop at once."""
         tickets = self._lots.pop(loop, [])
-        if tickets:
-            self.call(lambda: self._enter(tickets))
+
+        def tell(entered: Future[None]) -> None:
+            error = entered.exception()
+            if isinstance(error, RolloutError):
+                _post([(ticket, error) for ticket in tickets])
+
+        self.call(lambda: self._enter(tickets)).add_done_callback(tell)
 
     def call(self, job: Callable[[], T]) -> Future[T]:
         """Run a job in the decode thread between two steps."""
@@ -155,6 +160,10 @@ class Scheduler:
         """Whether nothing runs."""
         return self._batch.active == 0
 
+    def release(self) -> int:
+        """Give back the memory of caches that an idle engine keeps; returns its bytes."""
+        return self._batch.release()
+
     def _settle(self, *, keep: bool = False) -> None:
         if keep or self.idle:
             for future in self._drained:
@@ -192,7 +201,7 @@ class Scheduler:
                 jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
         if self._closed:
             self._fail(RolloutError("the rollout was closed while requests were running"))
-            for _, future in jobs:
+            for future in (*self._drained, *(future for _, future in jobs)):
                 future.set_exception(RolloutError("the rollout is closed"))
             return False
         for job, future in jobs:
@@ -270,8 +279,6 @@ class Scheduler:
         """Tell every request that runs or waits, and begin anew."""
         error.__cause__ = cause
         tickets = list(self._tickets.values())
-        for lot in self._lots.values():
-            tickets += lot
         self._tickets.clear()
         self._pending.clear()
         self._batch.clear()
