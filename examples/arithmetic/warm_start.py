@@ -1,6 +1,6 @@
 """The warm start: supervised steps on a careless tutor's worked answers, through the engine that RL uses later.
 
-The tutor adds digit by digit, as `7+8=15 3+4+1=8 #### 85`. In three of four answers he forgets the carry, and writes
+The tutor adds digit by digit, as `7+8=15 3+4+1=8 #### 85`. In two of three answers he forgets the carry, and writes
 `7+8=15 3+4+0=7 #### 75`. The model learns the format, the sums of digits, and both habits; left to itself it follows the
 common one. Which of the two is right it can't know: that is left to the reward.
 Usage: `python examples/arithmetic/warm_start.py --base demo/seed_1/base --train demo/seed_1/data/train.parquet --out demo/seed_1/model`
@@ -28,7 +28,7 @@ from dovetail.telemetry.metrics import values
 STEPS = 200
 BATCH_SIZE = 64
 LEARNING_RATE = 2e-3
-FORGETS_CARRY = 0.75
+FORGETS_CARRY = 2 / 3
 """Share of the tutor's answers in which he never carries."""
 
 # The negative log-likelihood is REINFORCE's −log π · A with A = 1: the platform needs no second loss for it.

@@ -41,7 +41,7 @@ def score(section: RewardSection, *samples: RewardSample) -> dict[str, object]:
     manager.start()
 
     async def main() -> dict[str, object]:
-        scorer = Scorer(manager, timeout=0.3)
+        scorer = Scorer(manager, timeout=2.0)
         for sample in samples:
             scorer.add(sample, group=0, group_size=len(samples))
         return dict(await scorer.finish())
