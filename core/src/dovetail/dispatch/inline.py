@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from dovetail.config.builtin import InlineConfig
+from dovetail.dispatch.compute import turn
 from dovetail.dispatch.future import Future
 from dovetail.dispatch.group import WorkerGroup, run_on_worker
 from dovetail.dispatch.mesh import Mesh
@@ -33,12 +34,13 @@ class InlineGroup(WorkerGroup):
         super().__init__(type(self.workers[0]), mesh, role=role)
 
     def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
-        return Future.completed(
-            [
-                None if call is None else run_on_worker(worker, method, call)
-                for worker, call in zip(self.workers, calls, strict=True)
-            ]
-        )
+        with turn():
+            return Future.completed(
+                [
+                    None if call is None else run_on_worker(worker, method, call)
+                    for worker, call in zip(self.workers, calls, strict=True)
+                ]
+            )
 
     def close(self) -> None:
         with ExitStack() as stack:  # every worker is closed, even where one fails
@@ -121,7 +123,8 @@ class InlineRuntime(Runtime):
             )
         # Registered first: what a failing start has taken is released as well.
         self._started.callback(plugin.close)
-        plugin.start()
+        with turn():
+            plugin.start()
         return plugin
 
 

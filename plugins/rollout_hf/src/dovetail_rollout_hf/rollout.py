@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dovetail.dispatch.compute import turn
 from dovetail.errors import ModelError, RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
@@ -136,7 +137,8 @@ class HfRollout(BaseRollout):
         if self._receiver is None:
             self._receiver = self.context.transport.receiver()
         # Nothing of a torn update reaches the model: all of it is here before the first copy.
-        staged = list(self._receiver.receive(manifest))
+        with turn():
+            staged = list(self._receiver.receive(manifest))
 
         def commit() -> None:
             copy_weights(self._model, staged)

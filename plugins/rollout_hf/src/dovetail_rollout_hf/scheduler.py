@@ -1,5 +1,7 @@
 """The decode thread: takes requests from asyncio, keeps the running batch full, hands finished samples back.
 
+It lives while there is work: an idle thread would keep its share of the cores (`dovetail.dispatch.compute`).
+
 Requests handed over in one turn of the event loop arrive together, so that what a batch is made of,
 and with it every bit of the result, does not depend on how threads happen to be scheduled.
 """
@@ -64,12 +66,11 @@ class Scheduler:
         self._admitting = True
         self._stepping = True
         self._drained: list[Future[None]] = []
-        self._wakeup = threading.Condition()
+        self._lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._lots: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="dovetail-rollout-hf", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     @property
     def version(self) -> int:
@@ -105,21 +106,30 @@ class Scheduler:
     def call(self, job: Callable[[], T]) -> Future[T]:
         """Run a job in the decode thread between two steps."""
         future: Future[T] = Future()
-        with self._wakeup:
+        with self._lock:
             if self._closed:
                 future.set_exception(RolloutError("the rollout is closed"))
                 return future
             self._jobs.append((job, future))
-            self._wakeup.notify()
+            self._awake()
         return future
 
     def close(self) -> None:
         """Stop the thread; whoever still waits gets a RolloutError."""
-        with self._wakeup:
+        with self._lock:
             self._closed = True
-            self._wakeup.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._awake()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _awake(self) -> None:
+        """Have a thread that works; the caller holds the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="dovetail-rollout-hf", daemon=True
+            )
+            self._thread.start()
 
     # Jobs: run in the decode thread
 
@@ -191,15 +201,15 @@ class Scheduler:
                 pass
 
     def _turn(self) -> bool:
-        """Do the waiting jobs, let requests in, take one step; False when closed."""
-        with self._wakeup:
-            self._wakeup.wait_for(lambda: self._closed or self._jobs or self._has_work())
-            if self._closed:
-                jobs = list(self._jobs)
-                self._jobs.clear()
-            else:
-                jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
-        if self._closed:
+        """Do the waiting jobs, let requests in, take one step; False when closed or out of work."""
+        with self._lock:
+            closed = self._closed
+            if not (closed or self._jobs or self._has_work()):
+                self._thread = None
+                return False
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        if closed:
             self._fail(RolloutError("the rollout was closed while requests were running"))
             for future in (*self._drained, *(future for _, future in jobs)):
                 future.set_exception(RolloutError("the rollout is closed"))
