@@ -26,8 +26,8 @@ demo: setup ## Train a tiny model with GRPO on this machine
 test: setup ## Every test that this machine can run
 	$(BIN)/python -m pytest -m "not nightly"
 
-nightly: setup lint ## The larger matrices
-	$(BIN)/python -m pytest -m "nightly"
+nightly: setup lint ## The larger matrices, and every property on fresh random examples
+	DOVETAIL_HYPOTHESIS=random $(BIN)/python -m pytest
 
 lint: setup ## Style, types, imports, manifests
 	$(BIN)/ruff check .
