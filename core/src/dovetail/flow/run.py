@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,18 +123,26 @@ def _run(parts: Parts, state: RunState) -> dict[str, Any]:
 
 
 def _next_commands(parts: Parts, summary: dict[str, Any]) -> list[str]:
-    path = parts.run_directory.path
+    path, dovetail = parts.run_directory.path, _command()
     if summary["status"] != "completed":
-        return [
-            f"dovetail resume {path}",
-            f"dovetail config show {path}/config.yaml",
-            "dovetail doctor",
+        commands = [f"resume {path}", f"config show {path}/config.yaml", "doctor"]
+    else:
+        commands = [
+            f"plan {path}/config.yaml",
+            f"train {path}/config.yaml experiment=rloo algorithm.advantage=rloo",
+            "plugins list",
         ]
-    return [
-        f"dovetail plan {path}/config.yaml",
-        f"dovetail train {path}/config.yaml experiment=rloo algorithm.advantage=rloo",
-        "dovetail plugins list",
-    ]
+    return [f"{dovetail} {command}" for command in commands]
+
+
+def _command() -> str:
+    """What to type for `dovetail` here: its path, where the environment has not been activated."""
+    script = Path(sys.executable).with_name("dovetail")
+    found = shutil.which("dovetail")
+    if (found is not None and Path(found).samefile(script)) or not script.exists():
+        return "dovetail"
+    here = Path.cwd()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
 def _check_lock(directory: RunDirectory, plan: Plan, logger: Any) -> None:
