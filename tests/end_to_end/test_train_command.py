@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from dovetail.errors import ConfigError, RewardError, RunDirectoryError, StopRequested
 from dovetail.flow.run import resume, train
+from dovetail.telemetry import RunDirectory
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -139,3 +141,78 @@ def test_ctrl_c_saves_and_exits_130_and_the_run_can_go_on(config, dovetail, tmp_
 
 def metrics_lines(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
+    """Ask for a stop while this stage of the flow runs for the given step."""
+    from dovetail.flow.flow import Flow
+
+    original = getattr(Flow, stage)
+
+    def stage_with_stop(self, *args):
+        if self.step == step:
+            self._stop.request("a test")
+        return original(self, *args)
+
+    monkeypatch.setattr(Flow, stage, stage_with_stop)
+
+
+@pytest.mark.parametrize(
+    ("stage", "step", "saved"),
+    [
+        ("sync_weights", 0, 0),
+        ("validate", 0, 0),
+        ("rollout_and_score", 1, 1),
+        ("update", 1, 2),
+        ("validate", 3, 3),
+    ],
+)
+def test_a_stop_at_any_stage_is_saved_and_resumes_to_the_same_end(
+    config, tmp_path, monkeypatch, stage, step, saved
+):
+    train(config, ["experiment=whole", "trainer.save_every=0"])
+    with monkeypatch.context() as patch:
+        stop_at(patch, stage, step)
+        with pytest.raises(StopRequested):
+            train(config, ["experiment=parts", "trainer.save_every=0"])
+    parts, whole = (tmp_path / "runs" / "tests" / name for name in ("parts", "whole"))
+    assert (parts / "checkpoints" / f"step_{saved}").is_dir()
+    assert json.loads((parts / "summary.json").read_text())["status"] == "stopped"
+    summary = resume(parts)
+    assert summary["status"] == "completed"
+    assert same(weights(parts, 3), weights(whole, 3))
+
+
+def test_a_failing_step_leaves_the_finished_ones_saved(config, tmp_path):
+    (tmp_path / "my_reward.py").write_text(
+        "calls = 0\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    global calls\n    calls += 1\n"
+        "    if calls > 32:\n        raise ValueError('no more')\n    return 1.0 * len(solution_str)\n"
+    )
+    with pytest.raises(RewardError):
+        train(config, ["trainer.save_every=0", "trainer.validate_before=false"])
+    run = tmp_path / "runs" / "tests" / "run"
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert (run / "checkpoints" / "step_2").is_dir()
+    (tmp_path / "my_reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return 1.0 * len(solution_str)\n"
+    )
+    assert resume(run)["steps"] == 3
+
+
+def test_overrides_of_a_resume_belong_to_the_run_from_then_on(config, tmp_path):
+    train(config, ["trainer.total_steps=1"])
+    run = tmp_path / "runs" / "tests" / "run"
+    resume(run, ["trainer.total_steps=2"])
+    assert "total_steps: 2" in (run / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match="2 of 2 steps are done"):
+        resume(run)
+
+
+def test_two_processes_can_not_write_one_run(config, tmp_path):
+    train(config, ["trainer.total_steps=1"])
+    run = tmp_path / "runs" / "tests" / "run"
+    with RunDirectory.open(run).held(), pytest.raises(RunDirectoryError, match="another process"):
+        resume(run, ["trainer.total_steps=2"])

@@ -54,7 +54,7 @@ def test_bounds_are_read_from_the_validators():
     assert bounds(data["train_batch_size"].attribute) == ">= 1"
     assert bounds(data["val_batch_size"].attribute) == ">= 1"
     assert bounds(rollout["top_p"].attribute) == "> 0, <= 1"
-    assert bounds(rollout["seeding"].attribute) == ""
+    assert bounds(rollout["ignore_eos"].attribute) == ""
 
 
 def test_every_key_that_verls_keys_lead_to_exists_or_is_a_plugins_own():

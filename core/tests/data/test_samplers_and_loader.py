@@ -150,6 +150,112 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(before, after, abandoned
     assert resumed_ledger.counts() == straight_ledger.counts()
 
 
+def reload(
+    saved: list[dict[str, Any]], batch: int = 4, sampler: Any = None
+) -> tuple[PromptLoader, Ledger]:
+    """In the order in which a checkpoint is restored: the loader, then the ledger."""
+    loader_state, ledger_state = json.loads(json.dumps(saved))
+    ledger = Ledger()
+    resumed = loader(10, batch, ledger, sampler)
+    resumed.load_state(loader_state)
+    ledger.load_state(ledger_state)
+    return resumed, ledger
+
+
+def test_what_was_in_flight_is_handed_out_in_batches_of_the_size_asked_for() -> None:
+    ledger = Ledger()
+    source = loader(10, 5, ledger)
+    settle(ledger, source.next_batch())
+    settle(ledger, source.next_batch(1))
+    position = source.state()
+    left = names(source.next_batch())  # straddles the end of the epoch
+    assert {epoch for epoch, _, _ in left} == {0, 1}
+    source.load_state(position)
+
+    resumed, ledger = reload([source.state(), ledger.state()], batch=2)
+    handed_out = []
+    for step in range(4):
+        assert resumed.epoch == pytest.approx((6 + 2 * step) / 10)
+        position = resumed.state()
+        abandoned = resumed.next_batch()
+        ledger.finish(*names(abandoned)[0])
+        resumed.load_state(position)  # stopped in mid-step, and gone on
+        issued = resumed.next_batch()
+        assert names(issued) == names(abandoned)
+        assert len(issued) == 2
+        settle(ledger, issued)
+        assert ledger.finished() == []
+        handed_out += names(issued)
+    assert handed_out[:5] == left
+    assert ledger.counts()["used"] == 6 + 8
+    ledger.check()
+
+
+@given(
+    before=st.integers(0, 7),
+    in_flight=st.booleans(),
+    batch=st.integers(1, 10),
+    sequential=st.booleans(),
+    abandon=st.integers(0, 3),
+)
+@settings(deadline=None)
+def test_another_order_after_a_resume_loses_no_prompt_and_uses_none_twice(
+    before, in_flight, batch, sequential, abandon
+) -> None:
+    ledger = Ledger()
+    stopped = loader(10, 4, ledger)
+    seen: list[tuple[int, int, int]] = []
+    for _ in range(before):
+        issued = stopped.next_batch()
+        settle(ledger, issued)
+        seen += names(issued)
+    position = stopped.state()
+    left = names(stopped.next_batch()) if in_flight else []
+    stopped.load_state(position)
+
+    other = SequentialSampler(SequentialConfig(), PluginContext()) if sequential else shuffled(1)
+    resumed, ledger = reload([stopped.state(), ledger.state()], batch, other)
+    assert resumed.epoch == pytest.approx(len(seen) / 10)
+    again: list[tuple[int, int, int]] = []
+    step = 0
+    while len(seen) + len(again) < 40:
+        position = resumed.state()
+        if step == abandon:
+            resumed.next_batch()
+            resumed.load_state(position)
+        if step == abandon + 1:  # and once more, in the order that it now has
+            resumed, ledger = reload([position, ledger.state()], batch, other)
+        issued = resumed.next_batch()
+        assert len(issued) == batch
+        settle(ledger, issued)
+        again += names(issued)
+        assert resumed.epoch == pytest.approx((len(seen) + len(again)) / 10)
+        step += 1
+    assert again[: len(left)] == left
+    seen += again
+    rows = [prompt.index for prompt in prompts(10)]
+    for epoch in range(4):
+        assert sorted(row for e, row, _ in seen if e == epoch) == rows
+    assert len(set(seen)) == len(seen) == ledger.counts()["used"]
+    ledger.check(in_flight=True)
+    assert ledger.counts()["complete_epochs"] >= 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_state_without_a_digest_of_the_order_still_loads(seed) -> None:
+    """As written by older versions; with the same order the run goes on as if it had not stopped."""
+    ledger = Ledger()
+    source = loader(10, 4, ledger)
+    first = source.next_batch()
+    settle(ledger, first)
+    state = {key: value for key, value in source.state().items() if key != "order"}
+    resumed, ledger = reload([state, ledger.state()], sampler=shuffled(seed))
+    rest = resumed.next_batch(6)
+    assert sorted(item.prompt.index for item in first + rest) == [p.index for p in prompts(10)]
+    if seed == 0:
+        assert names(rest) == names(source.next_batch(6))
+
+
 def test_a_resume_with_other_data_is_refused() -> None:
     state = loader(10).state()
     for other in (

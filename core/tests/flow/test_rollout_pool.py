@@ -105,6 +105,19 @@ def test_a_replica_that_keeps_failing_is_left_out_until_it_joins_again() -> None
     assert set(pool.replicas) == {sick, healthy}
 
 
+def test_one_incident_that_takes_many_requests_down_is_one_failure() -> None:
+    sick, healthy = ScriptedRollout.following(Script(fails_after=[1] * 100)), ScriptedRollout()
+    pool = RolloutPool([sick, healthy], max_failures=2)
+    requests = [make_request(f"r{i}") for i in range(8)]
+    assert keys(collect(pool, requests)) == wanted(requests)
+    assert len(sick.requests) == 4
+    assert set(pool.replicas) == {sick, healthy}
+    # A request that was sent after the first incident and fails is a second one.
+    collect(pool, [make_request("r9")])
+    assert len(sick.requests) == 5
+    assert pool.replicas == (healthy,)
+
+
 @pytest.mark.parametrize("answers", [1, 3])
 def test_too_few_or_too_many_samples_count_as_a_failure(answers: int) -> None:
     class Miscounting(ScriptedRollout):

@@ -10,7 +10,13 @@ import click
 
 from dovetail import __version__
 from dovetail.cli import render
-from dovetail.errors import DovetailError, PluginBrokenError, PluginConflictError, nearest
+from dovetail.errors import (
+    DovetailError,
+    PluginBrokenError,
+    PluginConflictError,
+    StopRequested,
+    nearest,
+)
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dovetail.cli.train:train", "Train with a config."),
@@ -70,7 +76,10 @@ class LazyGroup(click.Group):
         except DovetailError as failure:
             if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
                 raise
-            render.error(failure)
+            if isinstance(failure, StopRequested):
+                click.echo(f"{failure}; what was done is saved", err=True)
+            else:
+                render.error(failure)
             ctx.exit(failure.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)

@@ -136,8 +136,6 @@ class RolloutSection(PluginSection):
     """Go on past the end of sequence up to the maximum length: for benchmarks."""
     replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Engine replicas."""
-    seeding: Literal["per_sample", "none"] = "per_sample"
-    """Whether each sample has a random stream of its own."""
     weight_transport: PluginSection = plugin_field("weight_transport", "in_process")
     """How new weights reach the engine."""
     validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)

@@ -27,7 +27,8 @@ class PromptLoader:
     """Hands out every prompt once an epoch. Batches run on across the end of an epoch, so that none is left over.
 
     A batch may therefore hold one prompt twice, once for each epoch. The order follows from the sampler alone: the
-    state is a position. After a resume, what was in flight comes first, under the attempt that it had.
+    state is a position in it. After a resume, what was in flight comes first, under the attempt that it had; and
+    where the sampler now gives another order, the epoch goes on in that one, without what was issued before.
 
     Args:
         prompts: what an epoch consists of.
@@ -56,34 +57,51 @@ class PromptLoader:
         ledger.expect(len(prompts))
         self._epoch = 0
         self._position = 0
-        self._order: tuple[int, np.ndarray] | None = None
+        self._order: tuple[int, np.ndarray, str] | None = None
         self._resumed = False
+        self._waiting: list[Issued] = []
         self._digest: str | None = None
 
     @property
     def epoch(self) -> float:
         """Passes over the data so far: 1.5 is half-way through the second."""
-        return self._epoch + self._position / len(self._prompts)
+        # not from the position: it lags behind after a resume, which skips what the ledger knows
+        counts = self._ledger.counts()
+        waiting = counts["open"] if self._resumed else len(self._waiting)
+        issued: int = counts["used"] + counts["open"] + sum(counts["dropped"].values())
+        return (issued - waiting) / len(self._prompts)
 
     def next_batch(self, size: int | None = None) -> list[Issued]:
         """The next prompts, entered in the ledger as issued.
+
+        After a resume with smaller batches, what was in flight may fill several of them.
 
         Args:
             size: how many; the batch size where absent. A refill asks for fewer.
         """
         wanted = self._batch_size if size is None else size
-        again = self._in_flight() if self._resumed else []
+        if self._resumed:
+            self._waiting, self._resumed = self._in_flight(), False
+        again, self._waiting = self._waiting[:wanted], self._waiting[wanted:]
         return again + [self._next() for _ in range(wanted - len(again))]
 
     def state(self) -> dict[str, Any]:
-        """JSON values: the position, and a digest of the data that it belongs to."""
-        return {"epoch": self._epoch, "position": self._position, "data": self._fingerprint()}
+        """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "data": self._fingerprint(),
+            "order": self._ordering(self._epoch)[1],
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state` returned; the ledger's own state is loaded beside it, before or after.
 
+        The position means nothing in another order, as of another seed or sampler: that one is gone through from
+        its beginning, and prompts that the ledger knows are left out. So is a state of old, which has no digest.
+
         Raises:
-            DataError: the state belongs to other data.
+            DataError: the state belongs to other data, or the sampler gives no permutation.
         """
         if state["data"] != self._fingerprint():
             raise DataError(
@@ -91,11 +109,12 @@ class PromptLoader:
                 f"digest {self._fingerprint()}, then {state['data']}",
                 hint="resume with the same files, tokenizer, chat template and limits",
             )
-        self._epoch, self._position = state["epoch"], state["position"]
-        self._resumed = True
+        self._epoch = state["epoch"]
+        same = state.get("order") == self._ordering(self._epoch)[1]
+        self._position = state["position"] if same else 0
+        self._waiting, self._resumed = [], True
 
     def _in_flight(self) -> list[Issued]:
-        self._resumed = False
         return [
             Issued(epoch=epoch, attempt=attempt, prompt=self._by_index[prompt])
             for epoch, prompt, attempt in self._ledger.reopen()
@@ -106,15 +125,15 @@ class PromptLoader:
         while True:
             if self._position == len(self._prompts):
                 self._epoch, self._position = self._epoch + 1, 0
-            prompt = self._prompts[int(self._order_of(self._epoch)[self._position])]
+            prompt = self._prompts[int(self._ordering(self._epoch)[0][self._position])]
             self._position += 1
-            # only after a step was abandoned does the ledger know more than the position says
+            # after an abandoned step, or in another order, the ledger knows more than the position says
             if not self._ledger.knows(self._epoch, prompt.index):
                 attempt = self._ledger.issue(self._epoch, prompt.index)
                 return Issued(epoch=self._epoch, attempt=attempt, prompt=prompt)
 
-    def _order_of(self, epoch: int) -> np.ndarray:
-        """int64 [size]; checked, since a sampler may come from anywhere."""
+    def _ordering(self, epoch: int) -> tuple[np.ndarray, str]:
+        """int64 [size], and its digest; checked, since a sampler may come from anywhere."""
         if self._order is None or self._order[0] != epoch:
             size = len(self._prompts)
             order = np.asarray(self._sampler.order(size, epoch))
@@ -123,8 +142,10 @@ class PromptLoader:
                     f"sampler {type(self._sampler).name!r} gave no permutation of {size} rows for epoch {epoch}",
                     hint="its order(size, epoch) must hold each of 0 … size − 1 once",
                 )
-            self._order = (epoch, order)
-        return self._order[1]
+            rows = np.ascontiguousarray(order, dtype="<i8")
+            digest = hashlib.blake2b(rows.data, digest_size=8).hexdigest()
+            self._order = (epoch, order, digest)
+        return self._order[1:]
 
     def _fingerprint(self) -> str:
         """Of the prompts' rows and tokens, in order."""

@@ -29,12 +29,13 @@ def load_tokenizer(model: ModelSection) -> Any:
     """
     from transformers import AutoTokenizer
 
-    path = str(Path(model.tokenizer_path or model.path).expanduser())
+    given = model.tokenizer_path or model.path
+    path = str(Path(given).expanduser())
     key = "model.tokenizer_path" if model.tokenizer_path else "model.path"
     local = Path(path).is_dir()
     if local:
         _check_directory(Path(path), key, model.trust_remote_code)
-    elif _is_path(path):
+    elif _is_path(given):
         raise _missing(Path(path), key)
     template = _chat_template(model.chat_template) if model.chat_template is not None else None
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +49,6 @@ class Parts:
     ledger: Ledger
     loader: PromptLoader
     val_prompts: list[Issued]
-    runtime: Runtime
     actor: Any
     """Worker group of the actor."""
     ref: Any
@@ -61,6 +62,8 @@ class Parts:
     store: CheckpointStore
     timers: Timers
     logger: Any
+    started: ExitStack
+    """Closes what was started, the latest first."""
 
     def stateful(self) -> dict[str, Plugin]:
         """Plugins on the controller whose state a checkpoint keeps, by name."""
@@ -72,9 +75,8 @@ class Parts:
         return {name: plugin for name, plugin in plugins.items() if plugin is not None}
 
     def close(self) -> None:
-        """Stop everything that was started, in the reverse order."""
-        for part in (self.trackers, self.manager, self.pool, self.runtime):
-            part.close()
+        """Stop everything that was started, in the reverse order, even where one part fails."""
+        self.started.close()
 
 
 def load_data(config: RunConfig) -> Data:
@@ -132,35 +134,33 @@ def build(
     )
     transport: Any = make_plugin(refs["rollout.weight_transport"], context)
     context = attrs.evolve(context, transport=transport)
-    runtime: Any = make_plugin(refs["runtime"], context)
-    runtime.start()
-    try:
+    with ExitStack() as started:
+        if config.trainer.deterministic:
+            _deterministic(started)
+        runtime: Any = make_plugin(refs["runtime"], context)
+        started.callback(runtime.close)
+        runtime.start()
         groups = {
             model.role: _worker_group(runtime, model, config, plan, context)
             for model in plan.models
         }
-        replicas = runtime.rollout_replicas(
-            WorkerSpec(
-                role="rollout",
-                plugin=refs["rollout"],
-                context=attrs.evolve(context, role="rollout"),
-            ),
-            config.rollout.replicas,
+        rollout = WorkerSpec(
+            role="rollout", plugin=refs["rollout"], context=attrs.evolve(context, role="rollout")
         )
+        pool = RolloutPool(runtime.rollout_replicas(rollout, config.rollout.replicas))
+        started.callback(pool.close)
         manager: Any = make_plugin(refs["reward.manager"], context)
+        started.callback(manager.close)
         manager.start()
         estimator: Any = make_plugin(refs["algorithm.advantage"], context)
         controller: Any = None
         if plan.objective.kl is not None:
             controller = make_plugin(refs["algorithm.kl.in_loss.controller"], context)
-        trackers = Trackers(
-            [
-                make_plugin(ref, context)  # type: ignore[misc]
-                for path, ref in refs.items()
-                if path.startswith("tracking[")
-            ],
-            logger,
-        )
+        chosen: list[Any] = [
+            make_plugin(ref, context) for path, ref in refs.items() if path.startswith("tracking[")
+        ]
+        trackers = Trackers(chosen, logger)
+        started.callback(trackers.close)
         trackers.start()
         ledger = Ledger()
         sampler: Any = make_plugin(refs["data.sampler"], context)
@@ -175,10 +175,9 @@ def build(
                 Issued(epoch=0, attempt=0, prompt=prompt)
                 for prompt in (data.val.prompts if data.val else ())
             ],
-            runtime=runtime,
             actor=groups["actor"],
             ref=groups.get("ref"),
-            pool=RolloutPool(replicas),
+            pool=pool,
             manager=manager,
             estimator=estimator,
             kl_controller=controller,
@@ -187,10 +186,20 @@ def build(
             store=CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
             timers=Timers(),
             logger=logger,
+            started=started.pop_all(),
         )
-    except BaseException:
-        runtime.close()
-        raise
+
+
+def _deterministic(started: ExitStack) -> None:
+    """Have torch refuse kernels that differ from run to run, until the run is closed."""
+    import torch
+
+    # cuBLAS reads it when its first handle is made (docs.nvidia.com/cuda/cublas, reproducibility).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    started.callback(
+        torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()
+    )
+    torch.use_deterministic_algorithms(True)
 
 
 def _worker_group(

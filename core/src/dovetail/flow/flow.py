@@ -12,8 +12,9 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.errors import DovetailError, RewardError, StopRequested
+from dovetail.errors import DovetailError, StopRequested
 from dovetail.flow.build import Parts
+from dovetail.flow.faults import check_failures, checked_estimate
 from dovetail.flow.generation import Sample, generate_and_score, rollout_metrics, to_batch
 from dovetail.flow.interrupt import StopSwitch
 from dovetail.flow.scorer import Scorer
@@ -41,6 +42,7 @@ class Flow:
         self._metrics: dict[str, float] = {}
         self._tokens = 0
         self._updated = False
+        self._torn = False
         self._status = "running"
         self._began = time.monotonic()
         self._seconds_before = state.train_seconds
@@ -63,6 +65,11 @@ class Flow:
             )
         return steps
 
+    @property
+    def validated(self) -> bool:
+        """Whether the first validation has been done, or its time is over."""
+        return self.step > 0 or self._state.accuracy_before is not None
+
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
         return {
@@ -80,7 +87,7 @@ class Flow:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The whole run: hooks, trackers, signals; whatever happens, everything is closed."""
+        """The whole run: hooks, trackers, signals. However it ends, its finished steps are saved."""
         parts = self._parts
         self._began = time.monotonic()
         try:
@@ -100,10 +107,14 @@ class Flow:
                 self._status = "completed"
         except StopRequested:
             self._status = "stopped"
+            self.save()
             raise
         except BaseException as error:
             self._status = "failed"
-            parts.logger.error("run failed", error=repr(error), exc_info=error)  # noqa: TRY400
+            if isinstance(error, Exception):
+                self._save_what_is_whole()
+            # Whoever runs the command prints the error; the log keeps it with its traceback.
+            parts.logger.info("run failed", error=repr(error), exc_info=error)
             parts.observers.emit("failure", step=self.step, error=error)
             raise
         finally:
@@ -113,7 +124,7 @@ class Flow:
 
     @contextmanager
     def begin_step(self) -> Iterator[None]:
-        """One step. A stop before the update leaves no trace of the step; after it, the step counts."""
+        """One step. What ends it before the update leaves no trace of it; after the update it counts."""
         parts = self._parts
         before = parts.loader.state()
         self._metrics, self._tokens, self._updated = {}, 0, False
@@ -124,11 +135,11 @@ class Flow:
         began = time.monotonic()
         try:
             yield
-        except StopRequested:
-            if not self._updated:
+        except Exception:
+            if self._updated:
+                self._finish_step(number, began)
+            else:
                 parts.loader.load_state(before)
-                raise
-            self._finish_step(number, began)
             raise
         self._finish_step(number, began)
 
@@ -149,11 +160,10 @@ class Flow:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """A timed phase; a requested stop takes effect at its end."""
+        """A timed phase. After it, and after what it brought is kept, the stage asks for a stop."""
         self._parts.trackers.phase(self.step, name)
         with self._parts.timers(name):
             yield
-        self._stop.check()
 
     def _tick(self) -> None:
         seconds = self._seconds_before + time.monotonic() - self._began
@@ -193,8 +203,11 @@ class Flow:
         parts.run_directory.write_samples(self.step + 1, [s.row() for s in self._shown(samples)])
         parts.trackers.samples(self.step + 1, [s.row() for s in self._shown(samples)])
         parts.observers.emit("rollout_finished", step=self.step + 1, samples=samples)
-        self._check_failures(samples)
+        check_failures(
+            samples, config.reward.max_failure_share, self.step + 1, parts.run_directory.path
+        )
         parts.observers.emit("reward_finished", step=self.step + 1, metrics=dict(self._metrics))
+        self._stop.check()
         return samples
 
     def prepare(self, samples: Sequence[Sample]) -> Batch:
@@ -206,13 +219,14 @@ class Flow:
                 with self._phase(column):
                     scored = group.forward(batch, frozenset({"log_probs"})).result()
                 batch = batch.with_columns({column: scored["log_probs"]})
+                self._stop.check()
         return batch
 
     def estimate_advantages(self, batch: Batch) -> Batch:
         """Rewards to advantages and returns."""
         parts = self._parts
         with self._phase("advantage"):
-            result = parts.estimator.estimate(batch, Groups.of(batch["group_id"]))
+            result = checked_estimate(parts.estimator, batch, Groups.of(batch["group_id"]))
         columns = {"advantages": result.advantages}
         if result.returns is not None:
             columns["returns"] = result.returns
@@ -234,7 +248,8 @@ class Flow:
         parts, counts = self._parts, self._parts.plan.counts
         objective = self._objective()
         parts_of_step = []
-        with self._phase_of_update():
+        with self._phase("update"):
+            self._torn = True
             for _ in range(counts.epochs_per_step):
                 for first in range(0, counts.prompts_per_step, counts.prompts_per_mini_batch):
                     last = first + counts.prompts_per_mini_batch
@@ -245,6 +260,7 @@ class Flow:
                         parts_of_step.append(parts.actor.update(mini_batch, objective).result())
             metrics = values(merge_metrics(parts_of_step))
             self._account(batch)
+        self._torn, self._updated = False, True
         self._metrics |= metrics
         if parts.kl_controller is not None and "actor/kl" in metrics:
             self._metrics["actor/kl_coef"] = objective.kl.coef if objective.kl else 0.0
@@ -262,6 +278,7 @@ class Flow:
             parts.pool.receive_weights(version, manifest)
             sent.result()
         self._state = attrs.evolve(self._state, weight_version=version)
+        self._stop.check()
 
     def validate(self) -> dict[str, float]:
         """Score held-out prompts; nothing where the config names none."""
@@ -294,6 +311,7 @@ class Flow:
             self.step, [s.row() for s in self._shown(samples)], name="validation"
         )
         parts.trackers.log(self.step, metrics)
+        self._stop.check()
         return metrics
 
     def save(self) -> None:
@@ -306,6 +324,15 @@ class Flow:
         path = save_checkpoint(parts, self._state)
         parts.logger.info("checkpoint saved", path=str(path))
         parts.observers.emit("checkpoint_saved", step=self.step, path=path)
+
+    def _save_what_is_whole(self) -> None:
+        """After a failure: the finished steps, unless the update itself broke off; a second fault is only reported."""
+        if self._torn or not self.step:
+            return
+        try:
+            self.save()
+        except Exception as error:  # noqa: BLE001 - the run's own error must be the one that is seen
+            self._parts.logger.warning("the failed run could not be saved", error=repr(error))
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -332,32 +359,12 @@ class Flow:
             )
         )
 
-    def _check_failures(self, samples: Sequence[Sample]) -> None:
-        failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
-        limit = self._parts.config.reward.max_failure_share
-        if failures and (len(failures) > limit * len(samples) or len(failures) == len(samples)):
-            kinds = sorted({str(f.kind) for f in failures})
-            raise RewardError(
-                f"{len(failures)} of {len(samples)} samples of step {self.step + 1} could not be "
-                f"scored ({', '.join(kinds)}), more than reward.max_failure_share = {limit:g} allows; "
-                f"the first: {failures[0].message}",
-                hint="mend the reward function, or raise reward.max_failure_share; every failure is "
-                f"in {self._parts.run_directory.path / 'samples'}",
-            )
-
     def _objective(self) -> Any:
         objective, controller = self._parts.plan.objective, self._parts.kl_controller
         if objective.kl is None or controller is None:
             return objective
         coef = objective.kl.coef * controller.value
         return attrs.evolve(objective, kl=attrs.evolve(objective.kl, coef=coef))
-
-    @contextmanager
-    def _phase_of_update(self) -> Iterator[None]:
-        self._parts.trackers.phase(self.step, "update")
-        with self._parts.timers("update"):
-            yield
-        self._updated = True
 
     def _account(self, batch: Batch) -> None:
         """Tell the ledger which prompts were trained on, and which had no scored sample left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -49,3 +50,5 @@ class StopSwitch:
         if self._requested is not None:
             raise KeyboardInterrupt(f"second {name}: stopping at once, nothing saved since")
         self.request(name)
+        # A handler may interrupt a print: write straight to the terminal.
+        os.write(2, b"\nstopping after this phase, and saving; once more stops at once\n")

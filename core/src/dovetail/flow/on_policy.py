@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.config.builtin import OnPolicyConfig
-from dovetail.errors import StopRequested
 from dovetail.flow.flow import Flow
 from dovetail.interfaces.trainer import Trainer
 
@@ -22,21 +21,17 @@ class OnPolicyTrainer(Trainer):
     def run(self, flow: Flow) -> Mapping[str, Any]:
         with flow.running():
             flow.sync_weights()
-            if flow.step == 0 and self.config.validate_before:
+            if self.config.validate_before and not flow.validated:
                 flow.validate()
-            try:
-                while flow.step < flow.total_steps:
-                    self._step(flow)
-                    if self._due(flow, self.config.validate_every):
-                        flow.validate()
-                    if self._due(flow, self.config.save_every):
-                        flow.save()
-            except StopRequested:
-                flow.save()
-                raise
+            while flow.step < flow.total_steps:
+                self._step(flow)
+                if self._due(flow, self.config.validate_every):
+                    flow.validate()
+                if self._due(flow, self.config.save_every):
+                    flow.save()
+            flow.save()
             if self.config.validate_after:
                 flow.validate()
-            flow.save()
         return flow.summary()
 
     def _step(self, flow: Flow) -> None:

@@ -125,9 +125,8 @@ def make_plan(config: RunConfig, *, prompts: int | None = None) -> Plan:
         entropy_coef=config.algorithm.entropy.coef,
         measure_entropy=config.algorithm.entropy.measure,
         old_log_probs_from_current=from_current,
-        requires=loss.cls.requires(loss.config)
-        | ({"ref_log_probs"} if kl and kl.coef else frozenset())
-        - ({"old_log_probs"} if from_current else frozenset()),
+        requires=(loss.cls.requires(loss.config) | ({"ref_log_probs"} if kl and kl.coef else set()))
+        - ({"old_log_probs"} if from_current else set()),
     )
     return Plan(
         stages=_stages(demands, chosen, from_current=from_current),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from dovetail.config import LoadedConfig
 from dovetail.errors import ConfigError
 from dovetail.flow.build import load_data, plan_from_data
 from dovetail.flow.plan import Plan
 from dovetail.flow.reward_functions import build_functions, check_sources
+from dovetail.interfaces import make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
 
@@ -31,6 +33,8 @@ def run_checks(loaded: LoadedConfig) -> Iterator[str]:
     check_sources(functions, data.train.prompts)
     yield "reward: every data source has a function"
     plan = plan_from_data(config, data)
+    runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=config.seed))
+    yield f"runtime: {plan.refs['runtime'].name} on {runtime.device()}"
     for what, how_many in plan.counts.rows():
         yield f"plan: {what}: {how_many}"
     findings = list(rule_findings(loaded, plan))
@@ -47,7 +51,6 @@ def run_checks(loaded: LoadedConfig) -> Iterator[str]:
 
 def rule_findings(loaded: LoadedConfig, plan: Plan) -> Iterator[Finding]:
     """What the installed preflight rules say of a config and its plan."""
-    from dovetail.interfaces import make_plugin
     from dovetail.interfaces.runtime import PluginRef
     from dovetail.plugins.index import default_index
 

@@ -41,7 +41,9 @@ class _Replica:
     requests: int = 0
     """Requests in flight."""
     failures: int = 0
-    """Failures since the last success."""
+    """Incidents since the last success, however many requests each of them took down."""
+    incidents: int = 0
+    """Incidents ever."""
     draining: bool = False
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -51,7 +53,8 @@ class RolloutPool:
 
     Args:
         replicas: started replicas.
-        max_failures: a replica that fails so often in a row gets no more requests, until it joins again.
+        max_failures: a replica that fails so often in a row gets no more requests, until it joins again;
+            requests that were in flight together and fail together are one failure.
     """
 
     def __init__(self, replicas: Iterable[BaseRollout], *, max_failures: int = 3) -> None:
@@ -145,6 +148,7 @@ class RolloutPool:
             tried.add(replica.number)
             samples = list(missing)
             part = _part(request, samples, attempt=len(tried) - 1)
+            known = replica.incidents
             try:
                 async with aclosing(self._ask(replica, part)) as completions:
                     async for completion in completions:
@@ -153,7 +157,10 @@ class RolloutPool:
                         yield attrs.evolve(completion, request_id=request.request_id, sample=sample)
                 replica.failures = 0
             except RolloutError as error:
-                replica.failures += 1
+                if replica.incidents == known:
+                    replica.failures += 1
+                    replica.incidents += 1
+                # Else it went down with others in an incident that is counted.
                 errors.append(f"replica {replica.number}: {error.message}")
                 cause = error
 

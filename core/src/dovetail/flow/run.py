@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from dovetail.config import LoadedConfig, dump_yaml, load_config
-from dovetail.errors import CheckpointError, DovetailError
+from dovetail.config.sections import RunConfig
+from dovetail.errors import CheckpointError, ConfigError, DovetailError
 from dovetail.flow.build import Parts, build, load_data, plan_from_data, run_path
 from dovetail.flow.flow import Flow
 from dovetail.flow.plan import Plan
@@ -39,22 +41,23 @@ def train(
 
     loaded = load_config(config_path, overrides)
     config = loaded.config
+    RunDirectory.check_free(run_path(config))
     data = load_data(config)
     plan = plan_from_data(config, data)
     if announce is not None:
         announce(loaded, plan, run_path(config))
     directory = RunDirectory.create(run_path(config))
-    try:
-        logger = setup_logging(directory)
-        directory.write_text("config.yaml", dump_yaml(config))
-        directory.write_json("plugins.lock.json", lock.lock_for(plan.refs.values()))
-        parts = build(config, data, plan, directory, logger)
-    except BaseException:
-        # Nothing has run yet: a directory left behind would only stand in the way of the next try.
-        close_logging()
-        shutil.rmtree(directory.path, ignore_errors=True)
-        raise
-    return _run(parts, RunState())
+    with directory.held():
+        try:
+            logger = setup_logging(directory)
+            _write_identity(directory, config, plan)
+            parts = build(config, data, plan, directory, logger)
+        except BaseException:
+            # Nothing has run yet: a directory left behind would only stand in the way of the next try.
+            close_logging()
+            shutil.rmtree(directory.path, ignore_errors=True)
+            raise
+        return _run(parts, RunState())
 
 
 def resume(
@@ -70,66 +73,94 @@ def resume(
     from dovetail.telemetry import RunDirectory, setup_logging
 
     directory = RunDirectory.open(Path(run_directory))
-    checkpoint = CheckpointStore(directory.checkpoints).latest()
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{directory.path} holds no checkpoint to resume from",
-            hint="start it again with `dovetail train`, under another experiment name",
+    with directory.held():
+        checkpoint = CheckpointStore(directory.checkpoints).latest()
+        if checkpoint is None:
+            raise CheckpointError(
+                f"{directory.path} holds no checkpoint to resume from",
+                hint="start it again with `dovetail train`, under another experiment name",
+            )
+        loaded = load_config(directory.config, overrides)
+        data = load_data(loaded.config)
+        plan = plan_from_data(loaded.config, data)
+        _check_something_is_left(directory, checkpoint, plan)
+        logger = setup_logging(directory)
+        _check_lock(directory, plan, logger)
+        if announce is not None:
+            announce(loaded, plan, directory.path)
+        parts = build(loaded.config, data, plan, directory, logger)
+        try:
+            state = restore_checkpoint(parts, checkpoint)
+            directory.rewind(state.step)
+            # From here on the run is this config: the next resume goes on with it.
+            _write_identity(directory, loaded.config, plan)
+        except BaseException:
+            parts.close()
+            raise
+        return _run(parts, state)
+
+
+def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
+    done, steps = int(checkpoint.name.removeprefix("step_")), plan.counts.steps
+    completed = directory.summary.exists() and (
+        directory.read_json("summary.json").get("status") == "completed"
+    )
+    if completed and steps is not None and done >= steps:
+        raise ConfigError(
+            f"there is nothing left to do: {done} of {steps} steps are done",
+            hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`",
         )
-    loaded = load_config(directory.path / "config.yaml", overrides)
-    data = load_data(loaded.config)
-    plan = plan_from_data(loaded.config, data)
-    logger = setup_logging(directory)
-    _check_lock(directory, plan, logger)
-    if announce is not None:
-        announce(loaded, plan, directory.path)
-    parts = build(loaded.config, data, plan, directory, logger)
-    try:
-        state = restore_checkpoint(parts, checkpoint)
-        directory.rewind(state.step)
-    except BaseException:
-        parts.close()
-        raise
-    return _run(parts, state)
+
+
+def _write_identity(directory: RunDirectory, config: RunConfig, plan: Plan) -> None:
+    directory.write_text("config.yaml", dump_yaml(config))
+    directory.write_json("plugins.lock.json", lock.lock_for(plan.refs.values()))
 
 
 def _run(parts: Parts, state: RunState) -> dict[str, Any]:
     from dovetail.interfaces import make_plugin
     from dovetail.interfaces.plugin import PluginContext
-    from dovetail.telemetry import write_report
     from dovetail.telemetry.logging import close_logging
 
-    trainer: Any = make_plugin(
-        parts.plan.refs["trainer"],
-        PluginContext(
-            seed=parts.config.seed,
-            run_directory=parts.run_directory.path,
-            logger=parts.logger,
-        ),
+    context = PluginContext(
+        seed=parts.config.seed, run_directory=parts.run_directory.path, logger=parts.logger
     )
-    flow = Flow(parts, state)
-    directory = parts.run_directory
-    try:
+    with ExitStack() as ending:
+        ending.callback(close_logging)
+        ending.callback(parts.close)
+        flow = Flow(parts, state)
+        ending.callback(_wind_up, parts, flow)
+        trainer: Any = make_plugin(parts.plan.refs["trainer"], context)
         trainer.run(flow)
-    finally:
-        summary = flow.summary()
+    return flow.summary()
+
+
+def _wind_up(parts: Parts, flow: Flow) -> None:
+    """Write the summary and the report; a fault in either must not hide how the run ended."""
+    from dovetail.telemetry import write_report
+
+    summary, directory = flow.summary(), parts.run_directory
+    shown = {**summary, "next_commands": _next_commands(parts, summary)}
+    try:
         directory.write_json("summary.json", summary)
-        report = write_report(directory.path)
-        shown = {**summary, "report": str(report), "next_commands": _next_commands(parts, summary)}
-        parts.trackers.finish(shown)
-        parts.close()
-        close_logging()
-    return summary
+        shown["report"] = str(write_report(directory.path))
+    except Exception as error:  # noqa: BLE001 - reported, never in place of the run's own error
+        parts.logger.warning("summary or report could not be written", error=repr(error))
+    parts.trackers.finish(shown)
 
 
 def _next_commands(parts: Parts, summary: dict[str, Any]) -> list[str]:
     path, dovetail = parts.run_directory.path, _command()
     if summary["status"] != "completed":
-        commands = [f"resume {path}", f"config show {path}/config.yaml", "doctor"]
+        saved = parts.store.latest() is not None
+        commands = [
+            *([f"resume {path}"] if saved else []),
+            f"config show {path}/config.yaml",
+        ]
     else:
         commands = [
             f"plan {path}/config.yaml",
-            f"train {path}/config.yaml experiment=rloo algorithm.advantage=rloo",
+            f"train {path}/config.yaml experiment=another algorithm.advantage=rloo",
             "plugins list",
         ]
     return [f"{dovetail} {command}" for command in commands]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -63,6 +65,16 @@ class RunDirectory:
         return cls(path)
 
     @classmethod
+    def check_free(cls, path: str | os.PathLike[str]) -> None:
+        """Say early what `create` would say of a directory that another run has taken.
+
+        Raises:
+            RunDirectoryError: it holds another run.
+        """
+        if (Path(path) / MARKER).exists():
+            raise _already_taken(Path(path))
+
+    @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """The directory of a run that was begun before, to resume it or to read it.
 
@@ -81,6 +93,25 @@ class RunDirectory:
                 hint=_runs_nearby(path),
             )
         return cls(path)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the directory while a run writes it; the system lets go when this process dies.
+
+        Raises:
+            RunDirectoryError: another living process holds it.
+        """
+        with (self.path / MARKER).open(encoding="utf-8") as marker:
+            try:
+                fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunDirectoryError(
+                    f"another process is running in {str(self.path)!r}",
+                    hint="wait until it has ended, or stop it with Ctrl-C: it saves first",
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
 
     @property
     def config(self) -> Path:
@@ -174,9 +205,11 @@ def _already_taken(path: Path) -> RunDirectoryError:
             f"{str(path)!r} is a file, where the run directory should be",
             hint="choose another name with experiment=NAME, or another output_dir=PATH",
         )
+    saved = any((path / "checkpoints").glob("step_*"))
+    mend = f"continue it with `dovetail resume {path}`" if saved else f"remove it (rm -r {path})"
     return RunDirectoryError(
         f"{str(path)!r} already holds a run: {_describe(path)}",
-        hint=f"continue it with `dovetail resume {path}`, or start another with experiment=NAME",
+        hint=f"{mend}, or start another with experiment=NAME",
     )
 
 

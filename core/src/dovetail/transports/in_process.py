@@ -96,7 +96,8 @@ def _mailbox(channel: str | None) -> Mailbox:
 class InProcessTransport(WeightTransport):
     """Hands tensors from a trainer to rollouts in the same process, without a copy.
 
-    Sending first and receiving afterwards works, and so do both at once in two threads. The tensors are
+    Sending first and receiving afterwards works, and so do both at once in two threads. An update is
+    kept for the receivers that there are when it is sent: make all of them first. The tensors are
     the trainer's own: an update that changes them before they are received is found by their digests.
     """
 
