@@ -12,7 +12,9 @@ from dovetail.flow.run import train
 
 def snippets(root: Path) -> dict[str, str]:
     """The README's Python files by the name in their first line."""
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", (root / "README.md").read_text(), re.S)
+    blocks = re.findall(
+        r"```python\n# (\S+)\n(.*?)```", (root / "README.md").read_text(), re.DOTALL
+    )
     return dict(blocks)
 
 

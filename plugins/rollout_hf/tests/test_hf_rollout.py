@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -38,6 +40,17 @@ def log_probs_of(model, request, completion) -> np.ndarray:
     start = len(request.prompt_ids) - 1
     chosen = logits[start:-1].log_softmax(-1)
     return chosen.gather(1, ids[start + 1 :, None])[:, 0].numpy()
+
+
+def slow_down(rollout, monkeypatch) -> None:
+    """Let a step take 2 ms at least, so that a test can act while a request runs."""
+    step = rollout.decoder.step
+
+    def slowly(*arguments):
+        time.sleep(0.002)
+        return step(*arguments)
+
+    monkeypatch.setattr(rollout.decoder, "step", slowly)
 
 
 # What is generated
@@ -330,6 +343,97 @@ def test_an_error_in_the_decode_thread_reaches_every_request_and_the_engine_live
     assert len(generate(rollout, request_of(0))) == 2
 
 
+@pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
+def test_a_pause_that_is_given_up_leaves_the_engine_alive(
+    start, generate, request_of, monkeypatch, mode
+) -> None:
+    rollout = start()
+    slow_down(rollout, monkeypatch)
+
+    async def run():
+        stream = rollout.submit(request_of(0, n=1, max_new_tokens=200))
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.05)
+        pause = asyncio.create_task(rollout.pause(PauseMode.WAIT))
+        await asyncio.sleep(0.02)
+        pause.cancel()
+        await asyncio.gather(pause, return_exceptions=True)
+        assert pause.cancelled()
+        # Another pause settles the one that was given up along with itself.
+        await asyncio.wait_for(rollout.pause(mode), 20)
+        await asyncio.wait_for(rollout.resume(), 20)
+        return await asyncio.wait_for(task, 20)
+
+    assert len(asyncio.run(run()).response_ids) == 200
+    assert len(generate(rollout, request_of(1))) == 2
+
+
+def test_closing_after_a_pause_that_was_given_up_tells_everyone(
+    start, request_of, monkeypatch
+) -> None:
+    rollout = start()
+    slow_down(rollout, monkeypatch)
+
+    async def run():
+        async def one():
+            return [c async for c in rollout.submit(request_of(0, max_new_tokens=4000))]
+
+        task = asyncio.create_task(one())
+        await asyncio.sleep(0.05)
+        pauses = [asyncio.create_task(rollout.pause()) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        pauses[0].cancel()
+        await asyncio.sleep(0)
+        rollout.close()
+        waiting = asyncio.gather(task, *pauses, return_exceptions=True)
+        return await asyncio.wait_for(waiting, 20)
+
+    request, given_up, paused = asyncio.run(run())
+    assert isinstance(request, RolloutError)
+    assert isinstance(given_up, asyncio.CancelledError)
+    assert isinstance(paused, RolloutError)
+
+
+@pytest.mark.parametrize("broken", ["clear", "job"])
+def test_when_the_decode_thread_breaks_off_everyone_hears_and_the_next_call_works(
+    start, generate, request_of, monkeypatch, broken
+) -> None:
+    rollout = start()
+    slow_down(rollout, monkeypatch)
+    scheduler = rollout._scheduler
+
+    def fail(*_):
+        raise MemoryError("the device is gone")
+
+    def leave():
+        raise SystemExit("the device is gone")
+
+    async def run(patch):
+        async def one(request):
+            return [c async for c in rollout.submit(request)]
+
+        tasks = [asyncio.create_task(one(request_of(i, max_new_tokens=4000))) for i in range(2)]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(rollout.pause()))
+        await asyncio.sleep(0.02)
+        if broken == "clear":
+            patch.setattr(scheduler._batch, "clear", fail)
+            patch.setattr(rollout.decoder, "step", fail)
+        else:
+            # Both are taken in one turn: the second must not be lost with the first.
+            with scheduler._lock:
+                jobs = [(leave, Future()), (lambda: None, Future())]
+                scheduler._jobs.extend(jobs)
+            tasks += [asyncio.wrap_future(future) for _, future in jobs[1:]]
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+
+    with monkeypatch.context() as patch:
+        errors = asyncio.run(run(patch))
+    assert all(isinstance(e, RolloutError) and "the device is gone" in str(e) for e in errors)
+    asyncio.run(asyncio.wait_for(rollout.resume(), 20))
+    assert len(generate(rollout, request_of(0))) == 2
+
+
 def test_closing_tells_those_who_wait_and_ends_the_thread(start, request_of) -> None:
     rollout = start()
 
@@ -491,6 +595,36 @@ def test_an_update_during_generation_marks_the_tokens_that_it_made(start, reques
     versions = asyncio.run(run()).weight_versions
     assert set(versions) == {0, 3}
     assert (np.diff(versions) >= 0).all()
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_token_whose_logits_the_old_weights_made_is_stamped_with_the_old_version(
+    start, generate, request_of, monkeypatch, decoder
+) -> None:
+    """A last layer norm of zeros makes every logit 0: greedy then draws token 0, and only then."""
+    wire = Wire()
+    rollout = start(transport=wire, decoder=decoder)
+    request = request_of(0, n=1, max_new_tokens=120, temperature=0.0)
+    (old,) = generate(rollout, request).values()
+    slow_down(rollout, monkeypatch)
+    wire.tensors, specs = update_of(rollout._model, 0.0)
+    norm = next(name for name in reversed(wire.tensors) if name.endswith("norm.weight"))
+    wire.tensors[norm] = torch.zeros_like(wire.tensors[norm])
+
+    async def run():
+        task = asyncio.create_task(anext(rollout.submit(request)))
+        await asyncio.sleep(0.05)
+        await rollout.pause(PauseMode.KEEP)
+        rollout.receive_weights(3, WeightManifest(version=3, tensors=specs))
+        await rollout.resume()
+        return await task
+
+    new = asyncio.run(run())
+    assert set(new.weight_versions) == {0, 3}
+    first = int(np.argmax(new.weight_versions == 3))
+    assert old.response_ids[first - 1] != 0
+    assert new.response_ids[:first].tolist() == old.response_ids[:first].tolist()
+    assert set(new.response_ids[first:]) == {0}
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,9 @@ class HfRollout(BaseRollout):
             max_batch_size=self.config.max_batch_size,
             max_prefill_tokens=self.config.max_prefill_tokens,
         )
+        if context.transport is not None:
+            # From here on an update that is sent waits for this replica too.
+            self._receiver = context.transport.receiver()
 
     @property
     def decoder(self) -> Decoder:
@@ -124,7 +127,7 @@ class HfRollout(BaseRollout):
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         scheduler = self._running()
-        if self.context.transport is None:
+        if self._receiver is None:
             raise WeightSyncError(
                 f"weight update {version} has no transport to come by",
                 hint="set rollout.weight_transport",
@@ -134,8 +137,6 @@ class HfRollout(BaseRollout):
                 f"weight update {version} came while the weights sleep", hint="wake them first"
             )
         check_manifest(self._model, manifest)
-        if self._receiver is None:
-            self._receiver = self.context.transport.receiver()
         # Nothing of a torn update reaches the model: all of it is here before the first copy.
         with turn():
             staged = list(self._receiver.receive(manifest))

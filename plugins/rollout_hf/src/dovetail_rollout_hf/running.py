@@ -90,10 +90,10 @@ class RunningBatch:
         return [row for row in self._rows if not row.done]
 
     def set_version(self, version: int) -> None:
-        """Tokens from the next one on come from these weights."""
+        """These weights are in force now: rows that run draw one more token from the old ones' logits."""
         self.version = version
         for row in self.rows:
-            row.versions.append((self._end, version))
+            row.versions.append((self._end + 1, version))
 
     # Entering and leaving
 

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -68,6 +69,7 @@ class Scheduler:
         self._drained: list[Future[None]] = []
         self._lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._taken: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._lots: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -98,8 +100,11 @@ class Scheduler:
 
         def tell(entered: Future[None]) -> None:
             error = entered.exception()
-            if isinstance(error, RolloutError):
-                _post([(ticket, error) for ticket in tickets])
+            if error is None:
+                return
+            if not isinstance(error, RolloutError):
+                error = _told("the requests could not be taken", error)
+            _post([(ticket, error) for ticket in tickets])
 
         self.call(lambda: self._enter(tickets)).add_done_callback(tell)
 
@@ -126,10 +131,9 @@ class Scheduler:
     def _awake(self) -> None:
         """Have a thread that works; the caller holds the lock."""
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="dovetail-rollout-hf", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="dovetail-rollout-hf", daemon=True)
+            thread.start()
+            self._thread = thread
 
     # Jobs: run in the decode thread
 
@@ -162,7 +166,7 @@ class Scheduler:
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
-        """Tokens from the next one on come from these weights."""
+        """These weights are in force now."""
         self._batch.set_version(version)
 
     @property
@@ -176,9 +180,8 @@ class Scheduler:
 
     def _settle(self, *, keep: bool = False) -> None:
         if keep or self.idle:
-            for future in self._drained:
-                future.set_result(None)
-            self._drained.clear()
+            drained, self._drained = self._drained, []
+            _answer(drained, None)
 
     def _enter(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
@@ -196,9 +199,30 @@ class Scheduler:
     # The thread
 
     def _run(self) -> None:
-        with torch.inference_mode():
-            while self._turn():
-                pass
+        try:
+            with torch.inference_mode():
+                while self._turn():
+                    pass
+        except BaseException as error:  # noqa: BLE001 - the thread ends here, and nobody may go on waiting for it
+            self._break_off(error)
+
+    def _break_off(self, error: BaseException) -> None:
+        """End a thread that can't go on: whoever waits hears why, and a later call starts a new one."""
+        told = _told("the decode thread broke off", error)
+        waiting: list[Future[Any]] = []
+        try:
+            # A broken device may not even let the batch be cleared.
+            with suppress(Exception):
+                self._fail(told)
+        finally:
+            with self._lock:
+                waiting += self._drained
+                waiting += [future for _, future in (*self._taken, *self._jobs)]
+                self._drained = []
+                self._taken.clear()
+                self._jobs.clear()
+                self._thread = None
+            _answer(waiting, told)
 
     def _turn(self) -> bool:
         """Do the waiting jobs, let requests in, take one step; False when closed or out of work."""
@@ -207,22 +231,23 @@ class Scheduler:
             if not (closed or self._jobs or self._has_work()):
                 self._thread = None
                 return False
-            jobs = list(self._jobs)
-            self._jobs.clear()
+            self._taken, self._jobs = self._jobs, deque()
         if closed:
             self._fail(RolloutError("the rollout was closed while requests were running"))
-            for future in (*self._drained, *(future for _, future in jobs)):
-                future.set_exception(RolloutError("the rollout is closed"))
+            waiting = [*self._drained, *(future for _, future in self._taken)]
+            self._drained = []
+            self._taken.clear()
+            _answer(waiting, RolloutError("the rollout is closed"))
             return False
-        for job, future in jobs:
-            _do(job, future)
+        while self._taken:
+            _do(*self._taken.popleft())
         try:
             if self._admitting:
                 self._admit()
             if self._stepping and self._batch.active:
                 self._deliver(self._batch.step())
         except Exception as error:  # noqa: BLE001 - whatever broke the step, every waiting request must hear of it
-            self._fail(RolloutError(f"decoding failed: {type(error).__name__}: {error}"), error)
+            self._fail(_told("decoding failed", error))
         self._settle()
         return True
 
@@ -285,14 +310,13 @@ class Scheduler:
                 self._tickets.pop(ticket.request.request_id, None)
         _post(finished)
 
-    def _fail(self, error: RolloutError, cause: BaseException | None = None) -> None:
+    def _fail(self, error: RolloutError) -> None:
         """Tell every request that runs or waits, and begin anew."""
-        error.__cause__ = cause
         tickets = list(self._tickets.values())
         self._tickets.clear()
         self._pending.clear()
-        self._batch.clear()
         _post([(ticket, error) for ticket in tickets])
+        self._batch.clear()
 
 
 def _nothing(request: RolloutRequest, sample: int) -> Completion:
@@ -314,8 +338,29 @@ def _do(job: Callable[[], T], future: Future[T]) -> None:
         return
     try:
         future.set_result(job())
-    except Exception as error:  # noqa: BLE001 - it belongs to whoever asked for the job
+    except BaseException as error:
+        # It belongs to whoever asked for the job.
         future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+def _answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
+    """Settle futures, but for those that nobody waits for any more: whoever awaited them was cancelled."""
+    for future in futures:
+        if not future.set_running_or_notify_cancel():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def _told(what: str, cause: BaseException) -> RolloutError:
+    """The error for those who wait, with what caused it."""
+    error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
 
 
 def _post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
