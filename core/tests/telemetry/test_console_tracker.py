@@ -130,6 +130,8 @@ def test_closing_twice_and_without_a_beginning_is_fine(terminal):
 def test_the_terminal_is_restored_although_a_run_dies(ending):
     script = (
         "import os, signal, time\n"
+        # What runs in the background of a shell may have inherited an ignored SIGINT.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dovetail.config.builtin import ConsoleConfig\n"
         "from dovetail.interfaces.plugin import PluginContext\n"
         "from dovetail.telemetry import ConsoleTracker\n"
