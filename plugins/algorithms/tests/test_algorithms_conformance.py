@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail_algorithms.config import GrpoConfig, PpoClipConfig
+from dovetail_algorithms.config.estimators import GrpoConfig
+from dovetail_algorithms.config.losses import PpoClipConfig
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.grpo import Grpo
 from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlus

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config import DrGrpoConfig
+from dovetail_algorithms.config.estimators import DrGrpoConfig
 from dovetail_algorithms.estimators.discounted import discounted_returns
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.group_baseline import deviations

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config import DrGrpoConfig, GrpoConfig, RlooConfig
+from dovetail_algorithms.config.estimators import DrGrpoConfig, GrpoConfig, RlooConfig
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.grpo import Grpo
 from dovetail_algorithms.estimators.rloo import Rloo

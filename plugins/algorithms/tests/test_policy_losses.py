@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.numerics import resolve_metrics
 from dovetail.telemetry.metrics import values
-from dovetail_algorithms.config import PpoClipConfig, ReinforceConfig
+from dovetail_algorithms.config.losses import PpoClipConfig, ReinforceConfig
 from dovetail_algorithms.losses.ppo_clip import PpoClip
 from dovetail_algorithms.losses.reinforce import Reinforce
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config import ReinforcePlusPlusConfig
+from dovetail_algorithms.config.estimators import ReinforcePlusPlusConfig
 from dovetail_algorithms.estimators.discounted import discounted_returns
 from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlus
 

@@ -129,7 +129,7 @@ def make_batch(seed=0, groups=3, n=4, *, equal=False, masked=True, temperature=N
 
 def make_objective(**spec):
     """PPO with token mean, and what else the spec names."""
-    from dovetail_algorithms.config import PpoClipConfig
+    from dovetail_algorithms.config.losses import PpoClipConfig
 
     return ObjectiveSpec(
         policy_loss=PluginRef(kind="policy_loss", name="ppo_clip", config=PpoClipConfig()),

@@ -61,6 +61,8 @@ _COLUMNS = (
     Column("entropies", "float32", "ragged", "entropy of the policy at each token, in nats", "actor", "response_ids"),
     Column("sum_pi_squared", "float32", "ragged", "sum of squared probabilities at each token", "actor", "response_ids"),
     Column("values", "float32", "ragged", "value function at each token", "critic", "response_ids"),
+    Column("loss_mask", "bool", "ragged", "True on the tokens that keep their loss: part of response_mask", "rollout_correction", "response_ids"),
+    Column("rollout_is_weights", "float32", "ragged", "importance weight of each token, training over rollout policy", "rollout_correction", "response_ids"),
     # Rewards and what follows from them
     Column("scores", "float32", "dense", "reward of the sample: the sum of its token rewards", "reward"),
     Column("token_rewards", "float32", "ragged", "reward at each token; a scalar one sits on the last token with mask 1", "reward", "response_ids"),

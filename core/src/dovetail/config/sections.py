@@ -6,48 +6,48 @@ Plugins extend the base of their kind. Nothing here imports torch.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-PLUGIN_KIND = "dovetail.plugin_kind"
-"""Metadata key: this field holds a plugin section of that kind."""
-PLUGIN_DEFAULT = "dovetail.plugin_default"
-"""Metadata key: the plugin that an absent section selects; None means no plugin."""
-COLLECTION = "dovetail.collection"
-"""Metadata key: `list` or `dict` where the field holds several plugin sections."""
-VERBATIM = "dovetail.verbatim"
-"""Metadata key: the value is never interpolated (prompts, templates, patterns)."""
-ONE_OR_MANY = "dovetail.one_or_many"
-"""Metadata key: a bare string stands for a list of one."""
+from dovetail.config.algorithm import AlgorithmSection
+from dovetail.config.fields import (
+    ABOVE_ZERO,
+    AT_LEAST_ONE,
+    COLLECTION,
+    ONE_OR_MANY,
+    PLUGIN_DEFAULT,
+    PLUGIN_KIND,
+    VERBATIM,
+    PluginSection,
+    PresetSection,
+    plugin_field,
+)
 
-_AT_LEAST_ONE = attrs.validators.optional(attrs.validators.ge(1))
-
-
-def plugin_field(
-    kind: str, default: str | None, *, collection: Literal["list", "dict"] | None = None
-) -> Any:
-    """A field whose section is narrowed to the Config class of the plugin that its `name` selects."""
-    factories: dict[str | None, Any] = {
-        "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
-        "dict": dict,
-    }
-    metadata = {PLUGIN_KIND: kind, PLUGIN_DEFAULT: default, COLLECTION: collection}
-    if collection is not None:
-        return attrs.field(factory=factories[collection], metadata=metadata)
-    return attrs.field(default=None, metadata=metadata)
-
-
-@attrs.frozen(kw_only=True)
-class PluginSection:
-    """Base of every plugin's config: which plugin, by name or by file."""
-
-    name: str | None = None
-    """Name of an installed plugin; `name@distribution` settles a conflict."""
-    path: str | None = None
-    """A Python file that holds the plugin, in place of a package."""
-    attribute: str | None = None
-    """The class or function in that file."""
+__all__ = [
+    "COLLECTION",
+    "ONE_OR_MANY",
+    "PLUGIN_DEFAULT",
+    "PLUGIN_KIND",
+    "VERBATIM",
+    "ActorSection",
+    "AlgorithmSection",
+    "CriticSection",
+    "DataSection",
+    "EngineSection",
+    "ModelSection",
+    "OptimSection",
+    "PluginSection",
+    "PresetSection",
+    "RefSection",
+    "RewardSection",
+    "RolloutSection",
+    "RunConfig",
+    "TrainerSection",
+    "TrainingSection",
+    "ValidationSamplingSection",
+    "plugin_field",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class DataSection:
     """Column that holds the prompt: messages, or a plain string."""
     train_batch_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
     """Prompts a step; samples a step are this times rollout.n."""
-    val_batch_size: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    val_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
     """Longest prompt in tokens."""
@@ -112,6 +112,8 @@ class ValidationSamplingSection:
     """Nucleus mass."""
     top_k: int = -1
     """Only the k most likely tokens; -1 means all."""
+    max_response_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Most tokens generated for a response; data.max_response_length where absent."""
 
 
 @attrs.frozen(kw_only=True)
@@ -187,10 +189,40 @@ class ActorSection(TrainingSection):
 
     engine: EngineSection = plugin_field("engine", "fsdp2")
     """What trains it."""
-    mini_batch_size: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    mini_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Prompts an optimizer step; None means the whole rollout batch."""
     epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Passes over each rollout batch."""
+    shuffle: bool = False
+    """Cut mini-batches from another order of the prompts in every pass over a rollout batch."""
+    max_kl: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Leave out a step's remaining updates once a mini-batch's KL to the old policy (nats a token) is above this."""
+
+
+def _critic_optim() -> OptimSection:
+    return OptimSection(lr=1e-5)
+
+
+@attrs.frozen(kw_only=True)
+class CriticSection(TrainingSection):
+    """The value model; it exists only where something requires `values`, as the advantage estimator `gae` does."""
+
+    optim: OptimSection = attrs.field(factory=_critic_optim)
+    """Optimizer and schedule, of its own."""
+    engine: EngineSection | None = plugin_field("engine", None)
+    """What trains it; the actor's engine where absent."""
+    path: str | None = None
+    """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
+    mini_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Prompts an optimizer step; the actor's where absent."""
+    epochs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Passes over each rollout batch; the actor's where absent."""
+    value_clip: float | None = attrs.field(default=0.5, validator=ABOVE_ZERO)
+    """How far a value may move from the one before the step's updates (PPO's value clipping); None for any."""
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How the tokens' value losses become one number."""
+    warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """First steps of the run in which the critic alone is trained."""
 
 
 @attrs.frozen(kw_only=True)
@@ -201,54 +233,8 @@ class RefSection:
     """What scores with it; the actor's engine where absent."""
     path: str | None = None
     """Its checkpoint; the actor's starting weights where absent."""
-    max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Token budget of one pass; the actor's where absent."""
-
-
-@attrs.frozen(kw_only=True)
-class KlInLossSection:
-    """A KL penalty to the reference policy inside the loss."""
-
-    estimator: Literal["k1", "abs", "k2", "k3", "k1+", "k3+"] = "k3"
-    """KL estimator (joschu.net/blog/kl-approx.html); `+` takes the gradient of k2."""
-    coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
-    """Weight of the penalty."""
-    controller: PluginSection = plugin_field("kl_controller", "fixed")
-    """How the weight moves."""
-
-
-@attrs.frozen(kw_only=True)
-class KlSection:
-    """Where a KL penalty enters."""
-
-    in_loss: KlInLossSection | None = None
-    """A penalty in the loss; None for none."""
-
-
-@attrs.frozen(kw_only=True)
-class EntropySection:
-    """The policy's entropy."""
-
-    coef: float = 0.0
-    """Weight of an entropy bonus in the loss."""
-    measure: bool = True
-    """Report it as `actor/entropy`."""
-
-
-@attrs.frozen(kw_only=True)
-class AlgorithmSection:
-    """What makes the algorithm."""
-
-    advantage: PluginSection = plugin_field("advantage", "grpo")
-    """Rewards to advantages."""
-    policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
-    """The loss a token."""
-    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How token losses become one number."""
-    kl: KlSection = attrs.field(factory=KlSection)
-    """Penalty towards the reference policy."""
-    entropy: EntropySection = attrs.field(factory=EntropySection)
-    """Entropy bonus and measurement."""
 
 
 @attrs.frozen(kw_only=True)
@@ -279,11 +265,11 @@ class TrainerSection(PluginSection):
 
     total_epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Passes over the training prompts."""
-    total_steps: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    total_steps: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Stop after this many steps, whatever the epochs."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Checkpoint every so many steps; 0 means only at the end."""
-    keep_checkpoints: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    keep_checkpoints: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Checkpoints to keep, newest first; None means all."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Validate every so many steps; 0 means only before and after."""
@@ -293,6 +279,12 @@ class TrainerSection(PluginSection):
     """Validate after the last step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
     """Samples of each step written for reading; -1 means all."""
+    validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
+    """Samples of each validation written for reading; -1 means all."""
+    best_metric: str | None = None
+    """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
+    best_is: Literal["max", "min"] = "max"
+    """Whether the best is the largest or the smallest."""
     deterministic: bool = False
     """Use deterministic kernels where they cost speed."""
 
@@ -317,6 +309,8 @@ class RunConfig:
     """Generation."""
     actor: ActorSection = attrs.field(factory=ActorSection)
     """Training."""
+    critic: CriticSection = attrs.field(factory=CriticSection)
+    """The value model."""
     ref: RefSection = attrs.field(factory=RefSection)
     """The reference policy."""
     algorithm: AlgorithmSection = attrs.field(factory=AlgorithmSection)

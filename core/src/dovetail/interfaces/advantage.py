@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dovetail.batch import Batch, Ragged
 
-ADVANTAGE_API = "1.0"
+ADVANTAGE_API = "1.1"
 
 
 @attrs.frozen(eq=False)

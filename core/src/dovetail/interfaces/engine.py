@@ -13,14 +13,18 @@ from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from dovetail.batch import Batch
-    from dovetail.interfaces.objective import ObjectiveSpec
+    from dovetail.interfaces.objective import AnyObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.telemetry.metrics import Metric
 
-ENGINE_API = "1.0"
+ENGINE_API = "1.1"
 
-OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared"})
-"""What `forward` can be asked for; each comes back as a ragged float32 column over response tokens."""
+OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs"})
+"""What `forward` can be asked for; each comes back as a ragged float32 column over response tokens.
+
+`values` only with the context's `head` "value": a value is of the state before its token, as the critic sees it.
+`ref_log_probs` only where the engine's `provides(config)` names them: of the same model with its adapter off.
+"""
 
 
 class TrainEngine(Worker, Plugin):
@@ -42,11 +46,14 @@ class TrainEngine(Worker, Plugin):
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
-    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
         """Minimise the objective over the whole mini-batch with exactly one optimizer step.
 
         The result does not depend on how the mini-batch is cut into micro-batches or spread over ranks.
-        Returns metrics that merge over ranks.
+        Returns metrics that merge over ranks, named after the role: `actor/…`, `critic/…`.
+
+        Raises:
+            NumericsError: loss or gradient is not finite; no step was taken.
         """
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)

@@ -34,11 +34,37 @@ class ObjectiveSpec:
     """Report the policy's entropy even where it has no weight."""
     old_log_probs_from_current: bool = False
     """One mini-batch a rollout: the old policy is the current one, so no pass of its own is needed."""
+    correction: PluginRef | None = None
+    """The rollout correction, where it is worked out in every micro-batch from the current log-probabilities."""
+    weighted: bool = False
+    """Multiply each token's policy loss by the column `rollout_is_weights`, made before the update."""
     requires: frozenset[str] = frozenset()
     """Columns that every mini-batch must carry."""
 
     @property
     def outputs(self) -> frozenset[str]:
-        """What the engine computes for it."""
+        """What the engine computes for it, besides what the loss itself requires."""
         entropies = {"entropies"} if self.entropy_coef or self.measure_entropy else set()
         return frozenset({"log_probs"} | entropies)
+
+
+@attrs.frozen(kw_only=True)
+class ValueObjectiveSpec:
+    """What a critic minimises: the value loss of PPO (arXiv 1707.06347).
+
+    L = ½ max((V − R)², (clip(V, V_old ± clip) − R)²)
+    """
+
+    loss_aggregation: PluginRef
+    clip: float | None = 0.5
+    """How far a value may move from the one before the update; None for any."""
+    requires: frozenset[str] = frozenset({"values", "returns", "response_mask"})
+    """Columns that every mini-batch must carry; `values` are those before the update."""
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """What the engine computes for it."""
+        return frozenset({"values"})
+
+
+AnyObjectiveSpec = ObjectiveSpec | ValueObjectiveSpec

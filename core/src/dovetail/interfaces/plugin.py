@@ -6,7 +6,7 @@ import logging
 from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -47,6 +47,8 @@ class PluginContext:
     """Where the run writes; None outside a run."""
     model: ModelSection | None = None
     """The model of this role."""
+    head: Literal["lm", "value"] = "lm"
+    """What the role's model ends in: a language model's head, or one value a token."""
     training: TrainingSection | None = None
     """Optimizer and micro-batch settings of this role; None for roles that are not trained."""
     total_steps: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
-    from dovetail.batch import Ragged
+    from dovetail.batch import Batch, Ragged
+    from dovetail.interfaces.plugin import Reduction
     from dovetail.telemetry.metrics import Metric
 
-POLICY_LOSS_API = "1.0"
+POLICY_LOSS_API = "1.1"
 LOSS_AGGREGATION_API = "1.0"
 
 
@@ -30,7 +31,8 @@ class LossInputs:
         mask_T: bool [T], True on tokens that the policy produced.
         offsets_N1: int64 [N + 1], where each sample begins.
         columns: every other column that the loss declares in `requires`, float32 [T] each
-            (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`.
+            (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`,
+            and what its `prepare` has made. `entropies` are those of the policy being trained, with gradient.
     """
 
     log_probs_T: Float[Tensor, "T"]
@@ -59,6 +61,25 @@ class PolicyLoss(Plugin):
 
     aggregation: ClassVar[str | None] = None
     """The loss aggregation that the paper prescribes, where it prescribes one."""
+
+    @classmethod
+    def prepares(cls, config: Any) -> frozenset[str]:
+        """Columns that `prepare` reads. They are known before the update begins: `old_log_probs` among them
+        get a pass of their own, even where one update follows a rollout.
+        """
+        return frozenset()
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
+        """Columns that need the whole mini-batch, made once before it is cut into micro-batches.
+
+        Args:
+            mini_batch: this rank's part, with what `requires` and `prepares` name, and `sample_id`.
+            reduction: sums over the ranks that hold the other parts.
+
+        Returns:
+            Ragged columns over response tokens, found again in `LossInputs.columns` as float32.
+        """
+        return {}
 
     @abstractmethod
     def token_losses(self, inputs: LossInputs) -> TokenLosses:

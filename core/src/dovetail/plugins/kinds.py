@@ -35,10 +35,13 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         _kind("rollout", "rollout:BaseRollout", "RolloutSection"),
-        _kind("engine", "engine:TrainEngine", "EngineSection"),
-        _kind("advantage", "advantage:AdvantageEstimator"),
-        _kind("policy_loss", "policy_loss:PolicyLoss"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="1.1"),
+        _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
+        _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
         _kind("loss_aggregation", "policy_loss:LossAggregation"),
+        _kind("rollout_correction", "rollout_correction:RolloutCorrection"),
+        _kind("sample_filter", "sample_filter:SampleFilter"),
+        _kind("preset", "preset:Preset", "PresetSection"),
         _kind("kl_controller", "kl_controller:KlController"),
         _kind("reward_manager", "reward:RewardManager"),
         _kind("reward_function", "reward:RewardFunction"),

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
-from dovetail_algorithms.config import GrpoConfig
+from dovetail_algorithms.config.estimators import GrpoConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
 
 EPSILON = 1e-6

@@ -9,7 +9,7 @@ import numpy as np
 from dovetail.batch import Batch
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
 from dovetail.numerics import whiten
-from dovetail_algorithms.config import ReinforcePlusPlusConfig
+from dovetail_algorithms.config.estimators import ReinforcePlusPlusConfig
 from dovetail_algorithms.estimators.discounted import discounted_returns
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
-from dovetail_algorithms.config import RlooConfig
+from dovetail_algorithms.config.estimators import RlooConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
 
 

@@ -8,7 +8,7 @@ import torch
 
 from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
 from dovetail.numerics import mean_metric
-from dovetail_algorithms.config import PpoClipConfig
+from dovetail_algorithms.config.losses import PpoClipConfig
 from dovetail_algorithms.losses.ratio import log_ratio, ratio_metrics
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
-from dovetail_algorithms.config import ReinforceConfig
+from dovetail_algorithms.config.losses import ReinforceConfig
 
 
 class Reinforce(PolicyLoss):

@@ -1,0 +1,61 @@
+"""What config sections are made of: fields that select plugins, their metadata, and the base of every plugin's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+PLUGIN_KIND = "dovetail.plugin_kind"
+"""Metadata key: this field holds a plugin section of that kind."""
+PLUGIN_DEFAULT = "dovetail.plugin_default"
+"""Metadata key: the plugin that an absent section selects; None means no plugin."""
+COLLECTION = "dovetail.collection"
+"""Metadata key: `list` or `dict` where the field holds several plugin sections."""
+VERBATIM = "dovetail.verbatim"
+"""Metadata key: the value is never interpolated (prompts, templates, patterns)."""
+ONE_OR_MANY = "dovetail.one_or_many"
+"""Metadata key: a bare string stands for a list of one."""
+
+AT_LEAST_ONE = attrs.validators.optional(attrs.validators.ge(1))
+"""Validator of a count that may be absent."""
+ABOVE_ZERO: Any = attrs.validators.optional(attrs.validators.gt(0))
+"""Validator of a positive number that may be absent."""
+NOT_NEGATIVE: Any = attrs.validators.optional(attrs.validators.ge(0))
+"""Validator of a number of 0 or more that may be absent."""
+
+
+def plugin_field(
+    kind: str, default: str | None, *, collection: Literal["list", "dict"] | None = None
+) -> Any:
+    """A field whose section is narrowed to the Config class of the plugin that its `name` selects."""
+    factories: dict[str | None, Any] = {
+        "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
+        "dict": dict,
+    }
+    metadata = {PLUGIN_KIND: kind, PLUGIN_DEFAULT: default, COLLECTION: collection}
+    if collection is not None:
+        return attrs.field(factory=factories[collection], metadata=metadata)
+    return attrs.field(default=None, metadata=metadata)
+
+
+@attrs.frozen(kw_only=True)
+class PluginSection:
+    """Base of every plugin's config: which plugin, by name or by file."""
+
+    name: str | None = None
+    """Name of an installed plugin; `name@distribution` settles a conflict."""
+    path: str | None = None
+    """A Python file that holds the plugin, in place of a package."""
+    attribute: str | None = None
+    """The class or function in that file."""
+
+
+@attrs.frozen(kw_only=True)
+class PresetSection(PluginSection):
+    """Base of every preset's config."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """The config that the preset stands for, as plain containers; `${key.path}` may refer to any key."""
+        return {}

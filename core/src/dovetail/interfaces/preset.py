@@ -1,0 +1,20 @@
+"""Preset: a published combination of settings under one name."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.config.sections import PluginSection, PresetSection
+from dovetail.interfaces.plugin import Plugin
+
+PRESET_API = "1.0"
+
+
+class Preset(Plugin):
+    """What a paper combines: estimator, loss, aggregation, KL, filters.
+
+    Its settings come from its Config, so that any config that names it can be read without importing more:
+    `Config.settings()` returns them, and they become a layer below the first config file.
+    """
+
+    Config: ClassVar[type[PluginSection]] = PresetSection

@@ -1,0 +1,87 @@
+"""RolloutCorrection: what makes up for a rollout policy that is not the training policy.
+
+Inference engine and trainer compute the same weights differently, in precision and in kernels, and weights may have
+moved since. With r_t = π_train(t) / π_rollout(t), a correction weighs tokens by r (importance sampling) or leaves
+out those where r is too far from 1 (rejection). Legend: N samples, T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+    from dovetail.interfaces.plugin import Reduction
+    from dovetail.telemetry.metrics import Metric
+
+ROLLOUT_CORRECTION_API = "1.0"
+
+CorrectionMode = Literal["decoupled", "bypass", "disabled"]
+"""`decoupled`: rollout, old and current policy are three. `bypass`: the rollout policy is the old one, which saves
+its pass. `disabled`: nothing is corrected."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CorrectionInputs:
+    """The response tokens of some whole samples, packed end to end.
+
+    Attributes:
+        train_log_probs_T: float32 [T], nats: old_log_probs (decoupled, before the update), or the current
+            ones without gradient (within an update).
+        rollout_log_probs_T: float32 [T], nats, of the sampler as used.
+        mask_T: bool [T], True on tokens that the policy produced.
+        offsets_N1: int64 [N + 1], where each sample begins.
+    """
+
+    train_log_probs_T: Float[Tensor, "T"]
+    rollout_log_probs_T: Float[Tensor, "T"]
+    mask_T: Bool[Tensor, "T"]
+    offsets_N1: Int64[Tensor, "N1"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Correction:
+    """What comes of it.
+
+    Attributes:
+        weights_T: float32 [T] without gradient, a factor on each token's loss; None where nothing is weighed.
+        keep_T: bool [T], which of the masked-in tokens keep their loss; None where nothing is rejected.
+        metrics: `rollout_corr/…`, which merge over micro-batches and ranks.
+    """
+
+    weights_T: Float[Tensor, "T"] | None = None
+    keep_T: Bool[Tensor, "T"] | None = None
+    metrics: Mapping[str, Metric] = attrs.field(factory=dict)
+
+
+class RolloutCorrection(Plugin):
+    """Weighs or rejects tokens by how far the two policies are apart."""
+
+    @classmethod
+    @abstractmethod
+    def mode(cls, config: Any) -> CorrectionMode:
+        """How rollout, old and current policy relate under this config."""
+
+    @classmethod
+    def before_update(cls, config: Any) -> bool:
+        """Whether it needs the whole batch before the first update: in decoupled mode rejection does, since it
+        changes what losses are divided by, and so does normalising weights over the batch.
+        """
+        return False
+
+    @abstractmethod
+    def correct(self, inputs: CorrectionInputs, reduction: Reduction) -> Correction:
+        """Correct some whole samples: the whole batch, or those of a micro-batch.
+
+        Args:
+            inputs: their log-probabilities.
+            reduction: sums over the ranks that hold the rest of the batch.
+        """

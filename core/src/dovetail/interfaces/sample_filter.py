@@ -1,0 +1,35 @@
+"""SampleFilter: leaves scored samples out of training."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Bool
+
+    from dovetail.batch import Batch
+    from dovetail.interfaces.advantage import Groups
+
+SAMPLE_FILTER_API = "1.0"
+
+
+class SampleFilter(Plugin):
+    """Chooses among the samples of a rollout, by their rewards, lengths or any other column of rollout and reward."""
+
+    action: ClassVar[Literal["drop", "mask"]]
+    """`drop`: what is not kept leaves the batch, and a group of which nothing is left is replaced by another
+    prompt in the next round of generation (`algorithm.max_generation_rounds`). `mask`: what is not kept still
+    counts in its group's statistics, but has no loss."""
+
+    @abstractmethod
+    def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+        """Bool [N]: True for the samples to train on.
+
+        Args:
+            columns: what rollout and reward give, before any shaping of the reward.
+            groups: which samples answer one prompt; groups are always whole.
+        """

@@ -1,0 +1,1 @@
+"""Config classes, a module for each kind of plugin. Nothing here imports torch."""
