@@ -29,15 +29,19 @@ test: setup ## Every test that this machine can run
 nightly: setup lint ## The larger matrices, and every property on fresh random examples
 	DOVETAIL_HYPOTHESIS=random $(BIN)/python -m pytest
 
-lint: setup ## Style, types, imports, manifests
+lint: setup ## Style, types, imports, manifests, docs pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
+	$(BIN)/python -m dovetail_sdk docs --check $(PACKAGES)
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
 	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
+
+docs: manifests ## Write docs/algorithms from the manifests
+	$(BIN)/python -m dovetail_sdk docs $(PACKAGES)
 
 wheels: setup ## Fill dist/ with a wheel of every package
 	rm -rf dist && mkdir dist

@@ -63,13 +63,15 @@ class SilentConfig(PluginSection):
     power: float = 2.0
 '''
 
-PLUGINS = """
+PLUGINS = '''
 from dovetail.batch.columns import Column
 from dovetail.interfaces.reward import RewardFunction
 from acme_shapes.config import CurveConfig, LooseConfig, SilentConfig, StrictConfig
 
 
 class Curve(RewardFunction):
+    """Bends the reward."""
+
     name = "curve"
     aliases = ("acme/curve",)
     api = ">=1.0,<2"
@@ -126,7 +128,7 @@ class Undated(RewardFunction):
 class Partial(RewardFunction):
     name = "partial"
     api = ">=1.0,<2"
-"""
+'''
 
 Make = Callable[..., Path]
 
@@ -181,6 +183,7 @@ def test_the_manifest_follows_from_the_classes(package: Make) -> None:
         "name": "curve",
         "aliases": ["acme/curve"],
         "target": "acme_shapes.plugins:Curve",
+        "doc": "Bends the reward.",
         "api": ">=1.0,<2",
         "capabilities": ["cheap", "deterministic"],
         "requires": ["scores"],

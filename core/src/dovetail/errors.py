@@ -100,7 +100,17 @@ class ColumnError(DovetailError, ValueError):
 
 
 class NumericsError(DovetailError, ArithmeticError):
-    """A loss or gradient is not finite; the weights were left as they were."""
+    """A number, a loss or a gradient is not finite; the weights were left as they were.
+
+    Attributes:
+        sample_ids: the samples that it came from, as far as they could be told.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, sample_ids: Iterable[str] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.sample_ids = tuple(sample_ids)
 
 
 class DispatchError(DovetailError, ValueError):

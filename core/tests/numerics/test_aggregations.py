@@ -12,6 +12,7 @@ from dovetail.batch import Ragged
 from dovetail.config import builtin
 from dovetail.interfaces import PluginContext
 from dovetail.numerics import loss_aggregation as aggregations
+from dovetail_sdk.testing.ranks import on_ranks
 
 CONFIGS = {
     aggregations.TokenMean: builtin.TokenMeanConfig(),
@@ -93,3 +94,59 @@ def test_masked_tokens_have_no_say_even_where_they_are_not_finite(cls):
     total.backward()
     assert total.item() == 3.0
     assert losses_T.grad.tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
+@settings(max_examples=40)
+@given(rows=samples, data=st.data())
+def test_each_token_has_the_gradient_of_the_definition_however_it_is_cut(cls, rows, data):
+    plugin = cls(CONFIGS[cls], PluginContext())
+    cut = data.draw(st.integers(0, len(rows)))
+    losses, mask = packed(rows)
+    denominator = plugin.denominator(mask) or 1.0
+    losses_T = torch.tensor(losses.values, requires_grad=True)
+    for start, stop in ((0, cut), (cut, len(rows))):
+        part = slice(losses.offsets[start], losses.offsets[stop])
+        mask_T = torch.tensor(mask.values[part])
+        offsets_N1 = torch.from_numpy(mask.slice(start, stop).offsets)
+        (plugin.total(losses_T[part], mask_T, offsets_N1) / denominator).backward()
+    want = []
+    for index, row in enumerate(rows):
+        for place, (loss, kept) in enumerate(row):
+            moved = [[*other] for other in rows]
+            # Every aggregate is linear in each loss: a step of 1 gives the slope.
+            moved[index][place] = (loss + 1, kept)
+            want.append(oracle(cls.name, moved) - oracle(cls.name, rows))
+    got = torch.zeros_like(losses_T) if losses_T.grad is None else losses_T.grad
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_two_ranks_together_give_the_aggregate_of_the_whole(cls, cut):
+    rows = [[(1.0, True), (2.0, False)], [], [(-3.0, False)], [(0.5, True), (4.0, True)]]
+
+    def part(rank, reduction):
+        plugin = cls(CONFIGS[cls], PluginContext())
+        own = rows[:cut] if rank == 0 else rows[cut:]
+        losses, mask = packed(own)
+        mine = plugin.denominator(mask)
+        summed = float(reduction.sum(np.array([mine]))[0])
+        total = plugin.total(
+            torch.tensor(losses.values),
+            torch.tensor(mask.values, dtype=torch.bool),
+            torch.tensor(losses.offsets),
+        )
+        return total.item() / (mine if plugin.constant else summed)
+
+    assert math.isclose(sum(on_ranks(2, part)), oracle(cls.name, rows), rel_tol=1e-9)
+
+
+def test_means_by_sample_leave_out_what_is_masked_and_are_0_for_the_empty():
+    values_T = torch.tensor([1.0, math.nan, 3.0, 5.0, math.inf])
+    mask_T = torch.tensor([True, False, True, True, False])
+    offsets_N1 = torch.tensor([0, 0, 3, 4, 5, 5])
+    means_N = aggregations.mean_by_sample(values_T, mask_T, offsets_N1)
+    assert means_N.tolist() == [0.0, 2.0, 5.0, 0.0, 0.0]
+    assert aggregations.mean_by_sample(values_T[:0], mask_T[:0], offsets_N1[:1]).tolist() == []
+    assert aggregations.sum_by_sample(values_T[:0], offsets_N1[[0, 0, 0]]).tolist() == [0.0, 0.0]

@@ -41,7 +41,7 @@ WRONG = {
     "a field": lambda: loss_inputs(mask_T=ALL[:1]),
     "a column": lambda: loss_inputs(columns={"a": ONE}),
     "losses": lambda: TokenLosses(losses_T=SQUARE),
-    "a loss": lambda: ObjectiveTerm(loss=ONE, metrics={}),
+    "a loss": lambda: ObjectiveTerm(loss=ONE, metrics={}, finite=torch.tensor(True)),
     "wide advantages": lambda: Advantages(advantages=np.zeros(4)),
     "groups in a square": lambda: Groups(np.zeros((2, 2), np.int64), 1),
     "values in a square": lambda: Groups.of(np.zeros((2, 2))),

@@ -1,4 +1,4 @@
-"""Objectives: the same loss, gradient and metrics however a mini-batch is cut."""
+"""Objectives of a policy: the same loss, gradient and metrics however a mini-batch is cut."""
 
 import math
 
@@ -8,10 +8,10 @@ import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.config import builtin
-from dovetail.errors import ColumnError
+from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
 from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
-from dovetail.numerics import Objective, max_metric, mean_metric, resolve_metrics
+from dovetail.numerics import PolicyObjective, max_metric, mean_metric, resolve_metrics
 from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean, TokenSum
 from dovetail.telemetry.metrics import Last, Max, Mean, values
 
@@ -45,7 +45,7 @@ def objective(aggregation=TokenMean, config=None, **spec):
         **spec,
     )
     plugin = aggregation(config or aggregation.Config(), PluginContext())
-    return Objective(spec, Ratio(Ratio.Config(), PluginContext()), plugin)
+    return PolicyObjective(spec, Ratio(Ratio.Config(), PluginContext()), plugin)
 
 
 def mini_batch(seed=0):
@@ -169,6 +169,53 @@ def test_two_ranks_weigh_their_metrics_by_their_samples():
 def test_a_missing_column_is_named_with_who_needs_it():
     with pytest.raises(ColumnError, match="ref_log_probs"):
         objective(**SPEC).denominators(mini_batch().drop(["ref_log_probs"]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_column_that_is_not_finite_names_its_samples(value):
+    batch = mini_batch().with_columns({"sample_id": list("abcde")})
+    old = batch["old_log_probs"]
+    mask = batch["response_mask"].values
+    row = old.row_index[np.flatnonzero(mask)[-1]]
+    values_ = old.values.copy()
+    values_[np.flatnonzero(mask)[-1]] = value
+    poisoned = batch.with_columns({"old_log_probs": old.with_values(values_)})
+    with pytest.raises(NumericsError, match="'old_log_probs' is not finite in sample") as caught:
+        objective().prepare(poisoned)
+    assert caught.value.sample_ids == ("abcde"[row],)
+    advantages = np.array([value, 0, 0, 0, value], np.float32)
+    poisoned = poisoned.with_columns({"advantages": advantages})
+    with pytest.raises(NumericsError, match="'advantages', 'old_log_probs' are not finite"):
+        objective().prepare(poisoned)
+
+
+def test_ranks_stop_together():
+    class Both:
+        def sum(self, values_):
+            return values_ + 1
+
+    with pytest.raises(NumericsError, match="another rank's part") as caught:
+        objective().prepare(mini_batch(), Both())
+    assert caught.value.sample_ids == ()
+
+
+def test_what_masked_tokens_hold_does_not_matter():
+    batch = mini_batch()
+    mask = batch["response_mask"].values
+    spoilt = {
+        name: batch[name].with_values(np.where(mask, batch[name].values, np.nan).astype("f4"))
+        for name in ("old_log_probs", "ref_log_probs", "entropies", "log_probs")
+    }
+    # The second sample has no token at all.
+    advantages = np.where(np.arange(5) == 1, np.nan, batch["advantages"]).astype("f4")
+    spoilt = batch.with_columns({**spoilt, "advantages": advantages})
+    clean, dirty = (
+        run(objective(SeqMeanTokenMean, **SPEC), objective(**SPEC).prepare(b), [[0, 1], [2, 3, 4]])
+        for b in (batch, spoilt)
+    )
+    assert clean[0] == dirty[0]
+    np.testing.assert_array_equal(clean[1], dirty[1])
+    assert clean[2] == dirty[2]
 
 
 def test_a_column_that_does_not_line_up_is_refused():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
+from dovetail.plugins.kinds import KINDS
 
 HEAVY = {
     "torch",
@@ -129,12 +132,13 @@ def test_show_prints_everything(dovetail) -> None:
         "state compatible",
         "distribution acme-good 1.2.0",
         "class acme_good.plugin:Mean",
-        "interface >=1.0,<2 (here: 1.0)",
+        f"interface >=1.0,<2 (here: {KINDS['advantage'].api})",
         "aliases acme",
-        "requires scores",
+        "requires scores (float32, one a sample): reward of the sample",
         "acme.level (float32, dense): difficulty of the prompt",
         "config acme_good.config:MeanConfig",
         "shift: float = 0.5 Subtracted from every advantage.",
+        "in a config algorithm: advantage: name: acme_mean shift: 0.5",
     ):
         assert part in text
 
@@ -222,3 +226,37 @@ def test_config_and_loading_import_no_torch(python, module: str) -> None:
     done = python("-c", f"import {module}, sys; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     assert not {"torch", "ray", "transformers"} & set(done.stdout.split())
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("dovetail_algorithms") is None, reason="needs the default plugins"
+)
+def test_show_prints_a_plugins_page_without_importing_it() -> None:
+    script = (
+        "import sys\n"
+        "from dovetail.cli.main import main\n"
+        "try:\n"
+        "    main(['plugins', 'show', 'preset/dapo'])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print({m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'dovetail_algorithms')})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    text = " ".join(done.stdout.split())
+    for part in (
+        "DAPO (arXiv 2503.14476)",
+        "overlong_share: float or null = 0.2 (> 0, <= 1)",
+        "in a config algorithm: preset: name: dapo",
+        "stands for, where nothing else is given algorithm: advantage: name: grpo",
+    ):
+        assert part in text
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_show_as_json_carries_the_page(dovetail) -> None:
+    (plugin,) = json.loads(dovetail("plugins", "show", "acme_mean", "--json").stdout)["plugins"]
+    assert plugin["doc"] == ""
+    assert plugin["settings"] is None
+    assert plugin["config_schema"]["fields"][0]["name"] == "shift"

@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO and RLOO, against loops written from the papers."""
+"""Estimators that compare the samples of one prompt, against loops written from the papers."""
 
 import statistics
 
@@ -7,102 +7,269 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.batch import Batch
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config.estimators import DrGrpoConfig, GrpoConfig, RlooConfig
+from dovetail_algorithms.config.estimators import GrpoConfig, GrpoPasskConfig
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
+from dovetail_algorithms.estimators.gpg import Gpg
 from dovetail_algorithms.estimators.grpo import Grpo
+from dovetail_algorithms.estimators.grpo_passk import GrpoPassk
+from dovetail_algorithms.estimators.opo import Opo
+from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
 from dovetail_algorithms.estimators.rloo import Rloo
 
-ESTIMATORS = [
-    Grpo(GrpoConfig(), PluginContext()),
-    Grpo(GrpoConfig(norm_by_std=False), PluginContext()),
-    Grpo(GrpoConfig(singleton="raw"), PluginContext()),
-    DrGrpo(DrGrpoConfig(), PluginContext()),
-    Rloo(RlooConfig(), PluginContext()),
-]
-NAMES = ["grpo", "grpo_no_std", "grpo_raw", "dr_grpo", "rloo"]
 
-samples = st.lists(
-    st.tuples(
-        st.integers(0, 4),
-        st.one_of(st.sampled_from([0.0, 0.1, 1.0]), st.floats(-100, 100, width=32)),
-    ),
+def made(estimator, config=None):
+    return estimator(config or estimator.Config(), PluginContext())
+
+
+ESTIMATORS = {
+    "grpo": made(Grpo),
+    "grpo_no_std": made(Grpo, GrpoConfig(norm_by_std=False)),
+    "grpo_raw": made(Grpo, GrpoConfig(singleton="raw")),
+    "dr_grpo": made(DrGrpo),
+    "rloo": made(Rloo),
+    "opo": made(Opo),
+    "gpg": made(Gpg),
+    "grpo_passk": made(GrpoPassk),
+    "grpo_passk_std": made(GrpoPassk, GrpoPasskConfig(norm_by_std=True)),
+    "reinforce_plus_plus_baseline": made(ReinforcePlusPlusBaseline),
+}
+by_name = pytest.mark.parametrize("name", ESTIMATORS)
+singletons_are_0 = pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "grpo_raw"])
+
+rewards = st.one_of(
+    st.sampled_from([0.0, 0.1, 1.0, -1.0]),
+    st.floats(-100, 100, width=32),
+    st.sampled_from([1e30, -1e30]),
+)
+masks = st.lists(st.booleans(), max_size=5)
+# A trajectory: its group, its reward, and the response mask of each of its sequences.
+trajectories = st.lists(
+    st.tuples(st.integers(0, 4), rewards, st.lists(masks, min_size=1, max_size=3)),
     min_size=1,
-    max_size=24,
+    max_size=16,
 )
 
 
 def oracle(name, rows):
-    """Each sample's advantage, one at a time."""
-    advantages = []
-    for i, (group, reward) in enumerate(rows):
-        members = [r for g, r in rows if g == group]
-        others = [r for j, (g, r) in enumerate(rows) if g == group and j != i]
-        if not others:
-            advantages.append(reward if name == "grpo_raw" else 0.0)
-        elif name == "rloo":
-            advantages.append(reward - statistics.fmean(others))
-        else:
-            centred = reward - statistics.fmean(members)
-            scaled = name in {"grpo", "grpo_raw"}
-            advantages.append(centred / (statistics.stdev(members) + 1e-6) if scaled else centred)
-    return advantages
+    """Each trajectory's advantage, one at a time."""
+    advantages = [one_advantage(name, rows, i) for i in range(len(rows))]
+    return whiten_tokens(rows, advantages) if name == "reinforce_plus_plus_baseline" else advantages
 
 
-def estimate(estimator, rows):
-    ids_N = np.array([group for group, _ in rows]) * 7 + 3
-    scores_N = np.array([reward for _, reward in rows], np.float32)
-    return estimator.estimate(Batch({"scores": scores_N}), Groups.of(ids_N))
+def one_advantage(name, rows, i):
+    group, reward, _ = rows[i]
+    members = [row for row in rows if row[0] == group]
+    member_rewards = [r for _, r, _ in members]
+    others = [r for j, (g, r, _) in enumerate(rows) if g == group and j != i]
+    if not others:
+        return reward if name == "grpo_raw" else 0.0
+    centred = reward - statistics.fmean(member_rewards)
+    if len(set(member_rewards)) == 1:
+        return 0.0
+    match name:
+        case "grpo" | "grpo_raw":
+            return centred / (statistics.stdev(member_rewards) + 1e-6)
+        case "rloo":
+            return reward - statistics.fmean(others)
+        case "opo":
+            lengths = [length(row) for row in members]
+            if not sum(lengths):
+                return centred
+            return reward - sum(n * r for n, r in zip(lengths, member_rewards, strict=True)) / sum(
+                lengths
+            )
+        case "gpg":
+            informative = sum(len({r for g, r, _ in rows if g == row[0]}) > 1 for row in rows)
+            return centred * len(rows) / informative
+        case "grpo_passk" | "grpo_passk_std":
+            best, second = sorted(member_rewards, reverse=True)[:2]
+            lead = best - second if reward == best else 0.0
+            return lead / (statistics.stdev(member_rewards) + 1e-6) if "std" in name else lead
+    return centred
 
 
-@pytest.mark.parametrize(
-    ("name", "estimator"), list(zip(NAMES, ESTIMATORS, strict=True)), ids=NAMES
-)
-@given(rows=samples)
-def test_advantages_equal_the_papers_formula(name, estimator, rows):
-    rows = [(group, float(np.float32(reward))) for group, reward in rows]
-    result = estimate(estimator, rows)
+def length(row):
+    return sum(sum(mask) for mask in row[2])
+
+
+def whiten_tokens(rows, advantages):
+    """Every token of the policy counts, but for those of trajectories that are alone in their group."""
+    compared = [sum(g == row[0] for g, _, _ in rows) > 1 for row in rows]
+    tokens = [
+        a
+        for a, row, there in zip(advantages, rows, compared, strict=True)
+        for _ in range(length(row) if there else 0)
+    ]
+    mean = statistics.fmean(tokens) if tokens else 0.0
+    var = statistics.variance(tokens) if len(tokens) > 1 else 0.0
+    return [
+        (a - mean) / np.sqrt(var + 1e-8) if there and length(row) else 0.0
+        for a, row, there in zip(advantages, rows, compared, strict=True)
+    ]
+
+
+def estimate(name, rows):
+    """Of every sequence: an estimator sees a trajectory's sequences as samples with its reward."""
+    sequences = [(i, row, mask) for i, row in enumerate(rows) for mask in row[2]]
+    batch = Batch(
+        {
+            "scores": np.array([row[1] for _, row, _ in sequences], np.float32),
+            "response_mask": Ragged.from_list([m for _, _, m in sequences], dtype=bool),
+        }
+    )
+    groups = Groups.of(
+        np.array([row[0] * 7 + 3 for _, row, _ in sequences]),
+        np.array([i * 5 for i, _, _ in sequences]),
+    )
+    return ESTIMATORS[name].estimate(batch, groups)
+
+
+def plain(pairs):
+    """Rows of one sequence of two tokens each."""
+    return [(group, reward, [[True, True]]) for group, reward in pairs]
+
+
+@by_name
+@given(rows=trajectories)
+def test_advantages_equal_the_papers_formula(name, rows):
+    rows = [(group, float(np.float32(reward)), parts) for group, reward, parts in rows]
+    result = estimate(name, rows)
+    expected = [
+        # Without a token of the policy, nothing is there to whiten.
+        a if any(mask) or name != "reinforce_plus_plus_baseline" else 0.0
+        for a, row in zip(oracle(name, rows), rows, strict=True)
+        for mask in row[2]
+    ]
     assert result.advantages.dtype == np.float32
-    np.testing.assert_allclose(result.advantages, oracle(name, rows), rtol=1e-4, atol=1e-4)
+    largest = max(abs(reward) for _, reward, _ in rows)
+    dimensionless = name in {"grpo", "grpo_passk_std", "reinforce_plus_plus_baseline"}
+    np.testing.assert_allclose(
+        result.advantages,
+        expected,
+        rtol=1e-4,
+        atol=1e-4 if dimensionless else 1e-5 + 1e-9 * largest,
+    )
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=NAMES)
+@by_name
+@given(rows=trajectories)
+def test_groups_of_one_and_groups_without_signal_are_counted(name, rows):
+    groups = [row[0] for row in rows for _ in row[2]]
+    result = estimate(name, rows)
+    trajectories_of = [row[0] for row in rows]
+    alone = sum(trajectories_of.count(group) == 1 for group in set(groups))
+    assert result.metrics["advantage/singleton_groups"] == alone
+    got = np.asarray(result.advantages)
+    silent = [not got[np.array(groups) == group].any() for group in set(groups)]
+    assert result.metrics["advantage/zero_signal_groups"] == pytest.approx(np.mean(silent))
+
+
+@by_name
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -1e6])
-def test_equal_rewards_are_exactly_no_signal(estimator, reward):
-    result = estimate(estimator, [(0, reward)] * 8)
+def test_equal_rewards_are_exactly_no_signal(name, reward):
+    result = estimate(name, plain([(0, reward)] * 8))
     assert np.all(result.advantages == 0)
     assert result.metrics["advantage/zero_signal_groups"] == 1.0
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=NAMES)
-def test_groups_of_one_are_counted(estimator):
-    result = estimate(estimator, [(0, 1.0), (1, 0.0), (1, 1.0), (2, 5.0)])
+@singletons_are_0
+def test_a_group_of_one_is_0_whatever_the_other_groups_are(name):
+    result = estimate(name, plain([(0, 5.0), (1, 0.0), (1, 1.0), (1, 1.0), (2, -7.0)]))
+    assert result.advantages[0] == 0
+    assert result.advantages[4] == 0
     assert result.metrics["advantage/singleton_groups"] == 2
-    silent = 0 if estimator.config == GrpoConfig(singleton="raw") else 2 / 3
-    assert result.metrics["advantage/zero_signal_groups"] == pytest.approx(silent)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=NAMES)
-def test_the_fewest_samples_that_make_sense(estimator):
-    least = 1 if estimator.config == GrpoConfig(singleton="raw") else 2
+def test_a_group_of_one_can_keep_its_raw_reward():
+    result = estimate("grpo_raw", plain([(0, 5.0), (1, 0.0), (1, 1.0)]))
+    assert result.advantages[0] == 5
+    assert result.metrics["advantage/singleton_groups"] == 1
+
+
+@singletons_are_0
+def test_one_trajectory_of_several_sequences_is_alone_in_its_group(name):
+    result = estimate(name, [(0, 1.0, [[True], [True, True]]), *plain([(1, 0.0), (1, 1.0)])])
+    assert np.all(result.advantages[:2] == 0)
+    assert result.metrics["advantage/singleton_groups"] == 1
+
+
+@by_name
+def test_trajectories_of_two_groups_may_share_an_id(name):
+    batch = Batch(
+        {
+            "scores": np.array([1.0, 0.0, 1.0, 0.0], np.float32),
+            "response_mask": Ragged.from_list([[True]] * 4, dtype=bool),
+        }
+    )
+    group_id = np.array([0, 0, 1, 1])
+    shared = ESTIMATORS[name].estimate(batch, Groups.of(group_id, np.array([0, 1, 0, 1])))
+    apart = ESTIMATORS[name].estimate(batch, Groups.of(group_id))
+    np.testing.assert_array_equal(shared.advantages, apart.advantages)
+
+
+@by_name
+@given(rows=trajectories, scale=st.sampled_from([0.25, 8.0]), shift=st.sampled_from([-4.0, 16.0]))
+def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_the_scale(
+    name, rows, scale, shift
+):
+    rows = [(group, round(reward) % 16, parts) for group, reward, parts in rows]
+    moved = [(group, scale * reward + shift, parts) for group, reward, parts in rows]
+    before, after = estimate(name, rows).advantages, estimate(name, moved).advantages
+    if name == "grpo_raw":
+        compared = np.repeat(
+            [sum(g == row[0] for g, _, _ in rows) > 1 for row in rows],
+            [len(row[2]) for row in rows],
+        )
+        before, after = before[compared], after[compared]
+    normalised = name in {"grpo", "grpo_raw", "grpo_passk_std", "reinforce_plus_plus_baseline"}
+    np.testing.assert_allclose(
+        after, before if normalised else scale * before, rtol=1e-4, atol=1e-5
+    )
+
+
+@by_name
+def test_rewards_that_are_not_finite_stay_visible(name):
+    result = estimate(name, plain([(0, float("nan")), (0, 1.0), (1, 0.0), (1, 1.0)]))
+    assert not np.isfinite(result.advantages[0])
+
+
+@by_name
+def test_the_fewest_samples_that_make_sense(name):
+    estimator = ESTIMATORS[name]
+    least = 1 if name == "grpo_raw" else 2
     assert type(estimator).min_group_size(estimator.config) == least
 
 
-def test_the_order_of_the_samples_makes_no_difference():
-    rng = np.random.default_rng(0)
-    rows = [
-        (int(g), float(r)) for g, r in zip(rng.integers(0, 5, 30), rng.normal(size=30), strict=True)
-    ]
-    order = rng.permutation(30)
-    plain = estimate(ESTIMATORS[0], rows).advantages
-    shuffled = estimate(ESTIMATORS[0], [rows[i] for i in order]).advantages
-    np.testing.assert_allclose(plain[order], shuffled, rtol=1e-5, atol=1e-6)
+@by_name
+def test_missing_columns_name_who_needs_them(name):
+    estimator = ESTIMATORS[name]
+    with pytest.raises(ColumnError, match=rf"{estimator.name}(.|\n)*scores"):
+        estimator.estimate(Batch({"sample_index": np.zeros(1, np.int64)}), Groups.of(np.zeros(1)))
 
 
-def test_missing_scores_name_who_needs_them():
-    with pytest.raises(ColumnError, match=r"grpo(.|\n)*scores"):
-        ESTIMATORS[0].estimate(
-            Batch({"sample_index": np.zeros(1, np.int64)}), Groups.of(np.zeros(1))
-        )
+def test_a_long_response_draws_the_opo_baseline_to_its_reward():
+    rows = [(0, 1.0, [[True] * 9]), (0, 0.0, [[True]])]
+    np.testing.assert_allclose(estimate("opo", rows).advantages, [0.1, -0.9], rtol=1e-6)
+
+
+def test_tool_tokens_have_no_weight_in_the_opo_baseline():
+    rows = [(0, 1.0, [[True] + [False] * 8]), (0, 0.0, [[True]])]
+    np.testing.assert_allclose(estimate("opo", rows).advantages, [0.5, -0.5], rtol=1e-6)
+
+
+def test_negative_rewards_count_as_signal_for_gpg():
+    result = estimate("gpg", plain([(0, 1.0), (0, -1.0), (1, -1.0), (1, -1.0)]))
+    np.testing.assert_allclose(result.advantages, [2.0, -2.0, 0.0, 0.0])
+
+
+def test_two_best_samples_have_no_lead():
+    result = estimate("grpo_passk", plain([(0, 1.0), (0, 1.0), (0, 0.0)]))
+    assert np.all(result.advantages == 0)
+
+
+def test_the_best_sample_alone_has_the_lead_over_the_second():
+    result = estimate("grpo_passk", plain([(0, 0.25), (0, 1.0), (0, 0.0)]))
+    assert result.advantages.tolist() == [0, 0.75, 0]

@@ -1,137 +1,138 @@
-"""PPO's clipped loss and REINFORCE: values against the papers' formulas, gradients against finite differences."""
+"""What the policy losses promise beside their formulas: where gradients stop, what they read, and which settings they refuse."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.numerics import resolve_metrics
 from dovetail.telemetry.metrics import values
-from dovetail_algorithms.config.losses import PpoClipConfig, ReinforceConfig
+from dovetail_algorithms.config import losses as config
+from dovetail_algorithms.losses.cispo import Cispo
+from dovetail_algorithms.losses.clip_cov import ClipCov
+from dovetail_algorithms.losses.dppo import Dppo
+from dovetail_algorithms.losses.dro import Dro
+from dovetail_algorithms.losses.gmpo import Gmpo
+from dovetail_algorithms.losses.gpg import Gpg
+from dovetail_algorithms.losses.gspo import Gspo
+from dovetail_algorithms.losses.kl_cov import KlCov
 from dovetail_algorithms.losses.ppo_clip import PpoClip
 from dovetail_algorithms.losses.reinforce import Reinforce
+from dovetail_algorithms.losses.sapo import Sapo
 
-CONFIGS = [
-    PpoClipConfig(),
-    PpoClipConfig(clip_low=0.2, clip_high=0.28),
-    PpoClipConfig(dual_clip=None),
-    PpoClipConfig(clip_low=0.1, clip_high=0.5, dual_clip=1.5),
-]
-
-tokens = st.lists(
-    st.tuples(st.floats(-3, 3), st.floats(-8, 0), st.floats(-8, 0), st.booleans()),
-    min_size=1,
-    max_size=12,
-)
+LOSSES = [Cispo, ClipCov, Dppo, Dro, Gmpo, Gpg, Gspo, KlCov, PpoClip, Reinforce, Sapo]
 
 
-def inputs(log_probs, old, advantages, mask=None, dtype=torch.float64):
-    tensor = lambda x: torch.as_tensor(x, dtype=dtype)  # noqa: E731
+def run(plugin, log_probs, old, advantages, settings=None):
+    """Gradient of the sum of losses, losses, and metrics, of one sequence."""
+    tensor = lambda x: torch.as_tensor(np.asarray(x), dtype=torch.float64)  # noqa: E731
     count = len(advantages)
-    return LossInputs(
-        log_probs_T=log_probs if isinstance(log_probs, torch.Tensor) else tensor(log_probs),
-        mask_T=torch.ones(count, dtype=torch.bool) if mask is None else torch.tensor(mask),
+    log_probs_T = tensor(log_probs).requires_grad_()
+    inputs = LossInputs(
+        log_probs_T=log_probs_T,
+        mask_T=torch.ones(count, dtype=torch.bool),
         offsets_N1=torch.tensor([0, count]),
-        columns={"old_log_probs": tensor(old), "advantages": tensor(advantages)},
+        columns={
+            "old_log_probs": tensor(old),
+            "rollout_log_probs": tensor(old),
+            "advantages": tensor(advantages),
+            "clip_cov_detached": tensor(np.zeros(count)),
+            "kl_cov_penalised": tensor(np.zeros(count)),
+        },
     )
-
-
-def ppo(config):
-    return PpoClip(config, PluginContext())
-
-
-def oracle(config, advantage, log_prob, old):
-    ratio = math.exp(min(max(log_prob - old, -20), 20))
-    clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
-    loss = max(-advantage * ratio, -advantage * clipped)
-    if advantage < 0 and config.dual_clip is not None:
-        loss = min(loss, -advantage * config.dual_clip)
-    return loss, ratio
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-@given(rows=tokens)
-def test_ppo_equals_its_formula(config, rows):
-    advantages, log_probs, old, mask = zip(*rows, strict=True)
-    result = ppo(config).token_losses(inputs(log_probs, old, advantages, mask))
-    expected = [oracle(config, *row) for row in zip(advantages, log_probs, old, strict=True)]
-    np.testing.assert_allclose(result.losses_T.numpy(), [loss for loss, _ in expected], rtol=1e-9)
+    result = plugin(settings or plugin.Config(), PluginContext()).token_losses(inputs)
+    result.losses_T.sum().backward()
     metrics = values(resolve_metrics([result.metrics]))
-    ratios = [ratio for (_, ratio), kept in zip(expected, mask, strict=True) if kept]
-    if ratios:
-        assert metrics["actor/ratio_mean"] == pytest.approx(np.mean(ratios), rel=1e-5)
-        assert metrics["actor/ratio_max"] == pytest.approx(max(ratios), rel=1e-5)
-        approx = np.mean([r - 1 - math.log(r) for r in ratios])
-        assert metrics["actor/approx_kl"] == pytest.approx(approx, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_ppo_gradients_agree_with_finite_differences(config):
-    rng = np.random.default_rng(0)
-    old = rng.uniform(-4, -1, 40)
-    # Away from the kinks, where there is no gradient to compare.
-    log_ratios = np.log(rng.choice([0.3, 0.85, 0.95, 1.05, 1.12, 1.9, 4.0], 40))
-    log_probs = torch.tensor(old + log_ratios, requires_grad=True)
-    advantages = rng.normal(size=40)
-    loss = lambda x: ppo(config).token_losses(inputs(x, old, advantages)).losses_T  # noqa: E731
-    assert torch.autograd.gradcheck(loss, (log_probs,))
+    return log_probs_T.grad.numpy(), result.losses_T.detach().numpy(), metrics
 
 
 def test_clipped_tokens_have_no_gradient_and_are_counted_by_side():
-    config = PpoClipConfig(clip_low=0.2, clip_high=0.28)
     ratios = np.array([1.5, 1.25, 0.5, 0.9, 1.5, 0.5, 4.0])
     advantages = np.array([1.0, 1.0, -1.0, -1.0, -1.0, 1.0, -1.0])
-    log_probs = torch.tensor(np.log(ratios), requires_grad=True)
-    result = ppo(config).token_losses(inputs(log_probs, np.zeros(7), advantages))
-    result.losses_T.sum().backward()
-    assert (log_probs.grad == 0).tolist() == [True, False, True, False, False, False, True]
-    metrics = values(resolve_metrics([result.metrics]))
+    settings = config.PpoClipConfig(clip_low=0.2, clip_high=0.28)
+    gradient, _, metrics = run(PpoClip, np.log(ratios), np.zeros(7), advantages, settings)
+    assert (gradient == 0).tolist() == [True, False, True, False, False, False, True]
     assert metrics["actor/clip_frac"] == pytest.approx(2 / 7)
     assert metrics["actor/clip_frac_upper"] == pytest.approx(1 / 7)
     assert metrics["actor/clip_frac_lower"] == pytest.approx(1 / 7)
     assert metrics["actor/dual_clip_frac"] == pytest.approx(1 / 7)
 
 
-def test_on_policy_the_gradient_is_the_policy_gradient():
+@pytest.mark.parametrize("plugin", LOSSES, ids=lambda plugin: plugin.name)
+def test_on_policy_every_loss_has_the_gradient_of_the_policy_gradient(plugin):
     advantages = np.array([0.5, -2.0, 0.0])
-    old = np.array([-1.0, -2.0, -3.0])
-    for plugin in (ppo(PpoClipConfig()), Reinforce(ReinforceConfig(), PluginContext())):
-        log_probs = torch.tensor(old, requires_grad=True)
-        plugin.token_losses(inputs(log_probs, old, advantages)).losses_T.sum().backward()
-        np.testing.assert_allclose(log_probs.grad.numpy(), -advantages)
+    log_probs = np.array([-1.0, -2.0, -3.0])
+    gradient, _, metrics = run(plugin, log_probs, log_probs, advantages)
+    np.testing.assert_allclose(gradient, -advantages)
+    if metrics:
+        assert metrics["actor/approx_kl"] == metrics["actor/clip_frac"] == 0
+        assert metrics["actor/ratio_mean"] == metrics["actor/ratio_max"] == 1
 
 
-@pytest.mark.parametrize("difference", [-1e4, 1e4])
-@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
-def test_extreme_ratios_stay_finite(difference, advantage):
-    log_probs = torch.tensor([difference], dtype=torch.float32, requires_grad=True)
-    result = ppo(PpoClipConfig()).token_losses(
-        inputs(log_probs, [0.0], [advantage], dtype=torch.float32)
-    )
-    result.losses_T.sum().backward()
-    assert torch.isfinite(result.losses_T).all()
-    assert torch.isfinite(log_probs.grad).all()
-    assert np.isfinite(list(values(resolve_metrics([result.metrics])).values())).all()
+def test_a_ratio_above_the_clip_keeps_its_gradient_in_cispo_but_not_in_ppo():
+    arguments = [np.log([0.9]), np.log([0.1]), [1.0]]
+    assert run(PpoClip, *arguments)[0] == 0
+    gradient, _, metrics = run(Cispo, *arguments, config.CispoConfig(clip_high=0.5))
+    np.testing.assert_allclose(gradient, -1.5)
+    assert metrics["actor/clip_frac_upper"] == 1
 
 
-def test_reinforce_is_minus_advantage_times_log_prob():
-    result = Reinforce(ReinforceConfig(), PluginContext()).token_losses(
-        inputs([-1.0, -2.0], [0.0, 0.0], [3.0, -1.0])
-    )
-    assert result.losses_T.tolist() == [3.0, -2.0]
-    assert not result.metrics
+def test_dppo_lets_a_rare_token_grow_and_holds_a_likely_one():
+    gradient, _, metrics = run(Dppo, np.log([1e-3, 0.9]), np.log([1e-5, 0.7]), [1.0, 1.0])
+    np.testing.assert_allclose(gradient, [-20.0, 0.0])
+    assert metrics["actor/clip_frac_upper"] == 0.5
 
 
-@pytest.mark.parametrize("wrong", [{"dual_clip": 1.0}, {"clip_low": 1.5}, {"clip_high": -0.1}])
-def test_bounds_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        PpoClipConfig(**wrong)
+def test_dppo_lets_a_token_come_back():
+    gradient, _, _ = run(Dppo, np.log([0.9, 0.1]), np.log([0.5, 0.5]), [-1.0, 1.0])
+    assert (gradient != 0).all()
 
 
-def test_losses_and_estimators_declare_what_they_read():
-    assert PpoClip.requires(PpoClipConfig()) == {"advantages", "old_log_probs"}
-    assert Reinforce.requires(ReinforceConfig()) == {"advantages"}
+@pytest.mark.parametrize("plugin", [Gspo, Gmpo])
+def test_sequence_ratios_weigh_each_tokens_own_advantage(plugin):
+    log_ratios, advantages = np.array([0.1, 0.2, -0.15]), np.array([1.0, -2.0, 0.5])
+    wide = plugin.Config(clip_low=0.5, clip_high=0.5)
+    gradient, losses, _ = run(plugin, -2 + log_ratios, np.full(3, -2.0), advantages, wide)
+    ratio = math.exp(log_ratios.mean())
+    np.testing.assert_allclose(losses, -advantages * ratio)
+    np.testing.assert_allclose(gradient, -advantages * ratio)
+
+
+@pytest.mark.parametrize("plugin", [Gspo, Gmpo])
+def test_sequence_losses_prescribe_the_mean_over_sequences(plugin):
+    assert plugin.aggregation == "seq_mean_token_mean"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        (lambda: config.PpoClipConfig(dual_clip=1.0), "dual_clip"),
+        (lambda: config.PpoClipConfig(clip_low=1.5), "clip_low"),
+        (lambda: config.PpoClipConfig(clip_high=-0.1), "clip_high"),
+        (lambda: config.CispoConfig(clip_low=-0.1), "clip_low"),
+        (lambda: config.SapoConfig(tau_negative=0.0), "tau_negative"),
+        (lambda: config.GmpoConfig(clip_low=-0.4), "clip_low"),
+        (lambda: config.ClipCovConfig(cov_low=5.0), "cov_high"),
+        (lambda: config.ClipCovConfig(share=1.5), "share"),
+        (lambda: config.KlCovConfig(share=-1e-4), "share"),
+        (lambda: config.DppoConfig(threshold=0.0), "threshold"),
+        (lambda: config.DroConfig(beta=-1.0), "beta"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong, names):
+    with pytest.raises(ValueError, match=names):
+        wrong()
+
+
+def test_losses_declare_what_they_read():
+    declared = {plugin.name: set(plugin.requires(plugin.Config())) for plugin in LOSSES}
+    anchored = {"advantages", "old_log_probs"}
+    assert declared == dict.fromkeys(declared, anchored) | {
+        "gpg": {"advantages"},
+        "reinforce": {"advantages"},
+        "dppo": {"advantages", "rollout_log_probs"},
+    }
+    before = {plugin.name for plugin in LOSSES if plugin.prepares(plugin.Config())}
+    assert before == {"clip_cov", "kl_cov"}

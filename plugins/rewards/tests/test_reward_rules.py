@@ -154,7 +154,9 @@ THINK = r"<think>.*</think>\s*<answer>(?P<answer>.*)</answer>"
 )
 def test_regex_format(text, config, expected) -> None:
     function = RegexFormat(RegexFormatConfig(pattern=THINK, **config), PluginContext())
-    assert function.compute_score(None, text, "4") == pytest.approx(expected)
+    parts = dict(function.compute_score(None, text, "4"))
+    del parts["pred"]
+    assert parts == pytest.approx(expected)
 
 
 def test_a_pattern_that_is_no_regular_expression_is_a_config_error() -> None:
@@ -174,3 +176,23 @@ def test_a_regex_format_needs_a_ground_truth_only_where_answers_count() -> None:
     weighted = RegexFormatConfig(pattern=THINK, answer_score=1.0)
     assert "None is not a text" in (RegexFormat.check_row(weighted, None) or "")
     assert RegexFormat.check_row(weighted, "4") is None
+
+
+def test_every_rule_names_the_answer_that_it_judged_as_it_judged_it() -> None:
+    def pred(function: Any, text: str) -> Any:
+        return function.compute_score(None, text, "4")["pred"]
+
+    number = Gsm8k(Gsm8kConfig(), PluginContext())
+    assert [pred(number, f"#### {text}") for text in ("4", "4.00", "$4", "1,200.50", "no")] == [
+        "4", "4", "4", "1200.5", None
+    ]  # fmt: skip
+    config = ExactMatchConfig(extract=r"is (.*)", ignore_case=True)
+    text = ExactMatch(config, PluginContext())
+    assert [pred(text, said) for said in ("it is Paris ", "is PARIS", "Paris")] == [
+        "paris", "paris", None
+    ]  # fmt: skip
+    form = RegexFormat(RegexFormatConfig(pattern=THINK), PluginContext())
+    assert pred(form, "<think></think><answer> 4 </answer>") == "4"
+    assert pred(form, "4") is None
+    unmarked = RegexFormat(RegexFormatConfig(pattern=r"\d+"), PluginContext())
+    assert "pred" not in unmarked.compute_score(None, "4", "4")

@@ -15,7 +15,7 @@ from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
-from dovetail_train_fsdp2.forward import Scorer
+from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
 from dovetail_train_fsdp2.optim import Optimizer
 
 VOCABULARY = 300
@@ -24,7 +24,7 @@ VOCABULARY = 300
 @pytest.fixture(scope="module", autouse=True)
 def shapes():
     """Shapes that a Scorer and a loss state, checked in every test; jaxtyping's import hook checks the head."""
-    with checked(LossInputs, TokenLosses, Scorer):
+    with checked(LossInputs, TokenLosses, Scorer, PolicyScorer, ValueScorer):
         yield
 
 
@@ -52,8 +52,11 @@ def make_engine():
         **training,
     ):
         clip = training.pop("grad_clip", 1.0)
+        head = training.pop("head", "lm")
         context = PluginContext(
-            role=training.pop("role", "actor"),
+            role=training.pop("role", "actor" if head == "lm" else "critic"),
+            head=head,
+            seed=training.pop("seed", 0),
             model=ModelSection(
                 path=str(path), dtype=dtype, attn_implementation=training.pop("attention", "sdpa")
             ),
@@ -83,7 +86,8 @@ def gradients(monkeypatch):
     def run(engine, batch, objective):
         seen = {}
 
-        def keep(self):
+        def keep(self, finite):
+            assert finite
             seen.update({n: p.grad.clone() for n, p in self._named.items() if p.grad is not None})
             self._adamw.zero_grad()
             return 0.0, 0.0
@@ -123,6 +127,7 @@ def make_batch(seed=0, groups=3, n=4, *, equal=False, masked=True, temperature=N
             "advantages": rng.normal(size=count).astype(np.float32),
             "old_log_probs": column(-7, -4),
             "ref_log_probs": column(-7, -4),
+            "sample_id": [f"s{i}" for i in range(count)],
         }
     )
 

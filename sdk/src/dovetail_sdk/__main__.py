@@ -1,4 +1,4 @@
-"""`python -m dovetail_sdk manifest [PACKAGE_DIR…] [--check]`."""
+"""`python -m dovetail_sdk manifest|docs [PACKAGE_DIR…] [--check]`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from dovetail.cli import render
 from dovetail.errors import DovetailError
 from dovetail.plugins.manifest import COMMAND
+from dovetail_sdk import docs as docs_pages
 from dovetail_sdk.manifest import drift, write
 from dovetail_sdk.project import read_project
 
@@ -36,6 +37,41 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
             render.error(error)
             failed = True
     ctx.exit(1 if failed else 0)
+
+
+@main.command()
+@click.argument(
+    "directories", metavar="[PACKAGE_DIR]...", nargs=-1, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="docs/algorithms",
+    show_default=True,
+    help="Where the pages go.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where a page has drifted.")
+@click.pass_context
+def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path, check: bool) -> None:
+    """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default."""
+    try:
+        projects = [read_project(directory) for directory in directories or (Path(),)]
+        if not check:
+            click.echo(f"{docs_pages.write(projects, output)} pages → {output}")
+            return
+        differences = docs_pages.drift(projects, output)
+    except DovetailError as error:
+        render.error(error)
+        ctx.exit(1)
+    if not differences:
+        click.echo(f"{output}: as the plugins say")
+        return
+    click.echo(f"{output}: the pages have drifted", err=True)
+    for difference in differences:
+        click.echo(f"  - {difference}", err=True)
+    click.echo(f"  → {docs_pages.COMMAND} {' '.join(map(str, directories))}".rstrip(), err=True)
+    ctx.exit(1)
 
 
 def _one(directory: Path, *, check: bool) -> bool:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import enum
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from dovetail.config import field_docs
-from dovetail.config.schema import Field, bounds, describe, fields_of
+from dovetail.config import field_docs, to_mapping
+from dovetail.config.schema import (
+    Field,
+    bounds,
+    describe,
+    fields_of,
+    is_section,
+    without_none,
+)
 from dovetail.config.sections import PluginSection
 from dovetail.errors import PluginError
 
@@ -50,20 +58,27 @@ def _field(field: Field, doc: str) -> dict[str, Any]:
             described["type"] = f"a {field.collection} of {kind}s"
         return {**described, "default": field.plugin_default, "doc": doc}
     described = {"name": field.name, "type": describe(field.type), "doc": doc}
+    single, optional = without_none(field.type)
     if field.section is not None:
-        described["type"] = field.section.__name__
+        described["type"] = field.section.__name__ + (" or null" if optional else "")
+        if not is_section(single):
+            collection = "list" if typing.get_origin(single) in (list, tuple) else "dict"
+            described["type"] = f"a {collection} of {field.section.__name__}"
+            described["collection"] = collection
         described["fields"] = _fields(field.section)
     if allowed := bounds(field.attribute):
         described["allowed"] = allowed
     if field.required:
         described["required"] = True
-    elif field.section is None:
+    elif field.section is None or not is_section(field.type):
         described["default"] = _plain(field.default())
     return described
 
 
 def _plain(value: Any) -> Any:
     """A default as JSON has it."""
+    if is_section(type(value)):
+        return to_mapping(value)
     if isinstance(value, enum.Enum):
         return _plain(value.value)
     if isinstance(value, Path):

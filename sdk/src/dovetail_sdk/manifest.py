@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -14,12 +15,14 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import PluginSection
+from dovetail.config.presets import plain_settings
+from dovetail.config.sections import PluginSection, PresetSection
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
 from dovetail.interfaces.plugin import Plugin
 from dovetail.plugins.contract import check_class, config_of
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
+from dovetail.plugins.page import PAPER
 from dovetail_sdk.config_schema import config_schema
 from dovetail_sdk.project import Declared, Project
 
@@ -114,6 +117,7 @@ def _describe(declared: Declared, project: Project) -> dict[str, Any]:
         "name": declared.name,
         "aliases": list(cls.aliases),
         "target": declared.target,
+        "doc": _doc(cls, project),
         "api": cls.api,
         "capabilities": sorted(cls.capabilities),
         "requires": _columns(cls, "requires", default),
@@ -121,8 +125,33 @@ def _describe(declared: Declared, project: Project) -> dict[str, Any]:
         "columns": [_without_none(dataclasses.asdict(column)) for column in cls.columns],
         "config": f"{config.__module__}:{config.__qualname__}",
         "config_schema": config_schema(config),
+        **_settings(default),
         "needs": [list(any_of) for any_of in project.needs],
     }
+
+
+def _doc(cls: type[Plugin], project: Project) -> str:
+    """The class's docstring; below its module's first paragraph where only that names the paper.
+
+    A module may hold several plugins: then its docstring is of none of them.
+    """
+    own = inspect.cleandoc(cls.__doc__ or "")
+    plugins_there = [p for p in project.plugins if p.target.partition(":")[0] == cls.__module__]
+    if PAPER.search(own) or len(plugins_there) > 1:
+        return own
+    module = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
+    first = module.split("\n\n")[0]
+    return f"{first}\n\n{own}".strip() if PAPER.search(first) else own
+
+
+def _settings(default: PluginSection | None) -> dict[str, Any]:
+    """What a preset sets by default; nothing for plugins of other kinds."""
+    if not isinstance(default, PresetSection):
+        return {}
+    try:
+        return {"settings": plain_settings(default)}
+    except ValueError as error:
+        raise PluginBrokenError(str(error)) from error
 
 
 def _target(declared: Declared) -> object:
@@ -250,6 +279,8 @@ def _differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> li
 
 
 def _difference(title: str, key: str, committed: Any, derived: Any) -> str:
+    if key in ("doc", "settings"):
+        return f"{title}: its {'docstring has' if key == 'doc' else 'settings have'} changed"
     if key == "config_schema":
         return f"{title}: the fields or docs of its Config have changed"
     return f"{title}: {key} is {json.dumps(committed)}, should be {json.dumps(derived)}"

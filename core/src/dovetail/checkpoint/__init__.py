@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from dovetail.checkpoint.best import Best, BestCheckpoint
 from dovetail.checkpoint.manifest import Manifest
 from dovetail.checkpoint.store import CheckpointStore
 
-__all__ = ["CheckpointStore", "Manifest"]
+__all__ = ["Best", "BestCheckpoint", "CheckpointStore", "Manifest"]

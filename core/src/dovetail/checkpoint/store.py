@@ -1,4 +1,4 @@
-"""CheckpointStore: checkpoints of a run, each written whole or not at all, and a pointer to the latest.
+"""CheckpointStore: checkpoints of a run, each written whole or not at all, and pointers to the latest and the best.
 
 A checkpoint is written to a temporary directory beside its place, fsynced, given a manifest, and renamed: that
 rename is the moment at which it exists. A process killed at any instant leaves the earlier checkpoints as they were.
@@ -12,17 +12,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from dovetail.checkpoint.best import BEST, BestCheckpoint
 from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
 from dovetail.checkpoint.manifest import MANIFEST, Manifest, walk
 from dovetail.errors import CheckpointError, DovetailError
 
 LATEST = "latest"
 _PREFIX = "step_"
-_SAVING, _REPLACED, _REMOVING, _POINTER = ".saving-", ".replaced-", ".removing-", ".latest-"
+_SAVING, _REPLACED, _REMOVING = ".saving-", ".replaced-", ".removing-"
+_POINTER, _BEST_POINTER = ".latest-", ".best-"
 
 
 class CheckpointStore:
-    """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the file `latest` that names one.
+    """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the files `latest` and `best` that name one.
 
     Making a store finishes or clears away what a killed process left behind.
     """
@@ -32,10 +34,10 @@ class CheckpointStore:
 
         Args:
             directory: where the checkpoints are.
-            keep: how many to keep, the latest saved ones; None keeps all.
+            keep: how many to keep, the latest saved ones, and the best one besides; None keeps all.
 
         Raises:
-            CheckpointError: `keep` is below 1, or the folder can't be read.
+            CheckpointError: `keep` is below 1, or the folder or its file `best` can't be read.
         """
         if keep is not None and keep < 1:
             raise CheckpointError(
@@ -45,6 +47,7 @@ class CheckpointStore:
         self.keep = keep
         with explained(f"can't open the checkpoints in {self.directory}"):
             self._recover()
+        self.best()
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Write a checkpoint and make it the latest; one of the same step is replaced.
@@ -85,6 +88,42 @@ class CheckpointStore:
         """The checkpoint saved last, or None where there is none."""
         saved = self.saved()
         return self._pointed() or (saved[-1] if saved else None)
+
+    def mark_best(self, step: int, value: float, metric: str = "") -> None:
+        """Name the checkpoint of this step the best one; retention never removes it while it is.
+
+        Args:
+            step: of a saved checkpoint.
+            value: what the metric was at this step; finite.
+            metric: the metric's name.
+
+        Raises:
+            CheckpointError: there is no checkpoint of this step, the value is not finite, or the disk can't be
+                written; the mark then stays where it was.
+        """
+        checkpoint = self.path(step)
+        if not self.has(step):
+            raise CheckpointError(
+                f"step {step} can't be the best one: {checkpoint} holds no checkpoint",
+                hint="save the step before it is marked",
+            )
+        best = BestCheckpoint(path=checkpoint, metric=metric, value=value)
+        with explained(f"can't mark the checkpoint of step {step} as the best"):
+            pointer = self._temporary(_BEST_POINTER, checkpoint)
+            pointer.write_text(best.to_json())
+            sync(pointer)
+            pointer.replace(self.directory / BEST)
+            sync(self.directory)
+            self._retire()
+
+    def best(self) -> BestCheckpoint | None:
+        """The checkpoint marked as the best, or None where none is, or where it is gone.
+
+        Raises:
+            CheckpointError: the file `best` is damaged.
+        """
+        best = BestCheckpoint.read(self.directory)
+        return best if best is not None and _complete(best.path) else None
 
     def saved(self) -> list[Path]:
         """Every checkpoint, in the order in which they were saved."""
@@ -158,8 +197,10 @@ class CheckpointStore:
         """Remove what exceeds `keep`: renamed first, so that no half-removed checkpoint has a name."""
         if self.keep is None:
             return
+        best = self.best()
         for path in self.saved()[: -self.keep]:
-            path.rename(self._temporary(_REMOVING, path))
+            if best is None or path != best.path:
+                path.rename(self._temporary(_REMOVING, path))
         self._remove_all(_REMOVING)
 
     def _explain(self, error: BaseException, step: int, partial: Path) -> CheckpointError | None:
@@ -201,7 +242,7 @@ class CheckpointStore:
             final = self.directory / _named(replaced, _REPLACED)
             if not final.exists():
                 replaced.rename(final)
-        for prefix in (_SAVING, _REPLACED, _REMOVING, _POINTER):
+        for prefix in (_SAVING, _REPLACED, _REMOVING, _POINTER, _BEST_POINTER):
             self._remove_all(prefix)
         self._mend_pointer()
 

@@ -20,7 +20,8 @@ from dovetail.cli import render
 def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
     """Check CONFIG, with overrides such as rollout.n=4, and list all that is wrong with it.
 
-    Exits with 0 where nothing is, and with 2 where something is.
+    Warnings name what a run can start with and probably should not; errors what it can't. In brackets stands what
+    found it; a rule is silenced with preflight.ignore=ID. Exits with 0 where there is no error, else with 2.
     """
     from dovetail.config import load_config
 
@@ -32,11 +33,17 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
         seconds = time.perf_counter() - started
         click.echo(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
         return
-    from dovetail.config.checks import missing_files
-    from dovetail.config.load import raise_problems
-    from dovetail.flow.preflight import run_checks
+    from dovetail.flow.preflight import examine, refusal
 
-    raise_problems(config, missing_files(loaded.config), loaded.origins)
-    for line in run_checks(loaded):
+    found = examine(loaded)
+    for line in found.notes:
         click.echo(line)
-    click.echo(f"OK: {config} is ready to train")
+    for finding in found.warnings:
+        render.warning(str(finding))
+    if found.errors:
+        raise refusal(config, found.errors)
+    click.echo(f"OK: {config} is ready to train{_with_warnings(len(found.warnings))}")
+
+
+def _with_warnings(count: int) -> str:
+    return f", with {count} warning{'s' if count > 1 else ''}" if count else ""

@@ -24,14 +24,15 @@ def config() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print CONFIG as it resolves, defaults included, as YAML."""
-    from dovetail.config import dump_yaml, to_mapping
+    """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is no default came from."""
+    from dovetail.config import to_mapping
+    from dovetail.config.explain import annotated_yaml
 
     loaded = _load(config, overrides)
     if as_json:
         render.dump_json(to_mapping(loaded.config))
     else:
-        click.echo(dump_yaml(loaded.config), nl=False)
+        click.echo(annotated_yaml(loaded), nl=False)
 
 
 @config.command()
@@ -87,7 +88,10 @@ def _print(explanation: Explanation) -> None:
     pairs = [("key", explanation.key)]
     if not explanation.keys:
         pairs.append(("value", _shown(explanation.value)))
-    pairs += [("from", explanation.origin), ("type", explanation.type)]
+    pairs.append(("from", explanation.origin))
+    if explanation.preset:
+        pairs.append(("in place of", explanation.preset))
+    pairs.append(("type", explanation.type))
     if explanation.allowed:
         pairs.append(("allowed", explanation.allowed))
     if not explanation.keys:

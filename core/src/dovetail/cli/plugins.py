@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from dovetail.plugins.entry import STATES, PluginEntry
 from dovetail.plugins.index import PluginIndex, default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.needs import install_command
+
+if TYPE_CHECKING:
+    from dovetail.plugins.page import Page, Setting
 
 SCHEMA = 1
 SDK = "dovetail_sdk"
@@ -85,7 +88,7 @@ def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool
 @click.argument("plugin", metavar="[KIND/]NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(plugin: str, as_json: bool) -> None:
-    """Show everything that is known of a plugin: state, needs, columns and config fields."""
+    """Show everything that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
     entries = _named(plugin)
     if as_json:
         render.dump_json({"schema": SCHEMA, "plugins": [_details(entry) for entry in entries]})
@@ -187,8 +190,6 @@ def _show(entry: PluginEntry) -> None:
             ("interface", f"{manifest.api} (here: {here})"),
             ("aliases", ", ".join(manifest.aliases)),
             ("capabilities", ", ".join(manifest.capabilities)),
-            ("requires", _columns(manifest.requires)),
-            ("provides", _columns(manifest.provides)),
             ("columns", "\n".join(_column(column) for column in manifest.columns)),
             (
                 "needs",
@@ -199,29 +200,38 @@ def _show(entry: PluginEntry) -> None:
             ("config", manifest.config),
         ]
     render.fields([(name, value) for name, value in known if value])
-    if manifest is not None and manifest.config_schema:
-        _show_fields(manifest.config_schema.get("fields", []), "  ")
+    if manifest is not None and entry.kind in KINDS:
+        from dovetail.plugins.page import page_of
+
+        for heading, lines in _chapters(page_of(manifest)):
+            click.echo(f"\n{click.style(heading, bold=True)}")
+            for line in lines:
+                click.echo(f"  {line}".rstrip())
 
 
-def _show_fields(fields: Iterable[Mapping[str, Any]], indent: str) -> None:
-    for field in fields:
-        default = "required" if field.get("required") else f"= {_value(field.get('default'))}"
-        if "fields" in field:
-            default = ""
-        allowed = f" ({field['allowed']})" if "allowed" in field else ""
-        click.echo(f"{indent}{field['name']}: {field['type']} {default}".rstrip() + allowed)
-        click.echo(f"{indent}    {field.get('doc') or ''}".rstrip())
-        _show_fields(field.get("fields", []), indent + "  ")
+def _chapters(page: Page) -> Iterator[tuple[str, Iterable[str]]]:
+    """The page's parts that have something to say, each with a heading."""
+    if page.doc or page.summary:
+        yield "what it does", (page.doc or page.summary).splitlines()
+    for heading, notes in (("requires", page.requires), ("provides", page.provides)):
+        if notes is None:
+            yield heading, ["depends on its config"]
+        elif notes:
+            yield heading, [f"{note.name} ({note.holds}): {note.meaning}" for note in notes]
+    if page.settings:
+        yield "settings", [line for setting in page.settings for line in _setting(setting)]
+    if page.example:
+        places = f" (or at {', '.join(page.places[1:])})" if page.places[1:] else ""
+        yield f"in a config{places}", page.example.splitlines()
+    if page.stands_for:
+        yield "stands for, where nothing else is given", page.stands_for.splitlines()
 
 
-def _value(value: Any) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _columns(names: tuple[str, ...] | None) -> str:
-    return "depends on the config" if names is None else ", ".join(names)
+def _setting(setting: Setting) -> Iterator[str]:
+    default = {"": "", "required": ", required"}.get(setting.default, f" = {setting.default}")
+    allowed = f" ({setting.allowed})" if setting.allowed else ""
+    yield f"{setting.name}: {setting.type}{default}{allowed}"
+    yield f"    {setting.doc}"
 
 
 def _column(column: Mapping[str, Any]) -> str:
@@ -237,6 +247,8 @@ def _details(entry: PluginEntry) -> dict[str, Any]:
             "columns": [dict(column) for column in entry.manifest.columns],
             "config": entry.manifest.config,
             "config_schema": entry.manifest.config_schema,
+            "doc": entry.manifest.doc,
+            "settings": entry.manifest.settings,
         }
     return details
 

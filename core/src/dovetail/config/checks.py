@@ -8,6 +8,9 @@ from pathlib import Path
 from dovetail.config.problems import Problem
 from dovetail.config.sections import RunConfig
 
+_MINI_BATCH_DEFAULT = {"actor": "the whole batch", "critic": "the actor's"}
+"""What an absent mini-batch size stands for, by role."""
+
 
 def cross_field_problems(config: RunConfig) -> Iterator[Problem]:
     """What can be said from the config alone, on any machine."""
@@ -32,7 +35,12 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
 
 
 def _mini_batch(config: RunConfig) -> Iterator[Problem]:
-    mini, batch, n = config.actor.mini_batch_size, config.data.train_batch_size, config.rollout.n
+    for role in ("actor", "critic"):
+        yield from _mini_batch_of(config, role, getattr(config, role).mini_batch_size)
+
+
+def _mini_batch_of(config: RunConfig, role: str, mini: int | None) -> Iterator[Problem]:
+    batch, n = config.data.train_batch_size, config.rollout.n
     if mini is None or batch % mini == 0:
         return
     mini_text, batch_text = (f"{size} prompts = {size * n} samples" for size in (mini, batch))
@@ -40,14 +48,14 @@ def _mini_batch(config: RunConfig) -> Iterator[Problem]:
     if mini > batch:
         text = (
             f"larger than data.train_batch_size = {batch} ({mini_text} > {batch_text}, "
-            f"at rollout.n = {n}); at most {batch}, or null for the whole batch"
+            f"at rollout.n = {n}); at most {batch}, or null for {_MINI_BATCH_DEFAULT[role]}"
         )
     else:
         text = (
             f"does not divide data.train_batch_size = {batch} ({mini_text}, {batch_text}, "
             f"at rollout.n = {n}); nearest that do: {_divisors_around(batch, mini)}"
         )
-    yield Problem(path=("actor", "mini_batch_size"), value=mini, text=text, touches=touches)
+    yield Problem(path=(role, "mini_batch_size"), value=mini, text=text, touches=touches)
 
 
 def _divisors_around(batch: int, mini: int) -> str:

@@ -11,8 +11,11 @@ from dovetail.config.docs import field_docs
 from dovetail.config.keys import KeyPath, format_path, leaves, parse_path
 from dovetail.config.layers import DEFAULT_LAYER
 from dovetail.config.load import LoadedConfig
+from dovetail.config.plain_yaml import parse
+from dovetail.config.problems import ABSENT, show_value
 from dovetail.config.schema import Field, bounds, describe, fields_of, is_section
-from dovetail.config.serialise import plain_value
+from dovetail.config.serialise import dump_yaml, plain_value, to_mapping
+from dovetail.config.wording import value_at
 from dovetail.errors import ConfigError, nearest
 
 
@@ -25,6 +28,8 @@ class Explanation:
     """As plain containers; a section's is None."""
     origin: str
     """The layer that gave the value."""
+    preset: str
+    """What the selected preset gives for a key where another layer wins over it; empty elsewhere."""
     type: str
     allowed: str
     """Bounds, or the plugins that can be named; empty where the type says all."""
@@ -52,18 +57,44 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
     value: Any = loaded.config
     owner: type = type(value)
     field: Field | None = None
+    absent: KeyPath = ()
     for depth, part in enumerate(path):
-        if is_section(type(value)):
-            owner = type(value)
+        inner = _absent_section(value, field)
+        if is_section(type(value)) or inner is not None:
+            owner = inner or type(value)
+            absent = absent or path[: depth if inner else 0]
             field = fields_of(owner).get(str(part))
             if field is None:
                 raise _no_such_key(loaded, key)
-            value = getattr(value, field.name)
+            value = getattr(value, field.name, None)
         else:
             value = _entry(loaded, key, value, part)
             field = field if depth else None
     assert field is not None
-    return _explained(loaded, path, value, owner, field)
+    explained = _explained(loaded, path, value, owner, field)
+    if absent:
+        origin = f"{loaded.provenance.get(format_path(absent), DEFAULT_LAYER)}: {format_path(absent)} is null"
+        return attrs.evolve(explained, origin=origin)
+    return explained
+
+
+def annotated_yaml(loaded: LoadedConfig) -> str:
+    """The config as `dump_yaml` writes it, with the origin of each value that is no default as a comment behind it."""
+    text = dump_yaml(loaded.config)
+    lines = text.split("\n")
+    _, numbers = parse(text)
+    for path, _ in leaves(to_mapping(loaded.config)):
+        origin = loaded.provenance.get(format_path(path), DEFAULT_LAYER)
+        if origin != DEFAULT_LAYER:
+            lines[numbers[path] - 1] += f"  # {' '.join(origin.split())}"
+    return "\n".join(lines)
+
+
+def _absent_section(value: Any, field: Field | None) -> type | None:
+    """The class of an optional section that is null: its keys can be explained all the same."""
+    if value is None and field is not None and field.kind is None:
+        return field.section
+    return None
 
 
 def all_keys(loaded: LoadedConfig, below: str | None = None) -> Iterator[tuple[str, Any, str]]:
@@ -85,6 +116,7 @@ def _explained(
         key=key,
         value=None if section else plain_value(value),
         origin=loaded.provenance.get(key) or _origins_below(loaded, path),
+        preset=_overruled_preset(loaded, path),
         type=_type_of(field, inside=inside),
         allowed=_allowed(loaded, path, field),
         default=_default_of(loaded, path, field),
@@ -92,6 +124,24 @@ def _explained(
         doc=field_docs(owner).get(field.name, ""),
         keys=tuple(fields_of(type(value))) if section else (),
     )
+
+
+def _overruled_preset(loaded: LoadedConfig, path: KeyPath) -> str:
+    layer = loaded.preset
+    if layer is None or loaded.provenance.get(format_path(path)) == layer.name:
+        return ""
+    given = value_at(layer.tree, path)
+    written_for = value_at(layer.tree, (*path[:-1], "name"))
+    if given is ABSENT or isinstance(given, (Mapping, list)):
+        return ""
+    if path[-1] != "name" and written_for not in (ABSENT, _chosen_plugin(loaded, path)):
+        return ""
+    return f"{show_value(given)} ({layer.name})"
+
+
+def _chosen_plugin(loaded: LoadedConfig, path: KeyPath) -> Any:
+    """The name in the section that holds a key."""
+    return value_at(to_mapping(loaded.config), (*path[:-1], "name"))
 
 
 def _origins_below(loaded: LoadedConfig, path: KeyPath) -> str:

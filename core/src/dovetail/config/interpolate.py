@@ -1,4 +1,7 @@
-"""`${…}` in values, resolved by OmegaConf over the merged config, defaults included."""
+"""`${…}` in values, resolved by OmegaConf over the merged config, defaults included.
+
+Besides OmegaConf's own resolvers there is `share`: `${share:0.2,${data.max_response_length}}` is a fifth of that length.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ class Interpolator:
         from omegaconf import DictConfig, OmegaConf
 
         if self._context is None:
+            OmegaConf.register_resolver("share", share, replace=True, annotation_validation="off")
             merged = Merger(self._resolver).merge(self._cls, self._layers)
             self._context = OmegaConf.create(self._parsable(_with_defaults(merged)))
         node: Any = self._context
@@ -90,6 +94,19 @@ class Interpolator:
             for placeholder, literal in self._literals.items():
                 value = value.replace(placeholder, literal)
         return value
+
+
+def share(part: float, whole: int) -> int:
+    """That part of a count, rounded to a whole number, at least 1.
+
+    Raises:
+        ValueError: the part is not a number from 0 to 1, or the whole is no whole number.
+    """
+    if type(part) not in (int, float) or not 0 <= part <= 1 or type(whole) is not int:
+        raise ValueError(
+            f"share takes a number from 0 to 1 and a whole number, not {part!r} and {whole!r}"
+        )
+    return max(1, round(part * whole))
 
 
 def _holds(node: Any, key: str | int) -> bool:

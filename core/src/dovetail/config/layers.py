@@ -15,6 +15,10 @@ from dovetail.errors import ConfigError, nearest
 
 DEFAULT_LAYER = "default"
 """What provenance says of a value that no layer gives."""
+DEFAULT_RANK = -2
+"""Rank of what the fields' own defaults say."""
+PRESET_RANK = -1
+"""Rank of a preset's settings: above the defaults, below the first file, whose rank is 0."""
 
 
 class ByIndex(dict[int, Any]):
@@ -28,7 +32,7 @@ class Layer:
     rank: int
     """Layers of one rank were given together: all overrides share theirs."""
     name: str
-    """What messages call it: a file's path, or `override #2 'rollout.n=4'`."""
+    """What messages call it: a file's path, `override #2 'rollout.n=4'`, or `preset 'dapo'`."""
     tree: Mapping[str, Any]
     """Plain containers; overrides of list entries are `ByIndex`."""
     lines: Mapping[KeyPath, int] = attrs.field(factory=dict, repr=False)

@@ -14,8 +14,9 @@ from dovetail.config.keys import KeyPath, format_path, leaves
 from dovetail.config.layers import DEFAULT_LAYER, Layer, read_file
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
+from dovetail.config.presets import preset_layer
 from dovetail.config.problems import ABSENT, Problem, config_error
-from dovetail.config.schema import fields_of
+from dovetail.config.schema import fields_of, is_section
 from dovetail.config.sections import RunConfig
 from dovetail.config.selection import Resolver
 from dovetail.config.serialise import to_mapping
@@ -29,9 +30,12 @@ class LoadedConfig:
 
     config: RunConfig
     provenance: Mapping[str, str]
-    """Key path of every value to the layer that gave it: `grpo.yaml:12`, `override #1 'rollout.n=4'`, `default`."""
+    """Key path of every value to the layer that gave it: `grpo.yaml:12`, `override #1 'rollout.n=4'`, `preset 'dapo'`,
+    `default`."""
     origins: Mapping[KeyPath, str] = attrs.field(factory=dict, repr=False)
     """The same for the keys that a layer gives, by key path in parts."""
+    preset: Layer | None = attrs.field(default=None, repr=False)
+    """What the selected preset contributes, whether or not another layer wins over it."""
     warnings: tuple[str, ...] = ()
     """What was dropped on the way, each a full sentence."""
 
@@ -85,20 +89,27 @@ def _load(
 ) -> LoadedConfig:
     find = resolver or installed_config_class
     override_layers, problems = read_overrides(overrides, rank=len(files))
-    layers = [*files, *override_layers]
+    given = [*files, *override_layers]
+    preset, preset_problems = preset_layer(RunConfig, given, find)
+    problems += preset_problems
+    layers = [preset.layer, *given] if preset else given
     merger = Merger(find, Interpolator(RunConfig, layers, find))
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
     problems += merger.problems
     for fault in faults:
         problems += problems_of(fault, tree, merger.origins)
+    if preset:
+        section, _ = structure(tree["algorithm"]["preset"])
+        problems += [] if section is None else preset.problems(section)
     problems += _cross_field(config, tree, [problem.path for problem in problems])
     raise_problems(source, problems, merger.origins)
     return LoadedConfig(
         config=config,
         provenance=_provenance(config, merger.origins),
         origins=merger.origins,
-        warnings=tuple(merger.warnings),
+        preset=preset.layer if preset else None,
+        warnings=(*merger.warnings, *(preset.warnings(merger.origins, files[0]) if preset else ())),
     )
 
 
@@ -122,9 +133,31 @@ def raise_problems(
 
 def _provenance(config: RunConfig, origins: Mapping[KeyPath, str]) -> Mapping[str, str]:
     return {
-        format_path(path): origin_of(origins, path) or DEFAULT_LAYER
-        for path, _ in leaves(to_mapping(config))
+        format_path(path): _origin(config, origins, path) for path, _ in leaves(to_mapping(config))
     }
+
+
+def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) -> str:
+    """The layer that gave a value, or the list or mapping within the value's section that holds it.
+
+    A layer that gives a list of sections does not give every key of each section.
+    """
+    value: Any = config
+    section = 0
+    for depth, key in enumerate(path):
+        if is_section(type(value)):
+            section = depth
+            value = getattr(value, str(key))
+        elif isinstance(value, (Mapping, list, tuple)):
+            value = value[key]  # type: ignore[index]
+    return next(
+        (
+            origins[path[:length]]
+            for length in range(len(path), section, -1)
+            if path[:length] in origins
+        ),
+        DEFAULT_LAYER,
+    )
 
 
 def _cross_field(config: Any, tree: SectionDict, wrong: Sequence[KeyPath]) -> list[Problem]:

@@ -12,8 +12,17 @@ from typing import Any
 
 import attrs
 
+from dovetail.config.aliases import verl_advice
 from dovetail.config.keys import KeyPath, leaves
-from dovetail.config.layers import DEFAULT_LAYER, ByIndex, Given, Layer, is_mapping
+from dovetail.config.layers import (
+    DEFAULT_LAYER,
+    DEFAULT_RANK,
+    PRESET_RANK,
+    ByIndex,
+    Given,
+    Layer,
+    is_mapping,
+)
 from dovetail.config.mismatch import mismatch
 from dovetail.config.overrides import NotYaml
 from dovetail.config.problems import ABSENT, Problem
@@ -26,7 +35,7 @@ from dovetail.errors import DovetailError
 Interpolate = Callable[[str, KeyPath], Any]
 """Resolves the `${…}` in a string found at a key path; raises ValueError where it can't."""
 
-_DEFAULTS = Layer(rank=-1, name=DEFAULT_LAYER, tree={})
+_DEFAULTS = Layer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
 
 
 class SectionDict(dict[str, Any]):
@@ -171,8 +180,11 @@ class Merger:
     ) -> dict[str, Any]:
         """What the class knows of a contribution; of layers since the plugin was chosen, everything.
 
-        Where the plugin was not found, nobody can judge the keys that its base does not know.
+        Where the plugin was not found, nobody can judge the keys that its base does not know. What a preset
+        wrote for another plugin goes without a word, known or not: its values mean nothing to this one.
         """
+        if given.layer.rank == PRESET_RANK and not choice.follows_preset:
+            return {}
         kept: dict[str, Any] = {}
         for key, value in given.value.items():
             if key in SELECTORS:
@@ -190,6 +202,8 @@ class Merger:
                 self.warnings.append(str(dropped))
             elif judged:
                 kept[key] = value
+            elif advice := verl_advice(where):
+                self._problem(Given(value, given.layer), where, advice)
         return kept
 
     def _list(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:

@@ -38,6 +38,7 @@ __all__ = [
     "ModelSection",
     "OptimSection",
     "PluginSection",
+    "PreflightSection",
     "PresetSection",
     "RefSection",
     "RewardSection",
@@ -114,6 +115,8 @@ class ValidationSamplingSection:
     """Only the k most likely tokens; -1 means all."""
     max_response_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Most tokens generated for a response; data.max_response_length where absent."""
+    pass_threshold: float = 0.5
+    """pass@k: a sample passes where its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
 
 
 @attrs.frozen(kw_only=True)
@@ -290,6 +293,14 @@ class TrainerSection(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
+class PreflightSection:
+    """The rules that look for silent misconfiguration before a run."""
+
+    ignore: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Ids of rules to leave out, such as `kl_twice`: a list, or one as a bare string."""
+
+
+@attrs.frozen(kw_only=True)
 class RunConfig:
     """A whole config."""
 
@@ -325,3 +336,5 @@ class RunConfig:
         "tracker", "console jsonl", collection="list"
     )
     """Where metrics go."""
+    preflight: PreflightSection = attrs.field(factory=PreflightSection)
+    """What is checked before a run."""

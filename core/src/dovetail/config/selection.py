@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from dovetail.config.keys import KeyPath
-from dovetail.config.layers import DEFAULT_LAYER, Given
+from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, PRESET_RANK, Given
 from dovetail.config.problems import ABSENT, Problem
 
 Resolver = Callable[[str, Mapping[str, Any]], type]
@@ -31,6 +31,8 @@ class Choice:
     """The layer that each of them came from."""
     since: int
     """Rank of the layer that chose this plugin; keys of layers before it were written for another."""
+    follows_preset: bool
+    """Whether it is the plugin that the preset's keys in this section were written for."""
     description: str
     """The plugin in words."""
     problems: tuple[Problem, ...]
@@ -41,7 +43,8 @@ def select(kind: str, givens: Iterable[Given], path: KeyPath, *, default: str | 
     said: dict[str, tuple[str, str]] = {}
     if default:
         said["name"] = (default, DEFAULT_LAYER)
-    since = -1
+    preset_said = dict(said)
+    since = DEFAULT_RANK
     problems: list[Problem] = []
     for rank, group in itertools.groupby(givens, key=lambda given: given.layer.rank):
         now = _said(group, path, problems)
@@ -57,15 +60,25 @@ def select(kind: str, givens: Iterable[Given], path: KeyPath, *, default: str | 
             if selector == "name":
                 said.pop("attribute", None)
         said.update(now)
+        if rank <= PRESET_RANK:
+            preset_said = dict(said)
     problems.extend(_complete(kind, said, path))
     chosen = said.get("path") or said.get("name") or ("", "")
     return Choice(
         keys={key: said[key][0] for key in SELECTORS if key in said},
         origins={key: said[key][1] for key in SELECTORS if key in said},
         since=since,
+        follows_preset=_plugin_of(said) == _plugin_of(preset_said),
         description=f"{kind} {chosen[0]!r}, chosen by {chosen[1]},",
         problems=tuple(problems),
     )
+
+
+def _plugin_of(said: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
+    """The plugin itself; naming the distribution besides chooses no other."""
+    if "path" not in said:
+        return (said["name"][0].partition("@")[0],) if "name" in said else ()
+    return (said["path"][0], said.get("attribute", ("",))[0])
 
 
 def _said(

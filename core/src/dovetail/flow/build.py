@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from dovetail.flow.broadcast import Trackers
 from dovetail.flow.plan import ModelRole, Plan, make_plan
 from dovetail.flow.rollout_pool import RolloutPool
 from dovetail.interfaces.plugin import Plugin, PluginContext
-from dovetail.interfaces.runtime import Runtime, WorkerSpec
+from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 
 if TYPE_CHECKING:
     from dovetail.checkpoint.store import CheckpointStore
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dovetail.interfaces.advantage import AdvantageEstimator
     from dovetail.interfaces.kl_controller import KlController
     from dovetail.interfaces.reward import RewardManager
+    from dovetail.interfaces.rollout_correction import RolloutCorrection
+    from dovetail.interfaces.sample_filter import SampleFilter
     from dovetail.telemetry import RunDirectory, Timers
 
 
@@ -51,12 +54,19 @@ class Parts:
     val_prompts: list[Issued]
     actor: Any
     """Worker group of the actor."""
+    critic: Any
+    """Worker group of the critic; None where nothing requires it."""
     ref: Any
     """Worker group of the reference policy; None where nothing requires it."""
     pool: RolloutPool
     manager: RewardManager
     estimator: AdvantageEstimator
-    kl_controller: KlController | None
+    filters: Mapping[str, SampleFilter]
+    """Sample filters by name, in the order in which they are applied."""
+    correction: RolloutCorrection | None
+    """The rollout correction, where it is worked out before the update."""
+    kl_controllers: Mapping[str, KlController]
+    """What moves the KL weights: `in_loss`, `in_reward`."""
     trackers: Trackers
     observers: Observers
     store: CheckpointStore
@@ -69,10 +79,17 @@ class Parts:
         """Plugins on the controller whose state a checkpoint keeps, by name."""
         plugins: dict[str, Plugin | None] = {
             "estimator": self.estimator,
-            "kl_controller": self.kl_controller,
             "reward_manager": self.manager,
+            "rollout_correction": self.correction,
         }
+        plugins |= {f"kl_controller.{place}": c for place, c in self.kl_controllers.items()}
+        plugins |= {f"sample_filter.{name}": f for name, f in self.filters.items()}
         return {name: plugin for name, plugin in plugins.items() if plugin is not None}
+
+    def trained(self) -> dict[str, Any]:
+        """The worker groups whose weights change, by role."""
+        groups = {"actor": self.actor, "critic": self.critic}
+        return {role: group for role, group in groups.items() if group is not None}
 
     def close(self) -> None:
         """Stop everything that was started, in the reverse order, even where one part fails."""
@@ -153,12 +170,16 @@ def build(
         started.callback(manager.close)
         manager.start()
         estimator: Any = make_plugin(refs["algorithm.advantage"], context)
-        controller: Any = None
-        if plan.objective.kl is not None:
-            controller = make_plugin(refs["algorithm.kl.in_loss.controller"], context)
-        chosen: list[Any] = [
-            make_plugin(ref, context) for path, ref in refs.items() if path.startswith("tracking[")
-        ]
+        filters: Any = _made(refs, context, "algorithm.sample_filters[")
+        correction: Any = None
+        if plan.has_stage("rollout_correction"):
+            correction = make_plugin(refs["algorithm.rollout_correction"], context)
+        controllers: Any = {
+            place: make_plugin(refs[f"algorithm.kl.{place}.controller"], context)
+            for place in ("in_loss", "in_reward")
+            if f"algorithm.kl.{place}.controller" in refs
+        }
+        chosen: list[Any] = list(_made(refs, context, "tracking[").values())
         trackers = Trackers(chosen, logger)
         started.callback(trackers.close)
         trackers.start()
@@ -176,11 +197,14 @@ def build(
                 for prompt in (data.val.prompts if data.val else ())
             ],
             actor=groups["actor"],
+            critic=groups.get("critic"),
             ref=groups.get("ref"),
             pool=pool,
             manager=manager,
             estimator=estimator,
-            kl_controller=controller,
+            filters=_by_name(filters.values()),
+            correction=correction,
+            kl_controllers=controllers,
             trackers=trackers,
             observers=Observers.load(logger),
             store=CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
@@ -188,6 +212,22 @@ def build(
             logger=logger,
             started=started.pop_all(),
         )
+
+
+def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:
+    """The plugins of a list in the config, by key path, in its order."""
+    from dovetail.interfaces import make_plugin
+
+    return {p: make_plugin(ref, context) for p, ref in refs.items() if p.startswith(prefix)}
+
+
+def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
+    """Plugins by name; the second of one name is called `name_2`, and so on."""
+    named: dict[str, Any] = {}
+    for plugin in plugins:
+        same = sum(type(other) is type(plugin) for other in named.values())
+        named[f"{plugin.name}_{same + 1}" if same else plugin.name] = plugin
+    return named
 
 
 def _deterministic(started: ExitStack) -> None:
@@ -207,7 +247,8 @@ def _worker_group(
 ) -> Any:
     from dovetail.dispatch import Mesh
 
-    training: TrainingSection = config.actor
+    critic = model.role == "critic"
+    training: TrainingSection = config.critic if critic else config.actor
     if model.role == "ref" and config.ref.max_tokens_per_micro_batch is not None:
         training = attrs.evolve(
             config.actor, max_tokens_per_micro_batch=config.ref.max_tokens_per_micro_batch
@@ -220,8 +261,9 @@ def _worker_group(
             context,
             role=model.role,
             model=model_section,
+            head=model.head,
             training=training,
-            total_steps=plan.counts.total_updates,
+            total_steps=plan.counts.total_critic_updates if critic else plan.counts.total_updates,
         ),
     )
     return runtime.worker_group(spec, Mesh(dp=1))

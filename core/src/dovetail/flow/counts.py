@@ -17,6 +17,11 @@ class Counts:
     prompts_per_mini_batch: int
     epochs_per_step: int
     """Passes over each rollout batch."""
+    critic_prompts_per_mini_batch: int
+    critic_epochs_per_step: int
+    """Passes of the critic over each rollout batch."""
+    critic_warmup_steps: int = 0
+    """First steps in which the critic alone is trained."""
     train_prompts: int | None
     """Training prompts after filtering; None where the data has not been read."""
     steps: int | None
@@ -36,9 +41,22 @@ class Counts:
         return self.epochs_per_step * -(-self.prompts_per_step // self.prompts_per_mini_batch)
 
     @property
+    def critic_updates_per_step(self) -> int:
+        """Optimizer steps of the critic after each rollout."""
+        cuts = -(-self.prompts_per_step // self.critic_prompts_per_mini_batch)
+        return self.critic_epochs_per_step * cuts
+
+    @property
     def total_updates(self) -> int | None:
         """Optimizer steps of the run."""
-        return None if self.steps is None else self.steps * self.updates_per_step
+        if self.steps is None:
+            return None
+        return max(self.steps - self.critic_warmup_steps, 0) * self.updates_per_step
+
+    @property
+    def total_critic_updates(self) -> int | None:
+        """Optimizer steps of the critic in the run."""
+        return None if self.steps is None else self.steps * self.critic_updates_per_step
 
     def rows(self) -> list[tuple[str, str]]:
         """For people: what is counted, and how many."""
@@ -82,6 +100,10 @@ def count(config: RunConfig, prompts: int | None) -> Counts:
         samples_per_prompt=n,
         prompts_per_mini_batch=config.actor.mini_batch_size or batch,
         epochs_per_step=config.actor.epochs,
+        critic_prompts_per_mini_batch=config.critic.mini_batch_size
+        or config.actor.mini_batch_size
+        or batch,
+        critic_epochs_per_step=config.critic.epochs or config.actor.epochs,
         train_prompts=prompts,
         steps=steps,
     )

@@ -1,10 +1,13 @@
-"""Faults of a step that are said in words: too many failed rewards, an estimator that errs."""
+"""Faults of a step that are said in words: too many failed rewards, a plugin on the controller that errs."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.errors import DovetailError, PluginBrokenError, RewardError
@@ -12,16 +15,36 @@ from dovetail.flow.generation import Sample
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
 from dovetail.interfaces.reward import Failure
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool
 
-def check_failures(samples: Sequence[Sample], share: float, step: int, directory: Path) -> None:
+    from dovetail.interfaces.sample_filter import SampleFilter
+
+
+def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
+    """Whether more than this share of the samples have no score, or none has one."""
+    failures = sum(isinstance(s.outcome, Failure) for s in samples)
+    return failures > share * len(samples) or (bool(failures) and failures == len(samples))
+
+
+def check_failures(
+    samples: Sequence[Sample], share: float, step: int, directory: Path, what: str = "samples"
+) -> None:
     """Do nothing where enough samples have a score.
+
+    Args:
+        samples: all of the step.
+        share: `reward.max_failure_share`.
+        step: for the message.
+        directory: of the run, for the message.
+        what: what they are, in the plural.
 
     Raises:
         RewardError: more than this share of the samples failed, or all of them.
     """
-    failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
-    if not failures or (len(failures) <= share * len(samples) and len(failures) < len(samples)):
+    if not too_many_failures(samples, share):
         return
+    failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
     kinds = ", ".join(sorted({str(failure.kind) for failure in failures}))
     everything = len(failures) == len(samples)
     why = (
@@ -33,7 +56,7 @@ def check_failures(samples: Sequence[Sample], share: float, step: int, directory
         "" if everything else ", or raise reward.max_failure_share"
     )
     raise RewardError(
-        f"{len(failures)} of {len(samples)} samples of step {step} could not be scored ({kinds}), "
+        f"{len(failures)} of {len(samples)} {what} of step {step} could not be scored ({kinds}), "
         f"{why}; the first: {failures[0].message}",
         hint=f"{mend}; every failure is in {directory / 'samples'}",
     )
@@ -46,8 +69,44 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
     name = f"advantage {type(estimator).__name__!r}"
+    result = _answer(name, estimator.estimate, batch, groups)
+    if not isinstance(result, Advantages):
+        raise PluginBrokenError(
+            f"{name} returned {type(result).__name__}",
+            hint="`estimate` returns dovetail.interfaces.Advantages(advantages=…)",
+        )
+    return result
+
+
+def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+    """The filter's answer, bool [N].
+
+    Raises:
+        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
+    """
+    name = f"sample filter {chosen.name!r}"
+    result = _answer(name, chosen.keep, columns, groups)
+    if (
+        not isinstance(result, np.ndarray)
+        or result.dtype != np.bool_
+        or result.shape != (len(columns),)
+    ):
+        found = (
+            f"{result.dtype} of shape {result.shape}"
+            if isinstance(result, np.ndarray)
+            else type(result).__name__
+        )
+        raise PluginBrokenError(
+            f"{name} returned {found} for {len(columns)} samples",
+            hint="`keep` returns a NumPy array of bool, one a sample",
+        )
+    return result
+
+
+def _answer(name: str, method: Callable[..., Any], *arguments: object) -> object:
+    """What a plugin's method returns; what it raises besides Dovetail's own errors names its place."""
     try:
-        result: object = estimator.estimate(batch, groups)
+        return method(*arguments)
     except DovetailError:
         raise
     except Exception as error:
@@ -57,9 +116,3 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
             f"{name} raised {type(error).__name__}: {error} ({where})",
             hint="DOVETAIL_TRACEBACK=1 shows the whole traceback",
         ) from error
-    if not isinstance(result, Advantages):
-        raise PluginBrokenError(
-            f"{name} returned {type(result).__name__}",
-            hint="`estimate` returns dovetail.interfaces.Advantages(advantages=…)",
-        )
-    return result

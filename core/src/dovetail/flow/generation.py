@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from dovetail.batch import Batch, Ragged
 from dovetail.interfaces.reward import Failure, Outcome, RewardSample, Score
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
 from dovetail.numerics.streams import SampleStream
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from dovetail.flow.rollout_pool import RolloutPool
     from dovetail.flow.scorer import Scorer
 
+BASELINE = "baseline"
+"""Purpose of the greedy responses: it names their requests and their random streams."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sample:
@@ -26,7 +28,7 @@ class Sample:
     sample_id: str
     issued: Issued
     group: int
-    """Position of its prompt in the step."""
+    """Position of its prompt in the step, over all its rounds of generation."""
     completion: Completion
     text: str
     outcome: Outcome
@@ -35,6 +37,11 @@ class Sample:
     def score(self) -> float | None:
         """The reward, or None where scoring failed."""
         return self.outcome.value if isinstance(self.outcome, Score) else None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Its prompt's name in the ledger: epoch, prompt, attempt."""
+        return self.issued.epoch, self.issued.prompt.index, self.issued.attempt
 
     def row(self) -> dict[str, Any]:
         """What is written to `samples/step_N.jsonl`."""
@@ -51,9 +58,31 @@ class Sample:
         }
         if isinstance(self.outcome, Failure):
             row["failure"] = {"kind": str(self.outcome.kind), "message": self.outcome.message}
-        elif self.outcome.components:
+            return row
+        if self.outcome.components:
             row["components"] = dict(self.outcome.components)
+        if self.outcome.extras:
+            row["extras"] = dict(self.outcome.extras)
         return row
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Generated:
+    """What one round of generation brought."""
+
+    samples: tuple[Sample, ...]
+    """In the order of the prompts, n for each."""
+    baselines: tuple[Sample, ...] = ()
+    """The greedy response to each prompt, in their order; empty where none were asked for."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Asked:
+    """A request, and whose prompt it answers."""
+
+    group: int
+    item: Issued
+    request: RolloutRequest
 
 
 async def generate_and_score(
@@ -66,17 +95,76 @@ async def generate_and_score(
     tokenizer: Any,
     seed: int,
     purpose: str = "train",
-) -> list[Sample]:
+    first_group: int = 0,
+    baseline: bool = False,
+) -> Generated:
     """Draw n samples a prompt and score each as it arrives.
 
-    Returns:
-        The samples in the order of the prompts, n for each.
+    Args:
+        issued: the prompts.
+        n: samples a prompt.
+        sampling: how their tokens are drawn.
+        pool: what generates.
+        scorer: what scores.
+        tokenizer: turns tokens into the text that is scored.
+        seed: of the run.
+        purpose: what the samples are for; part of the name of their random streams.
+        first_group: number of the first prompt's group; the others follow.
+        baseline: draw one greedy response to each prompt too, in the same call of the pool.
 
     Raises:
         RolloutError: the engine failed and no replica could take over.
     """
-    requests = {}
-    for group, item in enumerate(issued):
+    asked = _requests(issued, n, sampling, seed, purpose, first_group)
+    greedy: dict[str, _Asked] = {}
+    if baseline:
+        greedy = _requests(issued, 1, greedy_of(sampling), seed, BASELINE, first_group)
+    both = asked | greedy
+
+    done: dict[str, tuple[Completion, str]] = {}
+    async for completion in pool.generate([entry.request for entry in both.values()]):
+        entry = both[completion.request_id]
+        prompt = entry.item.prompt
+        text = _decode(tokenizer, completion.response_ids)
+        sample_id = f"{completion.request_id}.s{completion.sample}"
+        done[sample_id] = (completion, text)
+        scorer.add(
+            RewardSample(
+                sample_id=sample_id,
+                prompt=prompt.raw,
+                solution_str=text,
+                data_source=prompt.data_source,
+                ground_truth=prompt.ground_truth,
+                extra_info=prompt.extra_info,
+                response_ids=completion.response_ids,
+                finish_reason=str(completion.finish_reason),
+            ),
+            group=completion.request_id,
+            group_size=entry.request.n,
+        )
+    outcomes = await scorer.finish()
+    return Generated(
+        samples=_samples(asked, done, outcomes), baselines=_samples(greedy, done, outcomes)
+    )
+
+
+def greedy_of(sampling: SamplingParams) -> SamplingParams:
+    """The same limits and stops, always the likeliest token, and no log-probabilities."""
+    return attrs.evolve(
+        sampling, temperature=0.0, top_p=1.0, top_k=-1, log_probs=False, raw_log_probs=False
+    )
+
+
+def _requests(
+    issued: Sequence[Issued],
+    n: int,
+    sampling: SamplingParams,
+    seed: int,
+    purpose: str,
+    first_group: int,
+) -> dict[str, _Asked]:
+    asked = {}
+    for group, item in enumerate(issued, start=first_group):
         name = f"{purpose}.e{item.epoch}.p{item.prompt.index}.a{item.attempt}"
         streams = tuple(
             SampleStream(
@@ -92,138 +180,32 @@ async def generate_and_score(
         request = RolloutRequest(
             request_id=name, prompt_ids=item.prompt.prompt_ids, sampling=sampling, streams=streams
         )
-        requests[name] = (group, item, request)
+        asked[name] = _Asked(group=group, item=item, request=request)
+    return asked
 
-    done: dict[str, tuple[Completion, str]] = {}
-    async for completion in pool.generate([request for _, _, request in requests.values()]):
-        group, item, _ = requests[completion.request_id]
-        text = _decode(tokenizer, completion.response_ids)
-        sample_id = f"{completion.request_id}.s{completion.sample}"
-        done[sample_id] = (completion, text)
-        scorer.add(
-            RewardSample(
-                sample_id=sample_id,
-                prompt=item.prompt.raw,
-                solution_str=text,
-                data_source=item.prompt.data_source,
-                ground_truth=item.prompt.ground_truth,
-                extra_info=item.prompt.extra_info,
-                response_ids=completion.response_ids,
-                finish_reason=str(completion.finish_reason),
-            ),
-            group=completion.request_id,
-            group_size=n,
-        )
-    outcomes = await scorer.finish()
+
+def _samples(
+    asked: Mapping[str, _Asked],
+    done: Mapping[str, tuple[Completion, str]],
+    outcomes: Mapping[str, Outcome],
+) -> tuple[Sample, ...]:
     samples = []
-    for name, (group, item, _) in requests.items():
-        for i in range(n):
-            sample_id = f"{name}.s{i}"
+    for name, entry in asked.items():
+        for number in range(entry.request.n):
+            sample_id = f"{name}.s{number}"
             completion, text = done[sample_id]
             samples.append(
                 Sample(
                     sample_id=sample_id,
-                    issued=item,
-                    group=group,
+                    issued=entry.item,
+                    group=entry.group,
                     completion=completion,
                     text=text,
                     outcome=outcomes[sample_id],
                 )
             )
-    return samples
+    return tuple(samples)
 
 
 def _decode(tokenizer: Any, ids_T: np.ndarray) -> str:
     return str(tokenizer.decode(ids_T.tolist(), skip_special_tokens=True))
-
-
-def to_batch(samples: Sequence[Sample], *, temperature: float) -> Batch:
-    """The columns of the samples that have a score; failures have no place in a batch.
-
-    A scalar reward sits on the last token of the response.
-    """
-    scored = [s for s in samples if isinstance(s.outcome, Score)]
-    completions = [s.completion for s in scored]
-    responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
-    columns: dict[str, Any] = {
-        "sample_id": [s.sample_id for s in scored],
-        "epoch": np.array([s.issued.epoch for s in scored], dtype=np.int64),
-        "prompt_id": np.array([s.issued.prompt.index for s in scored], dtype=np.int64),
-        "attempt": np.array([s.issued.attempt for s in scored], dtype=np.int64),
-        "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
-        "group_id": np.array([s.group for s in scored], dtype=np.int64),
-        "trajectory_id": np.arange(len(scored), dtype=np.int64),
-        "prompt_ids": Ragged.from_list(
-            [s.issued.prompt.prompt_ids for s in scored], dtype=np.int64
-        ),
-        "response_ids": responses,
-        "response_mask": responses.with_values(np.ones(len(responses.values), dtype=np.bool_)),
-        "token_weight_versions": Ragged.from_list(
-            [c.weight_versions for c in completions], dtype=np.int64
-        ),
-        "finish_reason": [str(c.finish_reason) for c in completions],
-        "temperature": np.full(len(scored), temperature, dtype=np.float32),
-        "scores": np.array([s.score for s in scored], dtype=np.float32),
-        "token_rewards": _token_rewards(scored, responses),
-        "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
-    }
-    for column, field in (
-        ("rollout_log_probs", "log_probs"),
-        ("raw_rollout_log_probs", "raw_log_probs"),
-    ):
-        rows = [getattr(c, field) for c in completions]
-        if rows and all(row is not None for row in rows):
-            columns[column] = Ragged.from_list(rows, dtype=np.float32)
-    return Batch(columns)
-
-
-def _token_rewards(scored: Sequence[Sample], responses: Ragged) -> Ragged:
-    rows = []
-    for sample, length in zip(scored, responses.lengths, strict=True):
-        outcome = sample.outcome
-        if isinstance(outcome, Score) and outcome.token_rewards is not None:
-            rows.append(outcome.token_rewards)
-            continue
-        row = np.zeros(length, dtype=np.float32)
-        if length:
-            row[-1] = sample.score
-        rows.append(row)
-    return Ragged.from_list(rows, dtype=np.float32)
-
-
-def rollout_metrics(samples: Sequence[Sample], max_response_length: int) -> dict[str, float]:
-    """Figures of one step's samples, in the field's names."""
-    scores = np.array([s.score for s in samples if s.score is not None], dtype=np.float64)
-    lengths = np.array([len(s.completion.response_ids) for s in samples], dtype=np.float64)
-    prompts = np.array([len(s.issued.prompt.prompt_ids) for s in samples], dtype=np.float64)
-    clipped = np.array([str(s.completion.finish_reason) == "length" for s in samples])
-    metrics = {
-        "reward/failures": float(len(samples) - len(scores)),
-        "response_length/mean": float(lengths.mean()),
-        "response_length/max": float(lengths.max()),
-        "response_length/min": float(lengths.min()),
-        "response_length/clip_ratio": float(clipped.mean()),
-        "response_length/limit": float(max_response_length),
-        "prompt_length/mean": float(prompts.mean()),
-        "prompt_length/max": float(prompts.max()),
-    }
-    if len(scores):
-        metrics |= {
-            "reward/mean": float(scores.mean()),
-            "reward/std": float(scores.std()),
-            "reward/min": float(scores.min()),
-            "reward/max": float(scores.max()),
-        }
-    names = {n for s in samples if isinstance(s.outcome, Score) for n in s.outcome.components}
-    for name in sorted(names):
-        parts = [
-            s.outcome.components[name]
-            for s in samples
-            if isinstance(s.outcome, Score) and name in s.outcome.components
-        ]
-        metrics[f"reward/components/{name}"] = float(np.mean(parts))
-    for kind in {s.outcome.kind for s in samples if isinstance(s.outcome, Failure)}:
-        metrics[f"reward/failures/{kind}"] = float(
-            sum(isinstance(s.outcome, Failure) and s.outcome.kind == kind for s in samples)
-        )
-    return metrics

@@ -36,8 +36,8 @@ class OnPolicyTrainer(Trainer):
 
     def _step(self, flow: Flow) -> None:
         with flow.begin_step():
-            samples = flow.rollout_and_score(flow.loader.next_batch())
-            batch = flow.prepare(samples)
+            rollout = flow.rollout_and_score(flow.loader.next_batch())
+            batch = flow.prepare(rollout)
             batch = flow.estimate_advantages(batch)
             flow.update(batch)
             flow.sync_weights()

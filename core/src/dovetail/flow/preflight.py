@@ -1,62 +1,227 @@
-"""What can be known to be wrong before a run starts: data, model, plan, and the rules of installed plugins."""
+"""What can be known to be wrong before a run starts: files, data, rewards, the plan, and what the installed rules find."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import attrs
 
 from dovetail.config import LoadedConfig
-from dovetail.errors import ConfigError
-from dovetail.flow.build import load_data, plan_from_data
-from dovetail.flow.plan import Plan
-from dovetail.flow.reward_functions import build_functions, check_sources
-from dovetail.interfaces import make_plugin
+from dovetail.config.checks import missing_files
+from dovetail.config.load import raise_problems
+from dovetail.config.sections import RunConfig
+from dovetail.errors import ConfigError, DovetailError, nearest
+from dovetail.flow.build import Data, load_data
+from dovetail.flow.plan import Plan, make_plan
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
 
+T = TypeVar("T")
 
-def run_checks(loaded: LoadedConfig) -> Iterator[str]:
-    """Check everything short of loading weights; yield a line for each thing found in order.
+
+@attrs.frozen(kw_only=True)
+class Examination:
+    """All that a look at a config brought to light."""
+
+    notes: tuple[str, ...]
+    """What is there, a line each."""
+    findings: tuple[Finding, ...]
+    """What is wrong."""
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What no run can start with."""
+        return tuple(f for f in self.findings if f.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What a run can start with, and probably should not."""
+        return tuple(f for f in self.findings if f.severity == "warning")
+
+
+def examine(loaded: LoadedConfig) -> Examination:
+    """Look at everything short of loading weights, and go on past what is wrong, so that all of it comes at once."""
+    examiner = _Examiner(loaded)
+    examiner.run()
+    return Examination(notes=tuple(examiner.notes), findings=tuple(examiner.findings))
+
+
+def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...]:
+    """Let the rules judge a run that is about to start; log their warnings and return them.
 
     Raises:
-        DovetailError: the first thing that is wrong.
+        ConfigError: rules found errors; `problems` lists all of them.
     """
-    config = loaded.config
-    data = load_data(config)
-    yield f"data: {len(data.train.prompts):,} training prompts, {len(data.val.prompts) if data.val else 0:,} held out"
-    if data.train.filtered_overlong:
-        yield (
-            f"data: {data.train.filtered_overlong:,} prompts longer than "
-            f"{config.data.max_prompt_length} tokens are left out"
-        )
-    functions = build_functions(config.reward, PluginContext(seed=config.seed))
-    check_sources(functions, data.train.prompts)
-    yield "reward: every data source has a function"
-    plan = plan_from_data(config, data)
-    runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=config.seed))
-    yield f"runtime: {plan.refs['runtime'].name} on {runtime.device()}"
-    for what, how_many in plan.counts.rows():
-        yield f"plan: {what}: {how_many}"
-    findings = list(rule_findings(loaded, plan))
-    for finding in findings:
-        yield f"{finding.severity}: {finding.message} [{finding.rule}]"
+    findings = rule_findings(loaded.config, plan)
+    warnings = tuple(f for f in findings if f.severity == "warning")
+    for finding in warnings:
+        logger.warning(finding.message, rule=finding.rule, hint=finding.hint)
     errors = [f for f in findings if f.severity == "error"]
     if errors:
-        raise ConfigError(
-            f"{len(errors)} preflight rule(s) refuse this config",
-            problems=[f.message for f in errors],
-            hint=errors[0].hint,
-        )
+        raise refusal("preflight", errors)
+    return warnings
 
 
-def rule_findings(loaded: LoadedConfig, plan: Plan) -> Iterator[Finding]:
-    """What the installed preflight rules say of a config and its plan."""
-    from dovetail.interfaces.runtime import PluginRef
+def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
+    """One error that lists all of them, each with its id and how to mend it."""
+    count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
+    listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
+    return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])
+
+
+def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
+    """What the installed rules say of a config and its plan, leaving out those that `preflight.ignore` names.
+
+    A rule that fails says nothing of the config: it is reported as a warning that names it.
+    """
     from dovetail.plugins.index import default_index
 
-    for entry in default_index().entries("preflight"):
-        if entry.state != "compatible":
-            continue
-        ref = PluginRef(kind="preflight", name=entry.name, distribution=entry.distribution)
-        rule = make_plugin(ref, PluginContext())
-        yield from rule.check(loaded.config, plan)  # type: ignore[attr-defined]
+    entries = default_index().entries("preflight")
+    findings = list(_unknown_ignored(config, [entry.name for entry in entries]))
+    for entry in entries:
+        if entry.name not in config.preflight.ignore:
+            findings += _judged_by(entry, config, plan)
+    return findings
+
+
+def _judged_by(entry: Any, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    from dovetail.interfaces import make_plugin
+    from dovetail.interfaces.runtime import PluginRef
+
+    if entry.state != "compatible":
+        yield _broken(entry, entry.reason or entry.state)
+        return
+    ref = PluginRef(kind="preflight", name=entry.name, distribution=entry.distribution)
+    try:
+        rule: Any = make_plugin(ref, PluginContext(seed=config.seed))
+        yield from rule.check(config, plan)
+    except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is no fault of the config
+        yield _broken(entry, f"{type(error).__name__}: {error}")
+
+
+def _broken(entry: Any, why: str) -> Finding:
+    return Finding(
+        rule=entry.name,
+        severity="warning",
+        message=f"the preflight rule {entry.name} of {entry.distribution} could not judge this config: {why}",
+        hint=f"report it to the author of {entry.distribution}, or set preflight.ignore={entry.name}",
+    )
+
+
+def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Finding]:
+    for rule in config.preflight.ignore:
+        if rule not in known:
+            close = nearest(rule, known)
+            yield Finding(
+                rule="preflight.ignore",
+                severity="error",
+                message=f"preflight.ignore names {rule!r}, and no installed rule has that id",
+                hint=f"did you mean {close!r}?"
+                if close
+                else f"the ids are: {', '.join(sorted(known))}",
+            )
+
+
+class _Examiner:
+    """Goes through a config part by part, and keeps what each part had to say."""
+
+    def __init__(self, loaded: LoadedConfig) -> None:
+        self.loaded = loaded
+        self.config = loaded.config
+        self.notes: list[str] = []
+        self.findings: list[Finding] = []
+
+    def run(self) -> None:
+        data = self._data()
+        self._rewards(data)
+        plan = self._plan(data)
+        if plan is not None:
+            self._runtime(plan)
+            self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
+        found = rule_findings(self.config, plan)
+        better = [f.instead_of for f in found if f.instead_of is not None]
+        self.findings = [
+            f
+            for f in self.findings
+            if f.rule != "plan" or not any(words in f.message for words in better)
+        ] + found
+
+    def _data(self) -> Data | None:
+        config, section = self.config, self.config.data
+        missing = list(missing_files(config))
+        try:
+            raise_problems("", missing, self.loaded.origins)
+        except ConfigError as error:
+            for problem in error.problems:
+                self._fault("data", ConfigError(problem))
+        absent = {problem.path[1] for problem in missing}
+        if "val_files" in absent:
+            section = attrs.evolve(section, val_files=())
+        data = None
+        if "train_files" not in absent:
+            data = self._try("data", lambda: load_data(attrs.evolve(config, data=section)))
+        if data is None:
+            if section.train_files and section.val_files:
+                # Nobody has read the held-out files, where it was the training files that were at fault.
+                swapped = attrs.evolve(section, train_files=section.val_files, val_files=())
+                self._try("data", lambda: load_data(attrs.evolve(config, data=swapped)))
+            return None
+        held_out = len(data.val.prompts) if data.val else 0
+        self.notes.append(
+            f"data: {len(data.train.prompts):,} training prompts, {held_out:,} held out"
+        )
+        for what, prompts in (("training", data.train), ("held-out", data.val)):
+            if prompts is not None and prompts.filtered_overlong:
+                self.notes.append(
+                    f"data: {prompts.filtered_overlong:,} {what} prompts longer than "
+                    f"{self.config.data.max_prompt_length} tokens are left out"
+                )
+        return data
+
+    def _rewards(self, data: Data | None) -> None:
+        from dovetail.flow.reward_functions import build_functions, check_sources
+
+        context = PluginContext(seed=self.config.seed)
+        functions = self._try("reward", lambda: build_functions(self.config.reward, context))
+        if functions is None or data is None:
+            return
+        before = len(self.findings)
+        for prompts in (data.train, data.val):
+            if prompts is not None:
+                rows = prompts.prompts
+                self._try("reward", lambda rows=rows: check_sources(functions, rows))  # type: ignore[misc]
+        if len(self.findings) == before:
+            self.notes.append("reward: every data source has a function")
+
+    def _plan(self, data: Data | None) -> Plan | None:
+        """The plan; where its counts do not fit the data, one without data, for the rules to judge."""
+        plan = None
+        if data is not None:
+            prompts = len(data.train.prompts)
+            plan = self._try("plan", lambda: make_plan(self.config, prompts=prompts))
+        return plan or self._try("plan", lambda: make_plan(self.config))
+
+    def _runtime(self, plan: Plan) -> None:
+        from dovetail.interfaces import make_plugin
+
+        def device() -> str:
+            runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=self.config.seed))
+            return str(runtime.device())
+
+        found = self._try("runtime", device)
+        if found is not None:
+            self.notes.append(f"runtime: {plan.refs['runtime'].name} on {found}")
+
+    def _try(self, what: str, do: Callable[[], T]) -> T | None:
+        """What it returns; None where it fails, and the fault is kept."""
+        try:
+            return do()
+        except DovetailError as error:
+            self._fault(what, error)
+            return None
+
+    def _fault(self, what: str, error: DovetailError) -> None:
+        finding = Finding(rule=what, severity="error", message=error.message, hint=error.hint)
+        if finding not in self.findings:
+            self.findings.append(finding)

@@ -17,6 +17,7 @@ from dovetail.errors import CheckpointError, ConfigError, DovetailError
 from dovetail.flow.build import Parts, build, load_data, plan_from_data, run_path
 from dovetail.flow.flow import Flow
 from dovetail.flow.plan import Plan
+from dovetail.flow.preflight import enforce
 from dovetail.flow.state import RunState, restore_checkpoint
 from dovetail.plugins import lock
 
@@ -50,6 +51,7 @@ def train(
     with directory.held():
         try:
             logger = setup_logging(directory)
+            enforce(loaded, plan, logger)
             _write_identity(directory, config, plan)
             parts = build(config, data, plan, directory, logger)
         except BaseException:
@@ -86,6 +88,7 @@ def resume(
         _check_something_is_left(directory, checkpoint, plan)
         logger = setup_logging(directory)
         _check_lock(directory, plan, logger)
+        enforce(loaded, plan, logger)
         if announce is not None:
             announce(loaded, plan, directory.path)
         parts = build(loaded.config, data, plan, directory, logger)

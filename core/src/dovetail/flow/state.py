@@ -36,7 +36,8 @@ def save_checkpoint(parts: Parts, state: RunState) -> Path:
     """Write model, optimizer, loader, ledger and every plugin's state, atomically."""
 
     def write(directory: Path) -> None:
-        parts.actor.save(directory / "actor").result()
+        for role, group in parts.trained().items():
+            group.save(directory / role).result()
         document = {
             "schema": STATE_SCHEMA,
             "run": attrs.asdict(state),
@@ -61,7 +62,13 @@ def restore_checkpoint(parts: Parts, path: Path) -> RunState:
         raise CheckpointError(
             f"{path} has state schema {document.get('schema')!r}; this version reads {STATE_SCHEMA}"
         )
-    parts.actor.load(path / "actor").result()
+    for role, group in parts.trained().items():
+        if not (path / role).is_dir():
+            raise CheckpointError(
+                f"{path} holds no {role}: the run that wrote it had none",
+                hint="resume with the algorithm of the run, or start a new run",
+            )
+        group.load(path / role).result()
     parts.loader.load_state(document["loader"])
     parts.ledger.load_state(document["ledger"])
     plugins = parts.stateful()

@@ -21,37 +21,84 @@ ADVANTAGE_API = "1.1"
 
 @attrs.frozen(eq=False)
 class Groups:
-    """Which samples answer the same prompt.
+    """Which samples answer the same prompt, and which of them are parts of one trajectory.
+
+    An agent's episode may come as several training sequences. Sizes, sums and means count such a trajectory
+    once: each of its sequences weighs 1 / (sequences of the trajectory).
 
     Attributes:
         index_N: int64 [N], the dense group number of each sample, 0 … count − 1.
         count: number of groups.
+        trajectory_N: int64 [N], the dense trajectory number of each sample, unique over all groups; None
+            where every sample is a trajectory of its own.
     """
 
     index_N: Int64[np.ndarray, "N"]
     count: int
+    trajectory_N: Int64[np.ndarray, "N"] | None = None
 
     @classmethod
-    def of(cls, ids_N: Shaped[np.ndarray, "N"]) -> Groups:
-        """Number the groups of arbitrary ids densely, in order of first appearance."""
-        _, first, inverse = np.unique(ids_N, return_index=True, return_inverse=True)
-        order = np.argsort(np.argsort(first))
-        return cls(order[inverse].astype(np.int64), len(first))
+    def of(
+        cls, ids_N: Shaped[np.ndarray, "N"], trajectory_ids_N: Shaped[np.ndarray, "N"] | None = None
+    ) -> Groups:
+        """Number groups and trajectories of arbitrary ids densely, in order of first appearance.
+
+        Args:
+            ids_N: [N], one id a group, of any dtype that sorts.
+            trajectory_ids_N: [N], one id a trajectory, unique within a group at least.
+        """
+        index_N, count = _numbered(ids_N)
+        if trajectory_ids_N is None:
+            return cls(index_N, count)
+        trajectory_N, trajectories = _numbered(trajectory_ids_N)
+        # Ids need only be unique within a group: the pair tells trajectories of two groups apart.
+        trajectory_N, trajectories = _numbered(index_N * trajectories + trajectory_N)
+        return cls(index_N, count, trajectory_N if trajectories < len(index_N) else None)
 
     @property
     def sizes_G(self) -> Int64[np.ndarray, "G"]:
-        """int64 [G]: samples in each group."""
-        return np.bincount(self.index_N, minlength=self.count)
+        """int64 [G]: trajectories in each group."""
+        weights_N = self.weights_N
+        if weights_N is None:
+            return np.bincount(self.index_N, minlength=self.count)
+        sizes_G = np.bincount(self.index_N, weights=weights_N, minlength=self.count)
+        return np.rint(sizes_G).astype(np.int64)
+
+    @property
+    def weights_N(self) -> Float64[np.ndarray, "N"] | None:
+        """float64 [N]: 1 / (sequences of the sample's trajectory); None where every weight is 1."""
+        if self.trajectory_N is None:
+            return None
+        weights_N: np.ndarray = 1.0 / np.bincount(self.trajectory_N)[self.trajectory_N]
+        return weights_N
 
     def sum_G(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "G"]:
-        """float64 [G]: sum of the values of each group."""
-        return np.bincount(self.index_N, weights=values_N, minlength=self.count)
+        """float64 [G]: sum over each group's trajectories of the mean value of a trajectory's sequences."""
+        weights_N = self.weights_N
+        weighted_N = values_N if weights_N is None else values_N * weights_N
+        sums_G = np.bincount(self.index_N, weights=weighted_N, minlength=self.count)
+        return sums_G.astype(np.float64, copy=False)  # without any value bincount gives integers
 
     def mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """float64 [N]: for each sample, the mean of its group."""
         means_G = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
         means_N: np.ndarray = means_G[self.index_N]
         return means_N
+
+    def trajectory_mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """float64 [N]: for each sample, the mean over the sequences of its trajectory; itself where there is one."""
+        if self.trajectory_N is None:
+            return np.asarray(values_N, np.float64)
+        sums = np.bincount(self.trajectory_N, weights=values_N)
+        means_N: np.ndarray = (sums / np.bincount(self.trajectory_N))[self.trajectory_N]
+        return means_N
+
+
+def _numbered(ids_N: Shaped[np.ndarray, "N"]) -> tuple[np.ndarray, int]:
+    """Dense numbers (int64 [N]) of ids in order of first appearance, and how many there are."""
+    _, first, inverse = np.unique(ids_N, return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))
+    return order[inverse].astype(np.int64), len(first)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -69,7 +116,11 @@ class AdvantageEstimator(Plugin):
     """Turns rewards into advantages."""
 
     scope: ClassVar[Literal["sample", "group", "batch"]]
-    """What must be seen together: it is kept whole when a batch is split."""
+    """What must be seen together, and is kept whole when a batch is split: a sample, a group, or the batch.
+
+    `batch` says that moments of the whole batch go through `context.reduction`, called equally often on every
+    rank; ranks may still hold parts, of whole groups.
+    """
     level: ClassVar[Literal["sample", "token"]]
     """Sample level works on scalars on the controller; token level on token columns, in the workers."""
 
@@ -86,5 +137,6 @@ class AdvantageEstimator(Plugin):
             columns: at sample level `scores` float32 [N] and what `requires` names; at token level
                 `token_rewards`, `response_mask` (ragged) too. Batch moments go through
                 `context.reduction`, since a rank may hold only a part of the batch.
-            groups: which samples answer one prompt; a group thinned below two by failures gives 0.
+            groups: which samples answer one prompt, and which belong to one trajectory; a group thinned
+                below two by failures gives 0. Scores are finite: the flow refuses others before.
         """

@@ -53,13 +53,19 @@ class TrainEngine(Worker, Plugin):
         Returns metrics that merge over ranks, named after the role: `actor/…`, `critic/…`.
 
         Raises:
-            NumericsError: loss or gradient is not finite; no step was taken.
+            NumericsError: a column that it reads, the loss or the gradient is not finite; no step was taken. Its
+                `sample_ids` name the samples, as far as they could be told.
+            ConfigError: the objective asks for outputs that the model's head does not give.
         """
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     @abstractmethod
     def weight_manifest(self, version: int) -> WeightManifest:
-        """Names (Hugging Face form), shapes and dtypes of what `send_weights` will send."""
+        """Names (Hugging Face form), shapes and dtypes of what `send_weights` will send.
+
+        Raises:
+            WeightSyncError: the head is "value": no rollout takes the weights of a critic.
+        """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
@@ -87,4 +93,6 @@ class TrainEngine(Worker, Plugin):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def export(self, directory: Path) -> None:
-        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer)."""
+        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), adapters merged; a value
+        model with its head, so that an engine with the head "value" starts from it.
+        """

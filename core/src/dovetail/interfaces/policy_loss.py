@@ -26,6 +26,8 @@ LOSS_AGGREGATION_API = "1.0"
 class LossInputs:
     """The response tokens of some whole samples, packed end to end. T tokens, N samples.
 
+    Masked tokens hold 0 in `log_probs_T` and in every column, so that a loss rarely needs to look at the mask.
+
     Attributes:
         log_probs_T: float32 [T], nats, of the policy being trained; carries the gradient.
         mask_T: bool [T], True on tokens that the policy produced.

@@ -21,6 +21,8 @@ from dovetail.interfaces.reward import (
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What a reward function may ask for, by name."""
+ANSWER = "pred"
+"""What a reward function calls the answer that it found in a response: something to vote on, never a figure."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -100,7 +102,8 @@ def outcome_from(value: Any, name: str) -> Outcome:
 
     Args:
         value: a finite number (int, float, bool or a NumPy scalar), or a mapping with `score` and further
-            parts: finite numbers become components, the rest extras. All else is a failure.
+            parts: finite numbers become components, the rest extras, and so does `pred`, the answer that was found
+            in the response, whatever it is. All else is a failure.
         name: the function, for messages.
     """
     parts: Mapping[Any, Any] = {}
@@ -114,7 +117,7 @@ def outcome_from(value: Any, name: str) -> Outcome:
     score = finite_float(value)
     if score is None:
         return _invalid(name, _described(value))
-    figures = {key: finite_float(part) for key, part in parts.items()}
+    figures = {key: None if key == ANSWER else finite_float(part) for key, part in parts.items()}
     return Score(
         value=score,
         components={key: figure for key, figure in figures.items() if figure is not None},

@@ -37,7 +37,8 @@ class CorrectionInputs:
         train_log_probs_T: float32 [T], nats: old_log_probs (decoupled, before the update), or the current
             ones without gradient (within an update).
         rollout_log_probs_T: float32 [T], nats, of the sampler as used.
-        mask_T: bool [T], True on tokens that the policy produced.
+        mask_T: bool [T], True on tokens that the policy produced and that are trained on; where it is False, the
+            log-probabilities may be anything.
         offsets_N1: int64 [N + 1], where each sample begins.
     """
 
@@ -52,7 +53,8 @@ class Correction:
     """What comes of it.
 
     Attributes:
-        weights_T: float32 [T] without gradient, a factor on each token's loss; None where nothing is weighed.
+        weights_T: float32 [T] without gradient, a factor on each token's loss; None where nothing is weighed. NaN on
+            a token that is kept although its ratio is not finite: the update then stops, and no number hides it.
         keep_T: bool [T], which of the masked-in tokens keep their loss; None where nothing is rejected.
         metrics: `rollout_corr/…`, which merge over micro-batches and ranks.
     """

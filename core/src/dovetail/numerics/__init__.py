@@ -6,47 +6,106 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.numerics.deferred import max_metric, mean_metric, resolve_metrics
+    from dovetail.numerics.build import build_objective
+    from dovetail.numerics.deferred import (
+        max_metric,
+        mean_metric,
+        resolve_metrics,
+        share_metric,
+    )
+    from dovetail.numerics.explained_variance import ExplainedVariance
+    from dovetail.numerics.finite import listed, sample_names
     from dovetail.numerics.kl import ESTIMATORS, estimate_kl
     from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
-    from dovetail.numerics.masked import masked_mean, masked_moments, masked_var, whiten
-    from dovetail.numerics.objective import Objective, ObjectiveTerm, build_objective
+    from dovetail.numerics.masked import (
+        masked_mean,
+        masked_moments,
+        masked_var,
+        weighted_moments,
+        whiten,
+        whiten_weighted,
+    )
+    from dovetail.numerics.objective import Objective, ObjectiveTerm
+    from dovetail.numerics.policy_objective import PolicyObjective
+    from dovetail.numerics.rollout_correction import (
+        CRITERIA,
+        Criterion,
+        bounded_weights,
+        correct_batch,
+        importance_ratios,
+        kept_tokens,
+        log_ratios,
+        normalized_weights,
+    )
     from dovetail.numerics.streams import SampleStream
+    from dovetail.numerics.value_objective import ValueObjective
 
 _HOME = {
     "AdaptiveKl": "kl_controller",
+    "CRITERIA": "rollout_correction",
+    "Criterion": "rollout_correction",
     "ESTIMATORS": "kl",
+    "ExplainedVariance": "explained_variance",
     "FixedKl": "kl_controller",
     "Objective": "objective",
     "ObjectiveTerm": "objective",
+    "PolicyObjective": "policy_objective",
     "SampleStream": "streams",
-    "build_objective": "objective",
+    "ValueObjective": "value_objective",
+    "bounded_weights": "rollout_correction",
+    "build_objective": "build",
+    "correct_batch": "rollout_correction",
     "estimate_kl": "kl",
+    "importance_ratios": "rollout_correction",
+    "kept_tokens": "rollout_correction",
+    "listed": "finite",
+    "log_ratios": "rollout_correction",
     "masked_mean": "masked",
     "masked_moments": "masked",
     "masked_var": "masked",
     "max_metric": "deferred",
     "mean_metric": "deferred",
+    "normalized_weights": "rollout_correction",
     "resolve_metrics": "deferred",
+    "sample_names": "finite",
+    "share_metric": "deferred",
+    "weighted_moments": "masked",
     "whiten": "masked",
+    "whiten_weighted": "masked",
 }
 
 __all__ = [
+    "CRITERIA",
     "ESTIMATORS",
     "AdaptiveKl",
+    "Criterion",
+    "ExplainedVariance",
     "FixedKl",
     "Objective",
     "ObjectiveTerm",
+    "PolicyObjective",
     "SampleStream",
+    "ValueObjective",
+    "bounded_weights",
     "build_objective",
+    "correct_batch",
     "estimate_kl",
+    "importance_ratios",
+    "kept_tokens",
+    "listed",
+    "log_ratios",
     "masked_mean",
     "masked_moments",
     "masked_var",
     "max_metric",
     "mean_metric",
+    "normalized_weights",
     "resolve_metrics",
+    "sample_names",
+    "share_metric",
+    "weighted_moments",
     "whiten",
+    "whiten_weighted",
 ]
 
 

@@ -24,15 +24,28 @@ def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -
         mask_T: bool [T].
         count: number of selected tokens, where the caller has it already.
     """
-    chosen_T = values_T.detach().float().masked_fill(~mask_T, 0)
-    weight = mask_T.sum() if count is None else count
-    return Mean(cast("float", chosen_T.sum()), cast("float", weight))
+    if values_T.dtype == torch.bool:
+        total = (values_T & mask_T).count_nonzero()
+    else:
+        total = values_T.detach().where(mask_T, 0).sum()
+    weight = mask_T.count_nonzero() if count is None else count
+    return Mean(cast("float", total), cast("float", weight))
+
+
+def share_metric(chosen_T: Tensor, count: Tensor) -> Mean:
+    """Share of tokens that are chosen, not yet fetched.
+
+    Args:
+        chosen_T: bool [T], or numbers that are 0 on tokens not chosen; not chosen where the mask is False.
+        count: int [], how many tokens have mask 1.
+    """
+    return Mean(cast("float", chosen_T.count_nonzero()), cast("float", count))
 
 
 def max_metric(values_T: Tensor, mask_T: Tensor) -> Max:
     """Largest value that the mask selects, not yet fetched; −∞ where it selects none."""
-    chosen_T = values_T.detach().float().masked_fill(~mask_T, -torch.inf)
-    largest = chosen_T.max() if chosen_T.numel() else chosen_T.new_tensor(-torch.inf)
+    chosen_T = values_T.detach().where(mask_T, -torch.inf)
+    largest = chosen_T.amax() if chosen_T.numel() else chosen_T.new_full((), -torch.inf)
     return Max(cast("float", largest))
 
 

@@ -8,6 +8,7 @@ Legend: N samples, T tokens.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -26,10 +27,16 @@ def sum_by_sample(
     values_T: Float[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "N1-1"]:
     """Sum of each sample's values, of the values' dtype, [N]; 0 for a sample without tokens."""
-    lengths_N = offsets_N1.diff()
-    index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
-    sample_T = index_N.repeat_interleave(lengths_N, output_size=values_T.shape[0])
-    return values_T.new_zeros(lengths_N.shape).index_add(0, sample_T, values_T)
+    return torch.segment_reduce(values_T, "sum", offsets=offsets_N1)
+
+
+def mean_by_sample(
+    values_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
+) -> Float[Tensor, "N1-1"]:
+    """Mean of each sample's values that the mask selects, of the values' dtype, [N]; 0 where it selects none."""
+    sums_N = sum_by_sample(values_T.where(mask_T, 0.0), offsets_N1)
+    counts_N = sum_by_sample(mask_T.to(values_T.dtype), offsets_N1)
+    return sums_N / counts_N.clamp(min=1)
 
 
 def _sequences(response_mask: Ragged) -> float:
@@ -48,7 +55,7 @@ class _SumOverTokens(LossAggregation):
         mask_T: Bool[Tensor, "T"],
         offsets_N1: Int64[Tensor, "N1"],
     ) -> Float[Tensor, ""]:
-        return losses_T.masked_fill(~mask_T, 0).sum()
+        return losses_T.where(mask_T, 0.0).sum()
 
 
 class TokenMean(_SumOverTokens):
@@ -99,9 +106,7 @@ class SeqMeanTokenMean(LossAggregation):
         mask_T: Bool[Tensor, "T"],
         offsets_N1: Int64[Tensor, "N1"],
     ) -> Float[Tensor, ""]:
-        sums_N = sum_by_sample(losses_T.masked_fill(~mask_T, 0), offsets_N1)
-        counts_N = sum_by_sample(mask_T.to(losses_T.dtype), offsets_N1)
-        return (sums_N / counts_N.clamp(min=1)).sum()
+        return mean_by_sample(losses_T, mask_T, offsets_N1).sum()
 
 
 class SeqMeanTokenSumNorm(_SumOverTokens):

@@ -22,7 +22,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str,)),
     **dict.fromkeys(("aliases", "capabilities", "columns", "needs"), (list,)),
     **dict.fromkeys(("requires", "provides"), (list, type(None))),
-    "config_schema": (dict, type(None)),
+    **dict.fromkeys(("config_schema", "settings"), (dict, type(None))),
+    "doc": (str,),
 }
 _WORDS = {str: "text", list: "a list", dict: "an object", type(None): "null"}
 
@@ -53,6 +54,10 @@ class PluginManifest:
     """Columns of its own: name, dtype, shape, meaning, owner."""
     config_schema: Mapping[str, Any] | None = None
     """`{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
+    doc: str = ""
+    """The class's docstring; empty in manifests made before they carried it."""
+    settings: Mapping[str, Any] | None = None
+    """What a preset sets under its default config; None for other kinds."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Any-of lists of requirements, all of which must be met where the plugin runs."""
 
@@ -107,7 +112,7 @@ def read_manifest(package: str, distribution: str) -> Manifest:
     for place in places:
         path = place / FILE_NAME
         if path.is_file():
-            return _parse(path, distribution)
+            return read_manifest_file(path, distribution)
     raise ManifestError(
         f"{distribution} has no {FILE_NAME} in its package {package!r}",
         hint=f"its author runs `{COMMAND}` in its source folder (it comes with "
@@ -115,7 +120,12 @@ def read_manifest(package: str, distribution: str) -> Manifest:
     )
 
 
-def _parse(path: Path, distribution: str) -> Manifest:
+def read_manifest_file(path: Path, distribution: str) -> Manifest:
+    """Read one manifest.
+
+    Raises:
+        ManifestError: it can't be read, or it belongs to another distribution.
+    """
     remake = f"make it anew in the source folder of {distribution}: {COMMAND}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -165,6 +175,8 @@ def _plugin(item: Any) -> PluginManifest:
         provides=_names(item.get("provides", [])),
         columns=tuple(item.get("columns", [])),
         config_schema=item.get("config_schema"),
+        doc=item.get("doc", ""),
+        settings=item.get("settings"),
         needs=tuple(tuple(need) for need in item.get("needs", [])),
     )
 

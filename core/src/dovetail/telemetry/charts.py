@@ -36,6 +36,10 @@ class Line:
 
     steps: Sequence[float]
     values: Sequence[float]
+    low: Sequence[float] | None = None
+    """Lower ends of an interval around the values, drawn as a band."""
+    high: Sequence[float] | None = None
+    """Upper ends."""
 
 
 def line_chart(
@@ -53,6 +57,10 @@ def line_chart(
     def draw(axes: Axes) -> None:
         for line, colour in zip(lines, _cycle(len(lines)), strict=True):
             smoothed = len(line.values) >= SMOOTHED_FROM and not markers
+            if line.low is not None and line.high is not None and len(line.values) > 1:
+                axes.fill_between(
+                    line.steps, line.low, line.high, color=colour, alpha=0.15, linewidth=0
+                )
             axes.plot(
                 line.steps,
                 line.values,
@@ -66,8 +74,8 @@ def line_chart(
             if smoothed:
                 axes.plot(line.steps, smooth(line.values), color=colour, linewidth=2.0)
         if percent:
-            low = min(min(line.values) for line in lines if line.values)
-            high = max(max(line.values) for line in lines if line.values)
+            low = min(min(line.low or line.values) for line in lines if line.values)
+            high = max(max(line.high or line.values) for line in lines if line.values)
             margin = max(0.02, 0.06 * (high - low))
             axes.set_ylim(max(-0.02, low - margin), min(1.02, high + margin))
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")

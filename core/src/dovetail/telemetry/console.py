@@ -61,6 +61,7 @@ class ConsoleTracker(Tracker):
         self._began = monotonic()
         self._ends: list[tuple[int, float]] = []
         self._series: dict[str, list[float]] = {}
+        self._latest: dict[str, str] = {}
 
     # ── the run's life ──
 
@@ -94,6 +95,7 @@ class ConsoleTracker(Tracker):
             value = figure.value(metrics)
             if value is not None:
                 self._series.setdefault(figure.label, []).append(value)
+                self._latest[figure.label] = figure.read(metrics)
         if self._live is None:
             self._console.print(self._line(step, metrics, advanced), soft_wrap=True, markup=False)
 
@@ -127,7 +129,7 @@ class ConsoleTracker(Tracker):
         for figure in self._figures:
             name = figure.find(metrics)
             if name is not None:
-                parts.append(f"{figure.short} {figure.write(float(metrics[name]))}")
+                parts.append(f"{figure.short} {figure.read(metrics)}")
         left = self._seconds_left()
         if left and advanced:
             parts.append(f"left {write_seconds(left)}")
@@ -166,7 +168,7 @@ class ConsoleTracker(Tracker):
             if values:
                 table.add_row(
                     figure.label,
-                    figure.write(values[-1]),
+                    self._latest[figure.label],
                     _change(figure, values),
                     sparkline(values),
                 )

@@ -37,6 +37,26 @@ class Figure:
         value = None if name is None else metrics[name]
         return value if value is not None and math.isfinite(value) else None
 
+    def interval(self, metrics: Mapping[str, float | None]) -> tuple[float, float] | None:
+        """The ends of the figure's 95% interval, from the metrics `<name>/low` and `<name>/high`; None where there is none."""
+        name = self.find(metrics)
+        low, high = (metrics.get(f"{name}/{end}") for end in ("low", "high"))
+        if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+            return None
+        return low, high
+
+    def read(self, metrics: Mapping[str, float | None]) -> str:
+        """The figure in a step's metrics as text, with ± half the width of its interval where it has one."""
+        name = self.find(metrics)
+        value = None if name is None else metrics[name]
+        if value is None:
+            return ""
+        text, ends = self.write(value), self.interval(metrics)
+        if ends is None or ends[0] == ends[1]:
+            return text
+        half = (ends[1] - ends[0]) / 2
+        return f"{text} ± {100 * half:.1f}" if text.endswith("%") else f"{text} ± {half:.2g}"
+
     def write(self, value: float) -> str:
         """The figure as text."""
         return write_figure(value, self.style)

@@ -78,6 +78,57 @@ class Last:
         return other
 
 
+@attrs.frozen
+class Std:
+    """An unbiased standard deviation, kept as count, mean and sum of squared deviations from it.
+
+    0 for a single figure, NaN for none.
+    """
+
+    count: float
+    mean: float
+    squares: float
+
+    @property
+    def value(self) -> float:
+        if not self.count:
+            return math.nan
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+    def merge(self, other: Std) -> Std:
+        # Chan, Golub and LeVeque: deviations are never taken from a mean that is far away.
+        if not self.count or not other.count:
+            return self if self.count else other
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        return Std(
+            count,
+            self.mean + apart * other.count / count,
+            self.squares + other.squares + apart * apart * self.count * other.count / count,
+        )
+
+
+@attrs.frozen
+class EffectiveShare:
+    """Effective sample size of some weights as a share of their number: (Σ w)² / (n Σ w²).
+
+    1 where all weigh the same, 1/n where one weighs alone; NaN where none has any weight.
+    """
+
+    total: float
+    squares: float
+    count: float
+
+    @property
+    def value(self) -> float:
+        return self.total * self.total / (self.count * self.squares) if self.squares else math.nan
+
+    def merge(self, other: EffectiveShare) -> EffectiveShare:
+        return EffectiveShare(
+            self.total + other.total, self.squares + other.squares, self.count + other.count
+        )
+
+
 def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     """Merge metrics by name."""
     merged: dict[str, Metric] = {}
@@ -88,5 +139,9 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The figure of every metric, by name; what has no value (weight 0) is left out."""
-    return {name: metric.value for name, metric in metrics.items() if not math.isnan(metric.value)}
+    """The figure of every metric, by name; what has no value (weight 0, the extreme of nothing) is left out."""
+    return {
+        name: metric.value
+        for name, metric in metrics.items()
+        if not math.isnan(metric.value) and metric not in (Max(-math.inf), Min(math.inf))
+    }

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from dovetail.telemetry import charts, figures
 from dovetail.telemetry.samples import read_samples, sample_steps
 from dovetail.telemetry.summary import History, count_events, summarise
+from dovetail.telemetry.validation import EVERYTHING, source_of, validation_table
 
 _CHARTS = (
     figures.REWARD,
@@ -64,6 +65,7 @@ def _content(directory: Path) -> dict[str, Any]:
         "headline": _headline(summary),
         "tiles": _tiles(summary),
         "charts": [_chart(history, figure) for figure in _CHARTS],
+        "validation": validation_table(history),
         "phases": _phases(history),
         "failures": _failures(directory, history),
         "samples": _samples(directory),
@@ -125,10 +127,10 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
         figure = figures.POLICY_KL
     names = [figure.find(history.names)]
     legend: list[str] = []
-    sources = [name for name in history.names if _is_source_accuracy(name)]
+    sources = [name for name in history.names if source_of(name) is not None]
     if figure is figures.ACCURACY and len(sources) > 1:
         names = [name for name in (*names, *sources) if name]
-        legend = ["all", *(name.split("/", 1)[1].rsplit("/", 1)[0] for name in sources)]
+        legend = [EVERYTHING, *(source_of(name) or "" for name in sources)]
     series = [history.series(name) for name in names]
     values = series[0][1]
     card: dict[str, Any] = {
@@ -147,17 +149,26 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
     percent = figure.style == "percent" and all(0 <= v <= 1 for _, vs in series for v in vs)
     card["svg"] = charts.line_chart(
         figure.label,
-        [charts.Line(steps, points) for steps, points in series if points],
+        [
+            charts.Line(steps, points, *_ends(history, name, steps, only=len(names) == 1))
+            for name, (steps, points) in zip(names, series, strict=True)
+            if points
+        ],
         percent=percent,
         markers=figure is figures.ACCURACY and len(values) <= 60,
     )
-    card["latest"], card["first"] = figure.write(values[-1]), figure.write(values[0])
+    card["latest"] = figure.read(history.at(series[0][0][-1]))
+    card["first"] = figure.write(values[0])
     card["legend"] = list(enumerate(legend, start=1))
     return card
 
 
-def _is_source_accuracy(name: str) -> bool:
-    return name.startswith("val/") and "/mean@" in name and name.count("/") >= 2
+def _ends(
+    history: History, name: str | None, steps: Sequence[int], *, only: bool
+) -> tuple[list[float], list[float]] | tuple[()]:
+    """Lower and upper ends of a figure's interval; nothing where a step has none, or several lines would overlap."""
+    low, high = (history.series(f"{name}/{end}") for end in ("low", "high"))
+    return (low[1], high[1]) if only and low[0] == high[0] == list(steps) else ()
 
 
 def _phases(history: History) -> dict[str, Any] | None:

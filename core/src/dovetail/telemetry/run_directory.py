@@ -188,9 +188,12 @@ class RunDirectory:
         return self.write_text(str(target.relative_to(self.path)), dump_rows(rows))
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after a step from which the run resumes: metrics and samples."""
+        """Forget what was logged after a step from which the run resumes: metrics, samples and faults."""
         keep_rows(self.metrics, lambda row: int(row.get("step", 0)) <= step)
         remove_samples_after(self.path, step)
+        for file in (self.path / "faults").glob("step_*.json"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
 
 
 def _claim() -> dict[str, Any]:

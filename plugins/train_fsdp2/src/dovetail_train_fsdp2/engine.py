@@ -4,42 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
 
 from dovetail.batch import Batch
 from dovetail.config.sections import TrainingSection
-from dovetail.errors import ConfigError, DispatchError, ModelError, WeightSyncError
-from dovetail.interfaces.engine import OUTPUTS, TrainEngine
-from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.errors import ConfigError, DispatchError, NumericsError, WeightSyncError
+from dovetail.interfaces.engine import TrainEngine
+from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.numerics import build_objective, resolve_metrics
+from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Metric
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config, Share
-from dovetail_train_fsdp2.forward import Scorer
-from dovetail_train_fsdp2.model import load_model, use_gradient_checkpointing
+from dovetail_train_fsdp2.failures import failing_rows
+from dovetail_train_fsdp2.forward import PolicyScorer, Scorer
 from dovetail_train_fsdp2.optim import Optimizer
 from dovetail_train_fsdp2.packing import READS, Cut, check_columns, cut, lay_out
+from dovetail_train_fsdp2.start import load_scorer
 from dovetail_train_fsdp2.weights import manifest_of, wire_tensors
 
 if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightSender, WeightTransport
 
-COMPUTED = OUTPUTS - {"values"}
-
 
 class Fsdp2Engine(TrainEngine):
-    """One Hugging Face causal language model: float32 weights, compute in `model.dtype` through autocast.
+    """One Hugging Face causal language model, or the value model of a critic: float32 weights, compute in
+    `model.dtype` through autocast.
 
     There is no dropout, so that scoring is deterministic and old and new log-probabilities compare.
     """
 
     name: ClassVar[str] = "fsdp2"
     api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic", "offload"})
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"deterministic", "offload", "value_head", "lora"}
+    )
     Config = Fsdp2Config
 
     _scorer: Scorer | None = None
@@ -47,26 +49,20 @@ class Fsdp2Engine(TrainEngine):
     _sender: WeightSender | None = None
     _offloaded = False
 
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """`ref_log_probs` with an adapter: the base below it is the reference policy."""
+        lora = getattr(config, "lora", None)
+        return frozenset({"ref_log_probs"} if lora is not None else ())
+
     def start(self) -> None:
         """Load the model onto the context's device.
 
         Raises:
             ModelError: it can't be loaded, or can't be trained in its dtype.
+            PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model.
         """
-        section = self.context.model
-        if section is None:
-            raise ModelError("the training engine was given no model", hint="set model.path")
-        if section.dtype == "float16" and self.context.role != "ref":
-            raise ModelError(
-                "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
-                hint="use model.dtype=bfloat16",
-            )
-        model = load_model(section, torch.device(self.context.device))
-        self._scorer = Scorer(model, getattr(torch, section.dtype))
-        if self.config.gradient_checkpointing:
-            use_gradient_checkpointing(model)
-            # Layers that compute their activations again keep no keys and values.
-            self._scorer.can_share_prompts = False
+        self._scorer = load_scorer(self.config, self.context)
 
     def close(self) -> None:
         if self._sender is not None:
@@ -74,12 +70,8 @@ class Fsdp2Engine(TrainEngine):
         self._scorer = self._optimizer = self._sender = None
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
-        unknown = sorted(frozenset(outputs) - COMPUTED)
-        if unknown:
-            raise ConfigError(
-                f"engine 'fsdp2' can't compute {unknown[0]!r}; it computes {', '.join(sorted(COMPUTED))}"
-            )
         scorer = self._ready("forward")
+        self._check_computes(frozenset(outputs))
         check_columns(batch)
         batch = batch.select(READS)
         mask = batch["response_mask"]
@@ -95,45 +87,57 @@ class Fsdp2Engine(TrainEngine):
             {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
         )
 
-    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says.
 
         Raises:
-            NumericsError: the gradient is not finite; no step was taken.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
+            ConfigError: the objective is of another head than the model's.
         """
         scorer = self._ready("update")
-        goal = build_objective(objective)
-        denominators = goal.denominators(mini_batch, self.context.reduction)
+        goal = build_objective(objective, seed=self.context.seed)
+        self._check_computes(goal.outputs)
         check_columns(mini_batch)
-        mini_batch = mini_batch.select(sorted({*READS, *goal.requires}))
+        prepared = goal.prepare(mini_batch, self.context.reduction)
+        denominators = goal.denominators(prepared, self.context.reduction)
+        read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
+        prepared = prepared.select(sorted(read))
+        cuts = self._cut(prepared)
         optimizer = self._made_optimizer()
         parts: list[Mapping[str, Metric]] = []
+        finite: list[torch.Tensor] = []
         try:
-            for part in self._cut(mini_batch):
-                micro_batch = mini_batch.take(part.rows_B)
+            for part in cuts:
+                micro_batch = prepared.take(part.rows_B)
                 scores = scorer(lay_out(micro_batch, shared=part.shared), goal.outputs)
                 term = goal(scores, micro_batch, denominators)
                 if term.loss.requires_grad:
                     term.loss.backward()  # type: ignore[no-untyped-call]
                 parts.append(term.metrics)
-            norm, lr = optimizer.step()
+                finite.append(term.finite)
+            norm, lr = optimizer.step(torch.stack(finite).all())
+        except NumericsError as error:
+            optimizer.discard_gradients()
+            rows = failing_rows(scorer, goal, prepared, denominators, cuts)
+            raise _traced(error, sample_names(mini_batch, rows)) from None
         except BaseException:
             # Half a mini-batch's gradients must not leak into the next update.
             optimizer.discard_gradients()
             raise
-        return resolve_metrics(parts) | {"actor/grad_norm": Last(norm), "actor/lr": Last(lr)}
+        own = {f"{self._role}/grad_norm": Last(norm), f"{self._role}/lr": Last(lr)}
+        return resolve_metrics(parts) | own
 
     def weight_manifest(self, version: int) -> WeightManifest:
-        scorer = self._started()
-        return manifest_of(scorer.model, version, scorer.dtype)
+        scorer = self._sending()
+        return manifest_of(scorer.trunk, version, scorer.dtype, scorer.adapter)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
         """As the interface says.
 
         Raises:
-            WeightSyncError: there is no transport, or version and manifest differ.
+            WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
         """
-        scorer = self._started()
+        scorer = self._sending()
         if version != manifest.version:
             raise WeightSyncError(
                 f"version {version} was asked for with the manifest of version {manifest.version}"
@@ -145,7 +149,7 @@ class Fsdp2Engine(TrainEngine):
                     hint="set rollout.weight_transport",
                 )
             self._sender = cast("WeightTransport", self.context.transport).sender()
-        self._sender.send(manifest, wire_tensors(scorer.model, manifest))
+        self._sender.send(manifest, wire_tensors(scorer.trunk, manifest, scorer.adapter))
 
     def offload(self) -> None:
         self._move(torch.device("cpu"), offloaded=True)
@@ -154,7 +158,7 @@ class Fsdp2Engine(TrainEngine):
         self._move(torch.device(self.context.device), offloaded=False)
 
     def save(self, directory: Path) -> None:
-        checkpoint.save(Path(directory), self._started().model, self._optimizer)
+        checkpoint.save(Path(directory), self._started(), self._optimizer)
 
     def load(self, directory: Path) -> None:
         """As the interface says.
@@ -165,12 +169,15 @@ class Fsdp2Engine(TrainEngine):
         scorer = self._started()
         trained = (Path(directory) / checkpoint.OPTIMIZER).exists()
         optimizer = self._made_optimizer() if trained else None
-        checkpoint.load(Path(directory), scorer.model, optimizer)
+        checkpoint.load(Path(directory), scorer, optimizer)
         self._optimizer = optimizer
 
     def export(self, directory: Path) -> None:
-        scorer = self._started()
-        checkpoint.export(Path(directory), scorer.model, self.context.tokenizer, scorer.dtype)
+        checkpoint.export(Path(directory), self._started(), self.context.tokenizer)
+
+    @property
+    def _role(self) -> str:
+        return self.context.role or "actor"
 
     @property
     def _training(self) -> TrainingSection:
@@ -195,6 +202,30 @@ class Fsdp2Engine(TrainEngine):
             raise DispatchError("the training engine has no model yet", hint="call start() first")
         return self._scorer
 
+    def _sending(self) -> PolicyScorer:
+        scorer = self._started()
+        if not isinstance(scorer, PolicyScorer):
+            raise WeightSyncError(
+                f"role {self._role!r} ends in {scorer.head}, and no rollout takes the weights of a critic",
+                hint="send the weights of the actor",
+            )
+        return scorer
+
+    def _check_computes(self, outputs: frozenset[str]) -> None:
+        scorer = self._started()
+        unknown = sorted(outputs - scorer.computes)
+        if not unknown:
+            return
+        hints = {
+            "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
+            "values": "values come from the role critic",
+        }
+        raise ConfigError(
+            f"engine 'fsdp2' of role {self._role!r} can't compute {unknown[0]!r}: its model ends in "
+            f"{scorer.head}, which gives {', '.join(sorted(scorer.computes))}",
+            hint=hints.get(unknown[0]),
+        )
+
     def _ready(self, method: str) -> Scorer:
         if self._offloaded:
             raise DispatchError(
@@ -213,6 +244,14 @@ class Fsdp2Engine(TrainEngine):
         self._offloaded = offloaded
         if offloaded:
             torch.accelerator.empty_cache()
+
+
+def _traced(error: NumericsError, samples: tuple[str, ...]) -> NumericsError:
+    """The error with the samples that it came from."""
+    whence = (
+        f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
+    )
+    return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)
 
 
 def _token_places(offsets_N1: np.ndarray, rows_B: np.ndarray) -> np.ndarray:

@@ -1,39 +1,55 @@
-"""Scorer: a laid-out micro-batch through the model, and the scores of its tokens out.
+"""Scorer: a laid-out micro-batch through one model, and the scores of its tokens out.
 
 Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from dovetail_train_fsdp2.architecture import plain_head, select_prompts, shares_prompts
+from dovetail_train_fsdp2.architecture import plain_head, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.packing import Layout
+from dovetail_train_fsdp2.trunk import Trunk, flat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
-"""Attention implementations that take a mask to be added to the scores."""
+    from dovetail_train_fsdp2.adapter import Adapter
+    from dovetail_train_fsdp2.value_model import ValueModel
 
 
-class Scorer:
-    """Runs one model. What it may do with the architecture is found out once, by trying."""
+class Scorer(ABC):
+    """Runs one model. What it may do with the architecture is found out once, by trying.
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    Attributes:
+        model: everything that is trained or kept.
+        trunk: its part that transformers made: the whole of a language model, the base of a value model.
+    """
+
+    head: ClassVar[str]
+    """What the model ends in, in words."""
+
+    def __init__(
+        self, model: nn.Module, trunk: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None
+    ) -> None:
         self.model = model
+        self.trunk = trunk
         self.dtype = dtype
-        self.device: torch.device = model.device
-        self._base: nn.Module = model.base_model
-        self._head = plain_head(model)
-        self.can_share_prompts = self._head is not None and shares_prompts(model)
+        self.adapter = adapter
+        self.device: torch.device = trunk.device
+        self.can_share_prompts = False
+        self._runner = Trunk(trunk, dtype)
+
+    @property
+    @abstractmethod
+    def computes(self) -> frozenset[str]:
+        """The outputs that it can be asked for."""
 
     def __call__(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Float32[Tensor, "T"]]:
         """Score the micro-batch's tokens.
@@ -44,88 +60,68 @@ class Scorer:
         """
         if not len(layout.token_R):
             return {name: torch.zeros(layout.tokens, device=self.device) for name in outputs}
-        targets_R, source_R = self._tensor(layout.targets_R), self._tensor(layout.source_R)
-        temperature_R = None if layout.temperature_R is None else self._tensor(layout.temperature_R)
-        if self._head is None:
-            scores = self._scores_of_any_head(layout, source_R, targets_R, temperature_R, outputs)
-        else:
-            with self._autocast():
-                hidden_H = (
-                    self._shared(layout) if layout.prompts_GP is not None else self._plain(layout)
-                )
-            scores = score_tokens(
-                hidden_H.index_select(0, source_R),
-                self._head.weight,
-                self._head.bias,
-                targets_R,
-                temperature_R,
-                outputs=outputs,
-                dtype=self.dtype,
-            )
+        scores = self._scores(layout, self._runner.tensor(layout.source_R), outputs)
         if len(layout.token_R) == layout.tokens:
             return scores
-        token_R = self._tensor(layout.token_R)
+        token_R = self._runner.tensor(layout.token_R)
         return {
             name: values_R.new_zeros(layout.tokens).index_copy(0, token_R, values_R)
             for name, values_R in scores.items()
         }
 
-    def _plain(self, layout: Layout) -> Tensor:
-        """Hidden states [B · L, H]. Padding is on the right, so that causal attention needs no mask."""
-        output = self._base(input_ids=self._tensor(layout.ids_BL), use_cache=False)
-        return _flat(output.last_hidden_state)
+    @abstractmethod
+    def _scores(
+        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
+        """float32 [R] for each output."""
 
-    def _shared(self, layout: Layout) -> Tensor:
-        """Hidden states [G · P + B · L, H]: of the prompts, then of the responses, which attend to their prompt."""
-        from transformers import DynamicCache
 
-        assert layout.prompts_GP is not None
-        cache = DynamicCache(config=self.model.config)
-        prompts_GP = self._tensor(layout.prompts_GP)
-        of_prompts = self._base(input_ids=prompts_GP, past_key_values=cache, use_cache=True)
-        if not layout.ids_BL.shape[1]:
-            return _flat(of_prompts.last_hidden_state)
-        select_prompts(cache, self._tensor(layout.prompt_of_B))
-        ids_BL = self._tensor(layout.ids_BL)
-        lengths_B1 = self._tensor(layout.prompt_lengths_B)[:, None]
-        of_responses = self._base(
-            input_ids=ids_BL,
-            attention_mask=self._mask(layout, lengths_B1),
-            position_ids=lengths_B1 + torch.arange(ids_BL.shape[1], device=self.device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return torch.cat(
-            [_flat(of_prompts.last_hidden_state), _flat(of_responses.last_hidden_state)]
-        )
+class PolicyScorer(Scorer):
+    """Of a language model: log-probabilities, and what else its logits tell."""
 
-    def _mask(self, layout: Layout, lengths_B1: Tensor) -> Tensor | None:
-        """What the responses attend to: the tokens of their prompt, and themselves up to each token.
+    head = "a language model's head"
 
-        [B or 1, 1, L, P + L] to be added to the attention scores; for attention that takes no such mask,
-        int64 [B, P + L] with 0 on the padding between prompt and response, or None where there is none.
-        """
-        assert layout.prompts_GP is not None
-        prompt_length, length = layout.prompts_GP.shape[1], layout.ids_BL.shape[1]
-        padded = bool(np.any(layout.prompt_lengths_B != prompt_length))
-        prompt_BP = (
-            torch.arange(prompt_length, device=self.device) < lengths_B1[: None if padded else 1]
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None
+    ) -> None:
+        super().__init__(model, model, dtype, adapter)
+        self._head = plain_head(model)
+        self.can_share_prompts = self._head is not None and shares_prompts(model)
+
+    @property
+    def computes(self) -> frozenset[str]:
+        of_reference = {"ref_log_probs"} if self.adapter is not None else set()
+        return frozenset({"log_probs", "entropies", "sum_pi_squared"} | of_reference)
+
+    def _scores(
+        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
+        own = outputs - {"ref_log_probs"}
+        scores = self._scores_of_tokens(layout, source_R, own) if own else {}
+        if "ref_log_probs" in outputs:
+            assert self.adapter is not None
+            with self.adapter.off(), torch.no_grad():
+                of_base = self._scores_of_tokens(layout, source_R, frozenset({"log_probs"}))
+            scores["ref_log_probs"] = of_base["log_probs"]
+        return scores
+
+    def _scores_of_tokens(
+        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
+        targets_R = self._runner.tensor(layout.targets_R)
+        temperature_R = (
+            None if layout.temperature_R is None else self._runner.tensor(layout.temperature_R)
         )
-        if self.model.config._attn_implementation not in ADDITIVE_MASKS:  # noqa: SLF001 - no public name
-            response_BL = prompt_BP.new_ones(len(prompt_BP), length)
-            return torch.cat([prompt_BP, response_BL], dim=1).long() if padded else None
-        causal_LL = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        rows = (len(prompt_BP), 1, length)
-        allowed = torch.cat(
-            [
-                prompt_BP[:, None, None].expand(*rows, prompt_length),
-                causal_LL.expand(*rows, length),
-            ],
-            dim=-1,
-        )
-        lowest = torch.finfo(self.dtype).min
-        return torch.zeros(allowed.shape, dtype=self.dtype, device=self.device).masked_fill_(
-            ~allowed, lowest
+        if self._head is None:
+            return self._scores_of_any_head(layout, source_R, targets_R, temperature_R, outputs)
+        return score_tokens(
+            self._runner.states(layout).index_select(0, source_R),
+            self._head.weight,
+            self._head.bias,
+            targets_R,
+            temperature_R,
+            outputs=outputs,
+            dtype=self.dtype,
         )
 
     def _scores_of_any_head(
@@ -137,21 +133,32 @@ class Scorer:
         outputs: frozenset[str],
     ) -> dict[str, Tensor]:
         """Through the model's own output: for architectures that do more than one matrix product there."""
-        with self._autocast():
-            output = self.model(input_ids=self._tensor(layout.ids_BL), use_cache=False)
-        logits_RV = _flat(output.logits).index_select(0, source_R)
+        with self._runner.autocast():
+            output = self.trunk(input_ids=self._runner.tensor(layout.ids_BL), use_cache=False)
+        logits_RV = flat(output.logits).index_select(0, source_R)
         if temperature_R is not None:
             logits_RV = logits_RV.float() / temperature_R[:, None]
         return scores_of_logits(logits_RV, targets_R, outputs)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
-            self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32
-        )
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+class ValueScorer(Scorer):
+    """Of a value model: the value of the state before each token, by the hidden state that would predict it."""
 
+    head = "a value head"
 
-def _flat(states_BLH: Tensor) -> Tensor:
-    return states_BLH.reshape(-1, states_BLH.shape[-1])
+    def __init__(
+        self, model: ValueModel, dtype: torch.dtype, adapter: Adapter | None = None
+    ) -> None:
+        super().__init__(model, model.trunk, dtype, adapter)
+        self._head = model.value_head
+        self.can_share_prompts = shares_prompts(model.trunk)
+
+    @property
+    def computes(self) -> frozenset[str]:
+        return frozenset({"values"})
+
+    def _scores(
+        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
+        states_RH = self._runner.states(layout).index_select(0, source_R)
+        return {"values": self._head(states_RH.float())[:, 0]}

@@ -165,8 +165,13 @@ class _Scores(torch.autograd.Function):
         ctx.kept = []  # Overwritten below: a second backward pass makes the logits again.
         dtype = layer.weight_VH.dtype
         grad_hidden_RH = torch.empty_like(layer.hidden_RH)
-        grad_weight_VH = torch.zeros_like(layer.weight_VH, dtype=torch.float32)
-        grad_bias_V = None if layer.bias_V is None else torch.zeros_like(layer.bias_V)
+        # A frozen output layer, as under adapters, is spared its share of the work.
+        grad_weight_VH = (
+            torch.zeros_like(layer.weight_VH, dtype=torch.float32)
+            if ctx.needs_input_grad[1]
+            else None
+        )
+        grad_bias_V = torch.zeros_like(layer.bias_V) if ctx.needs_input_grad[2] else None
         if grad_log_probs_R is None:
             grad_log_probs_R = torch.zeros_like(entropies_R)
         for number, rows in enumerate(layer.chunks()):
@@ -189,6 +194,8 @@ class _Scores(torch.autograd.Function):
                 grad_bias_V += grad_CV.sum(0)
             narrow_CV = grad_CV.to(dtype)
             grad_hidden_RH[rows] = narrow_CV @ layer.weight_VH
+            if grad_weight_VH is None:
+                continue
             if dtype == torch.float32:
                 grad_weight_VH.addmm_(narrow_CV.t(), layer.hidden_RH[rows])
             else:

@@ -25,13 +25,39 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
         ModelError: the directory does not exist or lacks config or weights, the hub can't be reached, or the
             model is no causal language model.
     """
+    model, missing = _from_pretrained(section)
+    _check_complete(section, missing)
+    # Dropout is off for good: a policy's log-probabilities must be those that it sampled from.
+    return model.to(device).eval()
+
+
+def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
+    """Load what lies below the head of a causal language model, or of a classifier of its family.
+
+    Raises:
+        ModelError: as for `load_model`; a head that is missing is none of this one's business.
+    """
+    model, missing = _from_pretrained(section)
+    trunk: PreTrainedModel = model.base_model
+    if trunk is model:
+        raise ModelError(
+            f"{type(model).__name__} does not tell its base from its head, so it can't be a value model",
+            hint="name another model in critic.path",
+        )
+    below = f"{model.base_model_prefix}."
+    _check_complete(section, [name for name in missing if name.startswith(below)])
+    return trunk.to(device).eval()
+
+
+def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]:
+    """The model in float32, and the names of the weights that its checkpoint lacks."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     _check_directory(section.path)
     model: PreTrainedModel
     try:
-        with _no_progress_bar():
+        with _quietly():
             model, found = AutoModelForCausalLM.from_pretrained(
                 str(Path(section.path).expanduser()),
                 dtype=torch.float32,
@@ -44,15 +70,16 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
         raise ModelError(
             f"model {section.path!r} can't be loaded: {_first_lines(error)}", hint=_hint(section)
         ) from error
-    missing = sorted(found["missing_keys"])
+    return model, sorted(found["missing_keys"])
+
+
+def _check_complete(section: ModelSection, missing: list[str]) -> None:
     if missing:
         # transformers would go on with random numbers in their place.
         raise ModelError(
             f"model {section.path!r} lacks {len(missing)} weights, such as {missing[0]!r}",
             hint="is it a causal language model, and complete? Fetch or export it again",
         )
-    # Dropout is off for good: a policy's log-probabilities must be those that it sampled from.
-    return model.to(device).eval()
 
 
 def use_gradient_checkpointing(model: PreTrainedModel) -> None:
@@ -64,7 +91,7 @@ def use_gradient_checkpointing(model: PreTrainedModel) -> None:
     if not model.supports_gradient_checkpointing:
         raise ModelError(
             f"{type(model).__name__} has no gradient checkpointing",
-            hint="set actor.engine.gradient_checkpointing=false",
+            hint="set gradient_checkpointing=false in its engine's section",
         )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
@@ -74,15 +101,20 @@ def use_gradient_checkpointing(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers' progress bar off the terminal, where the run has a display of its own."""
+def _quietly() -> Iterator[None]:
+    """Keep transformers' progress bar and load report off the terminal, where the run has a display of its own.
+
+    What the report would warn of is checked after loading.
+    """
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 

@@ -46,7 +46,7 @@ class Optimizer:
         self.steps = 0
         self._training = training
         self._total_steps = total_steps
-        self._named = dict(model.named_parameters())
+        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         optim = training.optim
         self._adamw = torch.optim.AdamW(
             self._named.values(),
@@ -57,21 +57,27 @@ class Optimizer:
             fused=True,
         )
 
-    def step(self) -> tuple[float, float]:
+    def step(self, finite: Tensor) -> tuple[float, float]:
         """Take exactly one step with the gradients that have gathered, and drop them.
+
+        Args:
+            finite: bool [], whether the losses that they come from are finite. It is fetched with the norm.
 
         Returns:
             The gradient's norm before clipping, and the learning rate.
 
         Raises:
-            NumericsError: the norm is not finite; weights and optimizer are as before.
+            NumericsError: the losses or the norm are not finite; weights and optimizer are as before.
         """
         lr = learning_rate(self._training.optim, self.steps, self._total_steps)
-        norm = self._clip()
-        if not math.isfinite(norm):
+        norm, whole = self._clip(finite)
+        if not whole or not math.isfinite(norm):
             self._adamw.zero_grad()
+            what = f"gradient norm of optimizer step {self.steps} is {norm}"
+            if not whole:
+                what = f"loss of optimizer step {self.steps}, or an output of the model that it is made of, is not finite"
             raise NumericsError(
-                f"the gradient norm of optimizer step {self.steps} is {norm}; no step was taken",
+                f"the {what}; no step was taken",
                 hint="lower the learning rate, and look at the loss, ratio and reward metrics of the steps before",
             )
         for group in self._adamw.param_groups:
@@ -81,17 +87,17 @@ class Optimizer:
         self.steps += 1
         return norm, lr
 
-    def _clip(self) -> float:
+    def _clip(self, finite: Tensor) -> tuple[float, bool]:
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
         if not gradients:
-            return 0.0
+            return 0.0, bool(finite)
         norm = torch.nn.utils.get_total_norm(gradients)
-        value = float(norm)
+        value, whole = torch.stack([norm, finite.to(norm)]).tolist()
         if 0 < self._training.grad_clip < value < math.inf:
             torch.nn.utils.clip_grads_with_norm_(
                 self._named.values(), self._training.grad_clip, norm
             )
-        return value
+        return value, bool(whole)
 
     def discard_gradients(self) -> None:
         """Drop what a failed backward pass has left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.errors import ModelError
 
@@ -82,6 +82,7 @@ def tiny_model(
     architecture: str = "qwen2",
     dtype: str = "float32",
     tie_word_embeddings: bool = True,
+    head: Literal["lm", "value"] = "lm",
 ) -> PreTrainedModel:
     """Make a causal language model with random weights whose vocabulary is the tokenizer's.
 
@@ -97,19 +98,28 @@ def tiny_model(
         architecture: `qwen2`, `qwen3` or `llama`.
         dtype: torch's name without the prefix.
         tie_word_embeddings: whether the output layer is the embedding.
+        head: `value` makes a token classifier of one label instead: a critic's checkpoint with a head of its own.
 
     Raises:
         ModelError: the architecture is none of these.
     """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForTokenClassification,
+        LlamaConfig,
+        Qwen2Config,
+        Qwen3Config,
+    )
 
     configs = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
     if architecture not in configs:
         raise ModelError(
             f"unknown tiny architecture {architecture!r}; there are {', '.join(sorted(configs))}"
         )
-    extra = {"head_dim": hidden_size // heads} if architecture == "qwen3" else {}
+    extra: dict[str, Any] = {"head_dim": hidden_size // heads} if architecture == "qwen3" else {}
+    if head == "value":
+        extra |= {"id2label": {0: "value"}, "label2id": {"value": 0}}
     config = configs[architecture](
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -126,7 +136,8 @@ def tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        family = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
+        model = family.from_config(config, dtype=getattr(torch, dtype))
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(directory))
     return model.eval()

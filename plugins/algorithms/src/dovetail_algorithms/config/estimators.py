@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
 from dovetail.config.sections import PluginSection
+
+_SHARE = [attrs.validators.ge(0), attrs.validators.le(1)]
+"""A discount: between 0 and 1, both included."""
+
+
+@attrs.frozen(kw_only=True)
+class GaeConfig(PluginSection):
+    """Generalised advantage estimation from a value model."""
+
+    gamma: float = attrs.field(default=1.0, validator=_SHARE)
+    """Discount a token."""
+    lam: float = attrs.field(default=1.0, validator=_SHARE)
+    """Weight λ of later temporal differences: 0 trusts the value model, 1 the rewards."""
+    whiten: bool = True
+    """Bring the advantages of the batch to mean 0 and variance 1; returns stay as they are."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +48,65 @@ class RlooConfig(PluginSection):
 class ReinforcePlusPlusConfig(PluginSection):
     """Discounted returns, whitened over the batch."""
 
-    gamma: float = attrs.field(
-        default=1.0, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
-    )
+    gamma: float = attrs.field(default=1.0, validator=_SHARE)
     """Discount a token."""
+
+
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlusBaselineConfig(PluginSection):
+    """Rewards relative to their group's mean, whitened over the batch."""
+
+
+@attrs.frozen(kw_only=True)
+class RemaxConfig(PluginSection):
+    """Rewards relative to that of the greedy response."""
+
+
+@attrs.frozen(kw_only=True)
+class OpoConfig(PluginSection):
+    """Rewards relative to their group's mean weighted by length."""
+
+
+@attrs.frozen(kw_only=True)
+class GpgConfig(PluginSection):
+    """Rewards relative to their group's mean, scaled up for the groups that teach nothing."""
+
+
+@attrs.frozen(kw_only=True)
+class GrpoPasskConfig(PluginSection):
+    """Only the best sample of a group learns, from its lead over the second."""
+
+    norm_by_std: bool = False
+    """Divide the lead by the group's standard deviation of rewards."""
+
+
+def _as_many_as_components(config: Any, attribute: Any, weights: tuple[float, ...]) -> None:
+    """Weights stand for components by position, which only a list of names fixes."""
+    if weights and len(weights) != len(config.components):
+        names = ", ".join(config.components) or "none named"
+        raise ValueError(
+            f"has {len(weights)} values, but there are {len(config.components)} components "
+            f"({names}): name every component in `components`, and give each one weight"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class GdpoConfig(PluginSection):
+    """Every component of the reward normalised in its group, then summed and whitened."""
+
+    components: tuple[str, ...] = ()
+    """Names of the reward components to use; by default all that the samples have, in sorted order."""
+    weights: tuple[float, ...] = attrs.field(default=(), validator=_as_many_as_components)
+    """Weight of each of the `components`, in their order; by default 1 each."""
+    norm_by_std: bool = True
+    """Divide each component by its standard deviation in the group."""
+
+
+@attrs.frozen(kw_only=True)
+class OptimalTokenBaselineConfig(PluginSection):
+    """A baseline of its own for every position of the response."""
+
+
+@attrs.frozen(kw_only=True)
+class TirOptimalTokenBaselineConfig(PluginSection):
+    """A baseline of its own for every position among the policy's own tokens."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from dovetail.config.sections import PluginSection
+
+_SHARE = [attrs.validators.ge(0), attrs.validators.le(1)]
+_NOT_NEGATIVE = attrs.validators.ge(0)
+_POSITIVE = attrs.validators.gt(0)
 
 
 def _absent_or_above_one(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
@@ -14,20 +18,114 @@ def _absent_or_above_one(_: Any, attribute: attrs.Attribute[Any], value: float |
         raise ValueError(f"{attribute.name} must be above 1 or null, but is {value}")
 
 
+def _above_cov_low(config: Any, _: attrs.Attribute[Any], value: float) -> None:
+    if not value > config.cov_low:
+        raise ValueError(f"cov_high must be above cov_low ({config.cov_low}), but is {value}")
+
+
 @attrs.frozen(kw_only=True)
 class PpoClipConfig(PluginSection):
     """PPO's clipped loss."""
 
-    clip_low: float = attrs.field(
-        default=0.2, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
-    )
+    clip_low: float = attrs.field(default=0.2, validator=_SHARE)
     """How far below 1 the probability ratio may fall before its gradient is cut."""
-    clip_high: float = attrs.field(default=0.2, validator=attrs.validators.ge(0))
+    clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
     """How far above 1 it may rise."""
     dual_clip: float | None = attrs.field(default=3.0, validator=_absent_or_above_one)
     """Cap of the ratio where the advantage is negative; None for none."""
 
 
 @attrs.frozen(kw_only=True)
+class GspoConfig(PluginSection):
+    """One clipped ratio a sequence."""
+
+    clip_low: float = attrs.field(default=3e-4, validator=_SHARE)
+    """How far below 1 the sequence's ratio may fall before its gradient is cut."""
+    clip_high: float = attrs.field(default=4e-4, validator=_NOT_NEGATIVE)
+    """How far above 1 it may rise."""
+
+
+@attrs.frozen(kw_only=True)
+class CispoConfig(PluginSection):
+    """The clipped ratio as a weight of the policy gradient."""
+
+    clip_low: float | None = attrs.field(default=None, validator=attrs.validators.optional(_SHARE))
+    """How far below 1 a token's weight may fall; None for as far as its ratio does, as in the paper."""
+    clip_high: float = attrs.field(default=4.0, validator=_NOT_NEGATIVE)
+    """How far above 1 a token's weight may rise."""
+
+
+@attrs.frozen(kw_only=True)
+class SapoConfig(PluginSection):
+    """A soft gate in place of the clip."""
+
+    tau_positive: float = attrs.field(default=1.0, validator=_POSITIVE)
+    """How fast the gate closes around a ratio of 1 where the advantage is positive."""
+    tau_negative: float = attrs.field(default=1.05, validator=_POSITIVE)
+    """The same where it is not."""
+
+
+@attrs.frozen(kw_only=True)
+class GpgConfig(PluginSection):
+    """The plain policy gradient on group advantages."""
+
+
+@attrs.frozen(kw_only=True)
+class GmpoConfig(PluginSection):
+    """The geometric mean of a sequence's clipped ratios."""
+
+    clip_low: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
+    """How far below 0 a token's log-ratio may fall where the advantage is negative, in nats."""
+    clip_high: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
+    """How far above 0 it may rise where the advantage is not negative, in nats."""
+
+
+@attrs.frozen(kw_only=True)
+class ClipCovConfig(PluginSection):
+    """PPO's loss without the gradient of a few tokens of high covariance."""
+
+    clip_low: float = attrs.field(default=0.2, validator=_SHARE)
+    """How far below 1 the probability ratio may fall before its gradient is cut."""
+    clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
+    """How far above 1 it may rise."""
+    share: float = attrs.field(default=2e-4, validator=_SHARE)
+    """Share of the mini-batch's tokens that lose their gradient; rounded down, but at least one token unless 0."""
+    cov_low: float = 1.0
+    """Only tokens with a covariance above this lose it."""
+    cov_high: float = attrs.field(default=5.0, validator=_above_cov_low)
+    """Only tokens with a covariance below this lose it."""
+
+
+@attrs.frozen(kw_only=True)
+class KlCovConfig(PluginSection):
+    """A penalty on the few tokens of highest covariance."""
+
+    share: float = attrs.field(default=2e-4, validator=_SHARE)
+    """Share of the mini-batch's tokens that are penalised; rounded down, but at least one token unless 0."""
+    coef: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """Weight of their distance |log π − log π_old|."""
+
+
+@attrs.frozen(kw_only=True)
+class DppoConfig(PluginSection):
+    """A trust region by the divergence of probabilities."""
+
+    divergence: Literal["total_variation", "binary_kl"] = "total_variation"
+    """How the distance of the token's probability to the rollout policy's is measured."""
+    threshold: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_POSITIVE)
+    )
+    """Greatest divergence that keeps its gradient; None for the paper's 0.15 (total_variation) or 0.05 (binary_kl)."""
+
+
+@attrs.frozen(kw_only=True)
 class ReinforceConfig(PluginSection):
     """The plain policy gradient."""
+
+
+@attrs.frozen(kw_only=True)
+class DroConfig(PluginSection):
+    """A quadratic penalty in place of the clip."""
+
+    beta: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """Weight of the squared log-ratio to the old policy."""

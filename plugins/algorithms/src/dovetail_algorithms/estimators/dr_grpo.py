@@ -7,14 +7,17 @@ from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
 from dovetail_algorithms.config.estimators import DrGrpoConfig
-from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
+from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, deviations
 
 
-class DrGrpo(GroupBaseline):
-    """A_i = r_i − mean_g.
+class DrGrpo(ScoreBaseline):
+    """A_i = r_i − mean_g: GRPO without its biases (arXiv 2503.20783).
 
-    The paper pairs it with the loss aggregation `seq_mean_token_sum_norm`, so that neither the spread of
-    a group nor the length of a response weighs.
+    Needs at least two samples a prompt, and no value model. Every group weighs by the spread of its
+    rewards, where GRPO lifts groups that are almost all right or all wrong to the weight of the others.
+
+    The paper pairs it with the loss aggregation `seq_mean_token_sum_norm`, so that the length of
+    a response does not weigh either.
     """
 
     name = "dr_grpo"

@@ -6,16 +6,20 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Real
 
 from dovetail.batch import Batch
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
+
+EPSILON = 1e-6
+"""Floor of a group's standard deviation, in the reward's unit."""
 
 
 class GroupBaseline(AdvantageEstimator):
     """A sample-level estimator that compares a sample's reward with those of its group.
 
-    A group of one has nothing to compare with: its advantage is 0, and it is counted.
+    A group of one has nothing to compare with: its advantage is 0, and it is counted. A trajectory
+    of several sequences counts once.
     """
 
     api: ClassVar[str] = ">=1.0,<2"
@@ -36,13 +40,23 @@ class GroupBaseline(AdvantageEstimator):
         return 2
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
-        columns.require(["scores"], f"advantage estimator {self.name!r}")
-        scores_N = np.asarray(columns["scores"], np.float64)
-        advantages_N = self.relative(scores_N, groups)
+        columns.require(sorted(self.requires(self.config)), f"advantage estimator {self.name!r}")
+        advantages_N = self.compare(columns, groups)
         return Advantages(
             advantages=advantages_N.astype(np.float32),
             metrics=group_metrics(advantages_N, groups),
         )
+
+    @abstractmethod
+    def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
+        """Advantages, float64 [N], from the columns that `requires` names."""
+
+
+class ScoreBaseline(GroupBaseline):
+    """A group baseline that needs no more than the scores."""
+
+    def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
+        return self.relative(np.asarray(columns["scores"], np.float64), groups)
 
     @abstractmethod
     def relative(
@@ -52,24 +66,43 @@ class GroupBaseline(AdvantageEstimator):
 
 
 def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: reward minus the group's mean; exactly 0 where all rewards of the group are equal.
+    """float64 [N]: reward minus the group's mean; exactly 0 in groups without a comparison (`comparable_G`).
 
     The mean of equal numbers is off by a rounding error, which a division by a spread of 0 would blow up.
     """
+    return np.where(
+        comparable_G(scores_N, groups)[groups.index_N],
+        scores_N - groups.mean_N(scores_N),
+        scores_N - scores_N,  # 0, but what is not finite stays so
+    )
+
+
+def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> np.ndarray:
+    """Bool [G]: groups of two trajectories or more whose rewards are not all equal."""
     smallest_G = np.full(groups.count, np.inf)
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)
     np.maximum.at(largest_G, groups.index_N, scores_N)
-    equal_N = (smallest_G == largest_G)[groups.index_N]
-    return np.where(equal_N, 0.0, scores_N - groups.mean_N(scores_N))
+    comparable: np.ndarray = (smallest_G != largest_G) & (groups.sizes_G > 1)
+    return comparable
 
 
-def group_metrics(advantages_N: Float64[np.ndarray, "N"], groups: Groups) -> dict[str, float]:
-    """How many groups have one sample only, and which share of all groups teaches nothing."""
-    present_G = groups.sizes_G > 0
-    signal_G = groups.sum_G(np.abs(advantages_N)) > 0
+def deviation_spread_N(
+    deviations_N: Float64[np.ndarray, "N"], groups: Groups
+) -> Float64[np.ndarray, "N"]:
+    """float64 [N]: unbiased standard deviation of each sample's group, from `deviations`."""
+    variance_G = groups.sum_G(np.square(deviations_N)) / np.maximum(groups.sizes_G - 1, 1)
+    spread_N: np.ndarray = np.sqrt(variance_G)[groups.index_N]
+    return spread_N
+
+
+def group_metrics(advantages_N: Real[np.ndarray, "N"], groups: Groups) -> dict[str, float]:
+    """How many groups have one trajectory only, and which share of all groups teaches nothing."""
+    sizes_G = groups.sizes_G
+    present_G = sizes_G > 0
+    signal_G = groups.sum_G(np.abs(advantages_N)) != 0
     return {
-        "advantage/singleton_groups": float(np.count_nonzero(groups.sizes_G == 1)),
+        "advantage/singleton_groups": float(np.count_nonzero(sizes_G == 1)),
         "advantage/zero_signal_groups": float(np.mean(~signal_G[present_G]))
         if present_G.any()
         else 0.0,

@@ -9,13 +9,20 @@ from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
 from dovetail_algorithms.config.estimators import GrpoConfig
-from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
+from dovetail_algorithms.estimators.group_baseline import (
+    EPSILON,
+    ScoreBaseline,
+    deviation_spread_N,
+    deviations,
+)
 
-EPSILON = 1e-6
 
+class Grpo(ScoreBaseline):
+    """A_i = (r_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation (arXiv 2402.03300).
 
-class Grpo(GroupBaseline):
-    """A_i = (r_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation of the group.
+    Needs at least two samples a prompt, and no value model: the group is the baseline. All tokens of
+    a response get the same advantage. Dividing by the spread gives every group with a difference about
+    the same weight, whether one sample in two is right or one in sixteen.
 
     `norm_by_std: false` leaves the division out. `singleton: raw` gives a group of one its reward as it is.
     """
@@ -32,8 +39,7 @@ class Grpo(GroupBaseline):
     ) -> Float64[np.ndarray, "N"]:
         advantages_N = deviations(scores_N, groups)
         if self.config.norm_by_std:
-            variance_G = groups.sum_G(np.square(advantages_N)) / np.maximum(groups.sizes_G - 1, 1)
-            advantages_N = advantages_N / (np.sqrt(variance_G) + EPSILON)[groups.index_N]
+            advantages_N = advantages_N / (deviation_spread_N(advantages_N, groups) + EPSILON)
         if self.config.singleton == "raw":
             advantages_N = np.where(groups.sizes_G[groups.index_N] == 1, scores_N, advantages_N)
         return advantages_N

@@ -7,11 +7,17 @@ from jaxtyping import Float64
 
 from dovetail.interfaces.advantage import Groups
 from dovetail_algorithms.config.estimators import RlooConfig
-from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
+from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, deviations
 
 
-class Rloo(GroupBaseline):
-    """A_i = r_i − Σ_{j≠i} r_j / (n − 1), which is n / (n − 1) · (r_i − mean_g)."""
+class Rloo(ScoreBaseline):
+    """A_i = r_i − Σ_{j≠i} r_j / (n − 1), over the n samples of one prompt (arXiv 2402.14740).
+
+    Needs at least two samples a prompt, and no value model. A sample's own reward is no part of its baseline,
+    which keeps the gradient unbiased; the result is n / (n − 1) times that of `dr_grpo`.
+
+    The other samples are those of other trajectories.
+    """
 
     name = "rloo"
     Config = RlooConfig
@@ -19,8 +25,7 @@ class Rloo(GroupBaseline):
     def relative(
         self, scores_N: Float64[np.ndarray, "N"], groups: Groups
     ) -> Float64[np.ndarray, "N"]:
-        sizes_N = groups.sizes_G[groups.index_N]
-        advantages_N: np.ndarray = (
-            deviations(scores_N, groups) * sizes_N / np.maximum(sizes_N - 1, 1)
-        )
+        deviations_N = deviations(scores_N, groups)
+        others_N = np.maximum(groups.sizes_G - 1, 1)[groups.index_N]
+        advantages_N: np.ndarray = deviations_N + groups.trajectory_mean_N(deviations_N) / others_N
         return advantages_N

@@ -9,7 +9,14 @@ from dovetail_algorithms.config.losses import ReinforceConfig
 
 
 class Reinforce(PolicyLoss):
-    """L = −A · log π. Right on-policy only: there is no ratio to an older policy, and no metric of one."""
+    """L = −A · log π.
+
+    Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no metric of one, so by itself
+    it is right on-policy only. Off it, a rollout correction brings the importance weight: it is worked out apart, and
+    the objective multiplies this loss by it (L = −w · A · log π); the presets `bypass_pg_*` do so.
+
+    Aggregation: any. Nothing to set.
+    """
 
     name = "reinforce"
     api = ">=1.0,<2"
@@ -21,4 +28,5 @@ class Reinforce(PolicyLoss):
         return frozenset({"advantages"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """Losses [T]; no metrics."""
         return TokenLosses(losses_T=-inputs.columns["advantages"] * inputs.log_probs_T)

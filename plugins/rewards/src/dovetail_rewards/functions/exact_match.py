@@ -34,11 +34,11 @@ class ExactMatch(RewardFunction):
         ground_truth: Any,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`, and `answer`: the text that was compared, or None."""
+        """`score`, and `pred`: the text that was compared, as it was compared, or None."""
         answer = self._answer(solution_str)
-        accepted = {self._normal(text) for text in _texts(ground_truth)}
-        hit = answer is not None and self._normal(answer) in accepted
-        return {"score": self.config.score if hit else self.config.miss_score, "answer": answer}
+        pred = None if answer is None else self._normal(answer)
+        hit = pred in {self._normal(text) for text in _texts(ground_truth)}
+        return {"score": self.config.score if hit else self.config.miss_score, "pred": pred}
 
     @classmethod
     def check_row(cls, config: Any, ground_truth: Any) -> str | None:

@@ -34,13 +34,16 @@ class RegexFormat(RewardFunction):
         ground_truth: Any,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`, and its parts `format` and, where answers count, `correct` as 0 or 1."""
+        """`score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred` where the pattern marks it."""
         find = self._pattern.fullmatch if self.config.match == "full" else self._pattern.search
         match = find(solution_str.strip())
         score = self.config.format_score if match else self.config.miss_score
-        parts = {"format": float(match is not None)}
-        if self.config.answer_score:
+        parts: dict[str, Any] = {"format": float(match is not None)}
+        answer = None
+        if "answer" in self._pattern.groupindex:
             answer = match.group("answer") if match else None
+            parts["pred"] = answer if answer is None else answer.strip()
+        if self.config.answer_score:
             correct = answer is not None and answer.strip() == str(ground_truth).strip()
             parts["correct"] = float(correct)
             score += self.config.answer_score * correct

@@ -14,8 +14,11 @@ _HOME = {
     "plugin": ("PluginConformance",),
     "advantage": ("AdvantageConformance",),
     "policy_loss": ("PolicyLossConformance",),
+    "preset": ("PresetConformance",),
     "reward_function": ("RewardFunctionConformance",),
+    "rollout_correction": ("RolloutCorrectionConformance",),
     "rollout": ("RolloutConformance",),
+    "sample_filter": ("SampleFilterConformance",),
     "engine": ("EngineConformance",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch, Ragged
-from dovetail.batch.columns import glossary
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
+from dovetail_sdk.testing.conformance.advantage_batches import random_batch, with_scores
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.ranks import on_ranks
 
@@ -21,34 +21,30 @@ class AdvantageConformance(PluginConformance):
     plugin: ClassVar[type[AdvantageEstimator]]
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
+    component_names: ClassVar[tuple[str, ...]] = ("accuracy", "format")
+    """Reward components that every sample has."""
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """A random batch with what the estimator requires: groups × n samples of 1 to 12 tokens."""
-        rng = np.random.default_rng(seed)
-        size = groups * n
-        lengths = rng.integers(1, 13, size)
-        mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)
-        scores = rng.normal(size=size).astype(np.float32)
-        rewards = mask.with_values(np.zeros(len(mask.values), np.float32))
-        rewards.values[rewards.offsets[1:] - 1] = scores
-        columns: dict[str, Any] = {
-            "group_id": np.repeat(np.arange(groups), n),
-            "scores": scores,
-            "token_rewards": rewards,
-            "response_mask": mask,
-        }
-        for name in self.plugin.requires(self.make_config()) - columns.keys():
-            column = glossary(self.plugin.columns)[name]
-            columns[name] = (
-                rng.normal(size=size).astype(np.float32)
-                if column.shape == "dense"
-                else mask.with_values(rng.normal(size=len(mask.values)).astype(np.float32))
-            )
-        return Batch(columns)
+        """A random batch with what the estimator requires: groups × n samples of 0 to 12 tokens."""
+        return random_batch(
+            self.plugin.requires(self.make_config()),
+            seed=seed,
+            groups=groups,
+            n=n,
+            declared=self.plugin.columns,
+            component_names=self.component_names,
+        )
+
+    def compares_groups(self) -> bool:
+        """Whether a sample's advantage says how it compares with others of its prompt."""
+        least = self.plugin.min_group_size(self.make_config())
+        return self.plugin.scope == "group" or least >= 2
 
     def estimate(self, batch: Batch, **context: Any) -> Advantages:
         """Run the estimator on a batch."""
-        result: Advantages = self.make(**context).estimate(batch, Groups.of(batch["group_id"]))
+        trajectories = batch["trajectory_id"] if "trajectory_id" in batch else None
+        groups = Groups.of(batch["group_id"], trajectories)
+        result: Advantages = self.make(**context).estimate(batch, groups)
         return result
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
@@ -58,37 +54,41 @@ class AdvantageConformance(PluginConformance):
             return list(advantages)
         return [np.atleast_1d(value) for value in advantages]
 
+    def assert_close(self, got: list[np.ndarray], expected: list[np.ndarray]) -> None:
+        """Equal within the tolerance, sample by sample."""
+        for mine, theirs in zip(got, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=self.tolerance, atol=self.tolerance)
+
+    # Shapes
+
     @pytest.mark.parametrize("seed", range(3))
     def test_shape_and_dtype_follow_the_level(self, seed: int) -> None:
         batch = self.columns(seed)
-        advantages = self.estimate(batch).advantages
-        assert advantages.dtype == np.float32
-        if self.plugin.level == "sample":
-            assert isinstance(advantages, np.ndarray)
-            assert advantages.shape == (len(batch),)
-        else:
-            assert isinstance(advantages, Ragged)
-            np.testing.assert_array_equal(advantages.offsets, batch["response_mask"].offsets)
+        result = self.estimate(batch)
+        for column in (result.advantages, result.returns):
+            if column is None:
+                continue
+            assert column.dtype == np.float32
+            if self.plugin.level == "sample":
+                assert isinstance(column, np.ndarray)
+                assert column.shape == (len(batch),)
+            else:
+                assert isinstance(column, Ragged)
+                np.testing.assert_array_equal(column.offsets, batch["response_mask"].offsets)
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_the_order_of_samples_does_not_matter(self, seed: int) -> None:
+    def test_tokens_that_the_policy_did_not_write_hold_0(self, seed: int) -> None:
         batch = self.columns(seed)
-        order = np.random.default_rng(seed + 100).permutation(len(batch))
-        expected = self.flat(batch)
-        for row, got in zip(order, self.flat(batch.take(order)), strict=True):
-            np.testing.assert_allclose(got, expected[row], atol=self.tolerance)
+        result = self.estimate(batch)
+        for column in (result.advantages, result.returns):
+            if isinstance(column, Ragged):
+                np.testing.assert_array_equal(column.values[~batch["response_mask"].values], 0.0)
 
-    def test_equal_rewards_give_finite_advantages(self) -> None:
-        batch = self.columns(0)
-        equal = batch.with_columns({"scores": np.ones(len(batch), np.float32)})
-        assert all(np.isfinite(row).all() for row in self.flat(equal))
-
-    def test_a_group_thinned_to_one_gives_zero(self) -> None:
-        if self.plugin.scope != "group":
-            pytest.skip("this estimator compares no samples of one prompt")
-        batch = self.columns(0, groups=3, n=4)
-        thinned = batch.take(np.array([0, 4, 5, 6, 7, 8, 9]))
-        np.testing.assert_array_equal(self.flat(thinned)[0], 0.0)
+    def test_returns_come_where_they_are_promised(self) -> None:
+        provided = self.plugin.provides(self.make_config())
+        result = self.estimate(self.columns(0))
+        assert "advantages" in provided
+        assert ("returns" in provided) == (result.returns is not None)
 
     def test_inputs_are_left_as_they_were(self) -> None:
         batch = self.columns(0)
@@ -97,10 +97,94 @@ class AdvantageConformance(PluginConformance):
         for name, column in batch.columns.items():
             np.testing.assert_array_equal(getattr(column, "values", column), before[name])
 
+    # Hard cases
+
+    @pytest.mark.parametrize(
+        "scale", [1e-30, 1e30], ids=["next to no reward", "rewards next to overflow"]
+    )
+    def test_extreme_rewards_give_finite_advantages(self, scale: float) -> None:
+        batch = self.columns(0)
+        scores_N = np.where(np.arange(len(batch)) % 3, scale, -1.0).astype(np.float32)
+        self.assert_finite(with_scores(batch, scores_N))
+
+    def test_equal_rewards_give_finite_advantages(self) -> None:
+        batch = self.columns(0)
+        self.assert_finite(with_scores(batch, np.full(len(batch), 0.1, np.float32)))
+
+    def test_a_batch_without_a_token_of_the_policy_gives_finite_advantages(self) -> None:
+        batch = self.columns(0)
+        mask = batch["response_mask"]
+        self.assert_finite(
+            batch.with_columns({"response_mask": mask.with_values(np.zeros_like(mask.values))})
+        )
+
+    def test_a_batch_of_empty_responses_gives_finite_advantages(self) -> None:
+        batch = self.columns(0)
+        rows = {n: c for n, c in batch.columns.items() if isinstance(c, Ragged)}
+        empty = {n: Ragged.from_list([[]] * len(batch), dtype=c.dtype) for n, c in rows.items()}
+        self.assert_finite(batch.with_columns(empty))
+
+    def assert_finite(self, batch: Batch) -> None:
+        """No advantage, return or metric is NaN or infinite."""
+        result = self.estimate(batch)
+        for column in (result.advantages, result.returns):
+            if column is not None:
+                values = column.values if isinstance(column, Ragged) else column
+                assert np.isfinite(values).all()
+        assert np.isfinite(list(result.metrics.values())).all()
+
+    # What may matter, and what may not
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_the_order_of_samples_does_not_matter(self, seed: int) -> None:
+        batch = self.columns(seed)
+        order = np.random.default_rng(seed + 100).permutation(len(batch))
+        expected = self.flat(batch)
+        self.assert_close(self.flat(batch.take(order)), [expected[row] for row in order])
+
     def test_two_ranks_with_whole_groups_agree_with_one(self) -> None:
         batch = self.columns(0, groups=6)
-        expected = self.flat(batch)
         halves = [batch.slice(0, 8), batch.slice(8, len(batch))]
         parts = on_ranks(2, lambda rank, reduction: self.flat(halves[rank], reduction=reduction))
-        for got, want in zip([*parts[0], *parts[1]], expected, strict=True):
-            np.testing.assert_allclose(got, want, atol=self.tolerance)
+        self.assert_close([*parts[0], *parts[1]], self.flat(batch))
+
+    def test_nothing_beyond_the_scope_matters(self) -> None:
+        batch = self.columns(0, groups=3)
+        units = {"sample": 1, "group": len(batch) // 3, "batch": len(batch)}
+        size = units[self.plugin.scope]
+        parts = [batch.slice(at, at + size) for at in range(0, len(batch), size)]
+        self.assert_close([row for part in parts for row in self.flat(part)], self.flat(batch))
+
+    def test_a_group_thinned_to_one_gives_zero_and_is_counted(self) -> None:
+        if not self.compares_groups():
+            pytest.skip("this estimator compares no samples of one prompt")
+        batch = self.columns(0, groups=3, n=4)
+        thinned = batch.take(np.array([0, 4, 5, 6, 7, 8, 9]))
+        np.testing.assert_array_equal(self.flat(thinned)[0], 0.0)
+        assert self.estimate(thinned).metrics["advantage/singleton_groups"] == 1
+
+    def test_a_trajectory_of_two_sequences_counts_once(self) -> None:
+        if not self.compares_groups():
+            pytest.skip("this estimator compares no samples of one prompt")
+        batch = self.columns(0, groups=3, n=4)
+        expected = self.flat(batch)
+        if self.plugin.level == "sample":
+            got = self.flat(_cut_in_two(batch, 1))
+        else:
+            # Positions in a response matter: two equal sequences, rather than the halves of one.
+            rows = np.insert(np.arange(len(batch)), 1, 1)
+            got = self.flat(batch.take(rows).with_columns({"trajectory_id": rows}))
+        self.assert_close(got, [*expected[:2], *expected[1:]])
+
+
+def _cut_in_two(batch: Batch, row: int) -> Batch:
+    """The batch with one sample as two sequences of one trajectory: each has a part of its tokens, and its score."""
+    rows = np.insert(np.arange(len(batch)), row, row)
+    columns: dict[str, Any] = {"trajectory_id": rows}
+    for name, column in batch.columns.items():
+        if isinstance(column, Ragged):
+            cut = len(column[row]) // 2
+            parts = [*column]
+            parts[row : row + 1] = [parts[row][:cut], parts[row][cut:]]
+            columns[name] = Ragged.from_list(parts, dtype=column.dtype)
+    return batch.take(rows).with_columns(columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -11,111 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dovetail.batch import Batch, Ragged
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.errors import NumericsError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.telemetry.metrics import values
-from dovetail_sdk.testing.conformance.plugin import PluginConformance
-from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
-
-Weights = dict[str, torch.Tensor]
+from dovetail_sdk.testing import covariance_loss
+from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 
 
-class EngineConformance(PluginConformance):
+class EngineConformance(ValueRoleConformance):
     """Subclass it, set `plugin`, and pytest runs what its capabilities promise."""
-
-    kind = "engine"
-    plugin: ClassVar[type[TrainEngine]]
-    device: ClassVar[str] = "cpu"
-    """The torch device of the plugin; the reference runs on the CPU."""
-    tolerance: ClassVar[float] = 2e-5
-    """Largest difference that counts as float32 rounding."""
-    policy_loss: ClassVar[str] = "reinforce"
-    """The policy loss of the test objective; any installed one does."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A tiny Qwen2 model with its tokenizer."""
-        return tiny_model_and_tokenizer(tmp_path_factory.mktemp("tiny"), vocab_size=300)
-
-    def start(self, model_directory: Path, *, budget: int = 4096, **optim: Any) -> TrainEngine:
-        """Start an engine in float32."""
-        transport = make_plugin(
-            PluginRef(kind="weight_transport", name="in_process"), PluginContext()
-        )
-        engine: TrainEngine = self.make(
-            seed=1,
-            role="actor",
-            device=self.device,
-            model=ModelSection(path=str(model_directory), dtype="float32"),
-            training=TrainingSection(
-                optim=OptimSection(**{"lr": 1e-2, "eps": 1e-3, **optim}),
-                max_tokens_per_micro_batch=budget,
-            ),
-            total_steps=10,
-            tokenizer=AutoTokenizer.from_pretrained(str(model_directory)),
-            transport=transport,
-        )
-        engine.start()
-        return engine
-
-    def batch(self, seed: int = 0, size: int = 9) -> Batch:
-        """Random samples of different lengths; three share each prompt; some tokens are masked."""
-        rng = np.random.default_rng(seed)
-        prompts = [rng.integers(5, 300, rng.integers(1, 9)) for _ in range(-(-size // 3))]
-        responses = Ragged.from_list(
-            [rng.integers(5, 300, rng.integers(1, 14)) for _ in range(size)], dtype=np.int64
-        )
-        mask = rng.random(len(responses.values)) < 0.85
-        return Batch(
-            {
-                "group_id": np.arange(size) // 3,
-                "prompt_ids": Ragged.from_list(
-                    [prompts[i // 3] for i in range(size)], dtype=np.int64
-                ),
-                "response_ids": responses,
-                "response_mask": responses.with_values(mask),
-                "temperature": np.full(size, 0.8, np.float32),
-                "advantages": rng.normal(size=size).astype(np.float32),
-            }
-        )
-
-    def objective(self) -> ObjectiveSpec:
-        """A policy gradient with the mean over tokens."""
-        return ObjectiveSpec(
-            policy_loss=PluginRef(kind="policy_loss", name=self.policy_loss),
-            loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
-            old_log_probs_from_current=True,
-            requires=frozenset({"advantages"}),
-        )
-
-    def received(self, engine: TrainEngine, version: int = 1) -> Weights:
-        """The engine's weights, as a rollout would receive them."""
-        manifest = engine.weight_manifest(version)
-        engine.send_weights(version, manifest)
-        receiver = engine.context.transport.receiver()
-        return {name: tensor.clone().cpu() for name, tensor in receiver.receive(manifest)}
-
-    def after_updates(self, directory: Path, budget: int, batch: Batch, count: int = 2) -> Weights:
-        """Weights after some updates on one batch."""
-        engine = self.start(directory, budget=budget)
-        try:
-            for _ in range(count):
-                engine.update(batch, self.objective())
-            return self.received(engine)
-        finally:
-            engine.close()
-
-    def assert_close(self, got: Weights, expected: Weights) -> None:
-        """Equal within float32 rounding."""
-        assert got.keys() == expected.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(got[name], tensor, atol=self.tolerance, rtol=1e-4)
 
     # -- forward -----------------------------------------------------------------------------
 
@@ -163,6 +66,59 @@ class EngineConformance(PluginConformance):
             self.after_updates(model_directory, 64, shuffled),
             self.after_updates(model_directory, 64, batch),
         )
+
+    def test_columns_that_a_loss_prepares_do_not_depend_on_micro_batches(
+        self, model_directory: Path
+    ) -> None:
+        loss = PluginRef(
+            kind="policy_loss",
+            name="CovarianceLoss",
+            path=covariance_loss.__file__,
+            attribute="CovarianceLoss",
+        )
+        objective = attrs.evolve(self.objective(), policy_loss=loss, requires=frozenset())
+        batch = self.batch(7)
+        old = np.random.default_rng(7).uniform(-6, -4, len(batch["response_ids"].values))
+        batch = batch.with_columns(
+            {"old_log_probs": batch["response_ids"].with_values(old.astype(np.float32))}
+        )
+        small, large = (
+            self.after_updates(model_directory, budget, batch, 1, objective)
+            for budget in (24, 4096)
+        )
+        self.assert_close(small, large)
+        plain = self.after_updates(model_directory, 4096, batch, 1)
+        assert any(not torch.equal(plain[name], large[name]) for name in plain)
+
+    @pytest.mark.parametrize("what", ["advantages", "loss"])
+    def test_a_number_that_is_not_finite_stops_the_update_before_any_weight_changes(
+        self, model_directory: Path, what: str
+    ) -> None:
+        batch = self.batch(8)
+        spoilt = batch
+        if what == "advantages":
+            # A sample that the mask leaves out altogether may hold anything.
+            mask = batch["response_mask"]
+            rows = np.where(mask.row_index == 4, False, mask.values)
+            advantages = batch["advantages"].copy()
+            advantages[[2, 4]] = np.nan
+            spoilt = batch.with_columns(
+                {"advantages": advantages, "response_mask": mask.with_values(rows)}
+            )
+        else:
+            huge = np.full(len(batch), 3e38, np.float32)
+            spoilt = batch.with_columns({"advantages": huge})
+        engine = self.start(model_directory)
+        engine.update(batch, self.objective())
+        before = self.received(engine, 1)
+        with pytest.raises(NumericsError) as caught:
+            engine.update(spoilt, self.objective())
+        after = self.received(engine, 2)
+        engine.close()
+        for name, tensor in before.items():
+            assert torch.equal(after[name], tensor), name
+        if what == "advantages":
+            assert caught.value.sample_ids == ("sample-8-2",)
 
     def test_update_lowers_the_objective(self, model_directory: Path) -> None:
         batch = self.batch(4)

@@ -1,16 +1,48 @@
-"""What holds for every policy loss."""
+"""What holds for every policy loss.
+
+It runs within the objective that trains with it, so that what is checked is what an engine does: columns are prepared over the
+mini-batch, cut into micro-batches, spread over ranks, aggregated. N samples, T response tokens.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
 
+import attrs
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.batch import Batch, Ragged
+from dovetail.batch.columns import glossary
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import LocalReduction, PluginContext, Reduction
+from dovetail.interfaces.policy_loss import LossAggregation, LossInputs, PolicyLoss
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.numerics import PolicyObjective, resolve_metrics
+from dovetail.plugins.load import make
+from dovetail.telemetry.metrics import Metric, merge_metrics, values
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.ranks import on_ranks
+
+LENGTHS = (3, 7, 0, 5, 1, 9, 4, 6)
+"""Response tokens of the samples of a mini-batch."""
+PARTS = {
+    "one by one": [[0], [1], [2], [3], [4], [5], [6], [7]],
+    "uneven": [[0, 1, 2, 3, 4], [5], [6, 7]],
+    "empty ones": [[2], [0, 1, 3, 4, 5, 6, 7]],
+}
+"""Cuts of it into micro-batches."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Update:
+    """What a mini-batch gave: its loss, the gradient of each sample's log-probabilities, and metrics by name."""
+
+    loss: float
+    gradient: list[np.ndarray]
+    metrics: dict[str, Metric]
 
 
 class PolicyLossConformance(PluginConformance):
@@ -19,73 +51,222 @@ class PolicyLossConformance(PluginConformance):
     kind = "policy_loss"
     plugin: ClassVar[type[PolicyLoss]]
     tolerance: ClassVar[float] = 1e-5
+    """Largest difference that counts as rounding."""
+    smooth: ClassVar[bool] = False
+    """Set it where the aggregated loss has no stop-gradient that its value shows: its gradient is then compared with
+    finite differences, for one advantage a sample.
+    """
 
-    def inputs(
-        self, seed: int, lengths: tuple[int, ...] = (3, 7, 0, 5), spread: float = 0.3
-    ) -> LossInputs:
-        """Random packed samples: current and other log-probabilities differ by about `spread` nats."""
-        generator = torch.Generator().manual_seed(seed)
-        total = sum(lengths)
-        log_probs = -torch.rand(total, generator=generator) * 3 - 0.1
-        columns = {
-            name: torch.randn(total, generator=generator)
-            if name == "advantages"
-            else log_probs + spread * torch.randn(total, generator=generator)
-            for name in sorted(self.plugin.requires(self.make_config()))
+    # What a third party may override
+
+    def mini_batch(self, seed: int, lengths: Sequence[int] = LENGTHS, spread: float = 0.3) -> Batch:
+        """What the loss requires and prepares from, and the current `log_probs`; policies differ by about `spread` nats."""
+        rng = np.random.default_rng(seed)
+        config = self.make_config()
+        mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)
+        tokens = len(mask.values)
+        log_probs = rng.uniform(-3, -0.1, tokens)
+        columns: dict[str, Any] = {
+            "response_mask": mask,
+            "sample_id": [f"sample {row}" for row in range(len(lengths))],
+            "log_probs": log_probs,
         }
+        for name in sorted(self.plugin.requires(config) | self.plugin.prepares(config)):
+            if name in columns:
+                continue
+            column = glossary(self.plugin.columns)[name]
+            if name.endswith("log_probs"):
+                columns[name] = np.minimum(log_probs + spread * rng.normal(size=tokens), -1e-3)
+            elif name == "advantages" or column.shape == "dense":
+                columns[name] = rng.normal(size=len(lengths)).astype(column.dtype)
+            else:
+                columns[name] = rng.normal(size=tokens)
+        return Batch(
+            {
+                name: mask.with_values(column.astype(np.float32))
+                if isinstance(column, np.ndarray) and len(column) == tokens != len(lengths)
+                else column
+                for name, column in columns.items()
+            }
+        )
+
+    # How the suite runs it
+
+    def objective(self) -> PolicyObjective:
+        """The loss in its objective, with the aggregation that it prescribes, or `token_mean`."""
+        aggregation = PluginRef(
+            kind="loss_aggregation", name=self.plugin.aggregation or "token_mean"
+        )
+        spec = ObjectiveSpec(
+            policy_loss=PluginRef(kind="policy_loss", name=self.plugin.name),
+            loss_aggregation=aggregation,
+        )
+        return PolicyObjective(
+            spec, self.make(), cast("LossAggregation", make(aggregation, PluginContext()))
+        )
+
+    def update(
+        self,
+        mini_batch: Batch,
+        parts: Sequence[Sequence[int]] | None = None,
+        reduction: Reduction | None = None,
+        dtype: torch.dtype = torch.float32,
+        shift: np.ndarray | float = 0.0,
+    ) -> Update:
+        """Loss, gradient and metrics of this rank's part of a mini-batch, cut into parts (rows); `shift` moves log-probabilities."""
+        goal = self.objective()
+        prepared = goal.prepare(mini_batch, reduction)
+        denominators = goal.denominators(prepared, reduction)
+        rows: list[np.ndarray] = [np.empty(0)] * len(mini_batch)
+        loss, metrics = 0.0, []
+        for part in parts or [range(len(mini_batch))]:
+            micro_batch = prepared.take(np.array(part))
+            outputs = {
+                name: torch.tensor(micro_batch[name].values, dtype=dtype) for name in goal.outputs
+            }
+            moved_T = outputs["log_probs"] + torch.as_tensor(shift, dtype=dtype)
+            outputs["log_probs"] = moved_T.requires_grad_()
+            term = goal(outputs, micro_batch, denominators)
+            (gradient_T,) = torch.autograd.grad(term.loss, moved_T)
+            for row, gradient in zip(
+                part, micro_batch["log_probs"].with_values(gradient_T.numpy()), strict=True
+            ):
+                rows[row] = gradient
+            loss += term.loss.item()
+            metrics.append(term.metrics)
+        return Update(loss=loss, gradient=rows, metrics=resolve_metrics(metrics))
+
+    def inputs(self, mini_batch: Batch, dtype: torch.dtype = torch.float32) -> LossInputs:
+        """All samples as `token_losses` sees them: masked tokens hold 0, and `prepare` has made its columns."""
+        plugin: PolicyLoss = self.make()
+        prepared = plugin.prepare(mini_batch, LocalReduction())
+        mask = mini_batch["response_mask"]
+        shown_T = torch.tensor(mask.values)
+        names = self.plugin.requires(plugin.config) - {"log_probs", "response_mask"}
+        flat = {name: mini_batch[name] for name in names} | dict(prepared)
+        tensors = {
+            name: torch.tensor(
+                column.values if isinstance(column, Ragged) else np.repeat(column, mask.lengths),
+                dtype=dtype,
+            )
+            * shown_T
+            for name, column in flat.items()
+        }
+        log_probs_T = torch.tensor(mini_batch["log_probs"].values, dtype=dtype)
         return LossInputs(
-            log_probs_T=log_probs.requires_grad_(),
-            mask_T=torch.rand(total, generator=generator) < 0.8,
-            offsets_N1=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]),
-            columns=columns,
+            log_probs_T=(log_probs_T * shown_T).requires_grad_(),
+            mask_T=shown_T,
+            offsets_N1=torch.tensor(mask.offsets),
+            columns=tensors,
         )
 
-    def losses(self, inputs: LossInputs) -> TokenLosses:
-        """Run the loss."""
-        result: TokenLosses = self.make().token_losses(inputs)
-        return result
+    def same(self, got: Update, want: Update, order: Sequence[int] | None = None) -> None:
+        """Fail unless two updates agree; `order` says which sample of `want` each one of `got` is."""
+        assert got.loss == pytest.approx(want.loss, rel=self.tolerance, abs=self.tolerance)
+        for row, gradient in zip(order or range(len(want.gradient)), got.gradient, strict=True):
+            np.testing.assert_allclose(gradient, want.gradient[row], atol=self.tolerance)
+        expected = values(want.metrics)
+        assert values(got.metrics) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
-    def gradient(self, inputs: LossInputs) -> Tensor:
-        """float32 [T]: gradient of the masked sum of losses with respect to the log-probabilities."""
-        total = (self.losses(inputs).losses_T * inputs.mask_T).sum()
-        (gradient_T,) = torch.autograd.grad(total, inputs.log_probs_T, allow_unused=True)
-        return torch.zeros_like(inputs.log_probs_T) if gradient_T is None else gradient_T
+    # What holds
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("seed", range(3))
-    def test_one_finite_loss_a_token_with_a_gradient(self, seed: int) -> None:
-        inputs = self.inputs(seed)
-        losses_T = self.losses(inputs).losses_T
+    def test_one_finite_loss_a_token_with_a_gradient(self, seed: int, dtype: torch.dtype) -> None:
+        inputs = self.inputs(self.mini_batch(seed), dtype)
+        losses_T = self.make().token_losses(inputs).losses_T
         assert losses_T.shape == inputs.log_probs_T.shape
-        assert losses_T.dtype == torch.float32
+        assert losses_T.dtype == dtype
         assert torch.isfinite(losses_T[inputs.mask_T]).all()
-        assert self.gradient(inputs).abs().sum() > 0
+        (gradient_T,) = torch.autograd.grad(losses_T[inputs.mask_T].sum(), inputs.log_probs_T)
+        assert gradient_T.abs().sum() > 0
 
-    @pytest.mark.parametrize("spread", [5.0, 50.0])
-    def test_extreme_ratios_stay_finite(self, spread: float) -> None:
-        inputs = self.inputs(0, spread=spread)
-        assert torch.isfinite(self.losses(inputs).losses_T[inputs.mask_T]).all()
-        assert torch.isfinite(self.gradient(inputs)).all()
+    @pytest.mark.parametrize("spread", [5.0, 50.0, 1e4])
+    def test_extreme_log_ratios_stay_finite(self, spread: float) -> None:
+        found = self.update(self.mini_batch(0, spread=spread))
+        assert np.isfinite(found.loss)
+        assert all(np.isfinite(row).all() for row in found.gradient)
+        assert np.isfinite(list(values(found.metrics).values())).all()
 
-    def test_masked_tokens_get_no_gradient(self) -> None:
-        inputs = self.inputs(1)
-        assert torch.equal(
-            self.gradient(inputs)[~inputs.mask_T], torch.zeros(int((~inputs.mask_T).sum()))
+    @pytest.mark.parametrize("spread", [0.05, 0.3])
+    def test_what_masked_tokens_hold_does_not_matter(self, spread: float) -> None:
+        batch = self.mini_batch(1, spread=spread)
+        hidden_T = ~batch["response_mask"].values
+        soiled = {
+            name: column.with_values(np.where(hidden_T, np.float32(np.nan), column.values))
+            for name, column in batch.columns.items()
+            if isinstance(column, Ragged) and column.dtype.kind == "f"
+        }
+        got, want = self.update(batch.with_columns(soiled)), self.update(batch)
+        self.same(got, want)
+        assert np.all(np.concatenate(got.gradient)[hidden_T] == 0)
+
+    @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+    def test_the_cut_into_micro_batches_does_not_matter(self, parts: list[list[int]]) -> None:
+        batch = self.mini_batch(2)
+        self.same(self.update(batch, parts), self.update(batch))
+
+    def test_the_order_of_samples_does_not_matter(self) -> None:
+        batch = self.mini_batch(3)
+        order = np.random.default_rng(3).permutation(len(batch)).tolist()
+        self.same(self.update(batch.take(order)), self.update(batch), order)
+
+    @pytest.mark.parametrize("cut", [1, 3, 5])
+    def test_ranks_do_not_matter(self, cut: int) -> None:
+        batch = self.mini_batch(4)
+        halves = [batch.slice(0, cut), batch.slice(cut, len(batch))]
+        parts = on_ranks(2, lambda rank, reduction: self.update(halves[rank], reduction=reduction))
+        together = Update(
+            loss=sum(part.loss for part in parts),
+            gradient=[row for part in parts for row in part.gradient],
+            metrics=merge_metrics(part.metrics for part in parts),
         )
+        self.same(together, self.update(batch))
 
     def test_samples_do_not_see_their_batch_mates(self) -> None:
-        inputs = self.inputs(2, lengths=(4, 6))
-        together = self.losses(inputs).losses_T
-        for part in (slice(0, 4), slice(4, 10)):
+        batch = self.mini_batch(5)
+        inputs = self.inputs(batch)
+        together_T = self.make().token_losses(inputs).losses_T
+        for start, stop in zip(inputs.offsets_N1[:-1], inputs.offsets_N1[1:], strict=True):
             alone = LossInputs(
-                log_probs_T=inputs.log_probs_T[part],
-                mask_T=inputs.mask_T[part],
-                offsets_N1=torch.tensor([0, part.stop - part.start]),
-                columns={name: column[part] for name, column in inputs.columns.items()},
+                log_probs_T=inputs.log_probs_T[start:stop],
+                mask_T=inputs.mask_T[start:stop],
+                offsets_N1=torch.tensor([0, stop - start]),
+                columns={name: column[start:stop] for name, column in inputs.columns.items()},
             )
             torch.testing.assert_close(
-                self.losses(alone).losses_T, together[part], atol=self.tolerance, rtol=0
+                self.make().token_losses(alone).losses_T,
+                together_T[start:stop],
+                atol=self.tolerance,
+                rtol=self.tolerance,
             )
 
-    def test_metrics_merge(self) -> None:
-        for name, metric in self.losses(self.inputs(3)).metrics.items():
-            assert math.isfinite(float(metric.merge(metric).value)), name
+    @pytest.mark.parametrize("lengths", [(0, 0), (4, 2)])
+    def test_nothing_to_learn_from_is_a_loss_of_0(self, lengths: tuple[int, ...]) -> None:
+        batch = self.mini_batch(6, lengths)
+        mask = batch["response_mask"]
+        silent = mask.with_values(np.zeros(len(mask.values), np.bool_))
+        found = self.update(batch.with_columns({"response_mask": silent}))
+        assert found.loss == 0
+        assert all((row == 0).all() for row in found.gradient)
+
+    def test_columns_are_left_as_they_were(self) -> None:
+        batch = self.mini_batch(7)
+        before = {name: np.array(getattr(c, "values", c)) for name, c in batch.columns.items()}
+        self.update(batch)
+        for name, column in batch.columns.items():
+            np.testing.assert_array_equal(getattr(column, "values", column), before[name])
+
+    def test_the_gradient_agrees_with_finite_differences(self) -> None:
+        if not self.smooth:
+            pytest.skip("a stop-gradient of this loss shows in its value (`smooth` is not set)")
+        batch = self.mini_batch(8)
+        tokens, step = len(batch["log_probs"].values), 1e-6
+        gradient = np.concatenate(self.update(batch, dtype=torch.float64).gradient)
+        for token in range(tokens):
+            move = np.zeros(tokens)
+            move[token] = step
+            up, down = (
+                self.update(batch, dtype=torch.float64, shift=sign * move).loss for sign in (1, -1)
+            )
+            assert (up - down) / (2 * step) == pytest.approx(gradient[token], rel=1e-4, abs=1e-7)

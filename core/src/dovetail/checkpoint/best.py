@@ -1,0 +1,138 @@
+"""Which step's checkpoint is the best one so far, by a metric of validation: the file `best`, and who compares."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.config.sections import TrainerSection
+from dovetail.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    from dovetail.checkpoint.store import CheckpointStore
+
+BEST = "best"
+"""The file beside the checkpoints that names the best one."""
+
+
+@attrs.frozen(kw_only=True)
+class BestCheckpoint:
+    """What the file `best` says."""
+
+    path: Path
+    """The checkpoint."""
+    metric: str
+    """The metric of validation by which it is the best."""
+    value: float
+    """What the metric was at its step."""
+
+    def to_json(self) -> str:
+        """What `best` holds.
+
+        Raises:
+            CheckpointError: the value is not finite.
+        """
+        if not math.isfinite(self.value):
+            raise CheckpointError(
+                f"{self.path.name} can't be the best one: its {self.metric or 'value'} is {self.value}"
+            )
+        fields = {"checkpoint": self.path.name, "metric": self.metric, "value": self.value}
+        return json.dumps(fields) + "\n"
+
+    @classmethod
+    def read(cls, directory: Path) -> BestCheckpoint | None:
+        """What `best` in this folder says; None where there is no such file.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        file = directory / BEST
+        try:
+            fields = json.loads(file.read_text())
+            path = directory / Path(fields["checkpoint"]).name
+            return cls(path=path, metric=str(fields["metric"]), value=float(fields["value"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise CheckpointError(
+                f"{file} is damaged: {type(error).__name__}: {error}",
+                hint="delete it; the next validation then marks the best checkpoint anew",
+            ) from error
+
+
+class Best:
+    """Compares a validation with the best one before it, which the store remembers from one sitting to the next.
+
+    After a validation::
+
+        value = best.improved(metrics)
+        if value is not None:
+            save()  # nothing where the step is saved already
+            best.mark(step, value)
+    """
+
+    def __init__(
+        self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Any = None
+    ) -> None:
+        """Watch a metric.
+
+        Args:
+            store: where checkpoints are and the best one is marked.
+            metric: a metric of validation, such as `val/mean@1`.
+            largest: whether the largest value is the best, or the smallest.
+            logger: is warned when the metric is not there; with the standard methods.
+        """
+        self.metric = metric
+        self._store = store
+        self._largest = largest
+        self._logger = logger
+        self._warned = False
+
+    @classmethod
+    def of(cls, trainer: TrainerSection, store: CheckpointStore, logger: Any = None) -> Best | None:
+        """What the trainer's section asks for; None where it asks for no best checkpoint."""
+        if trainer.best_metric is None:
+            return None
+        return cls(store, trainer.best_metric, largest=trainer.best_is == "max", logger=logger)
+
+    def improved(self, metrics: Mapping[str, float]) -> float | None:
+        """The metric's value where it is better than every one marked before, else None.
+
+        A value that is not finite is never better. Where the metric is missing, the logger is warned once, with the
+        nearest name there is. A best checkpoint by another metric, or one that is gone, counts as none.
+        """
+        value = metrics.get(self.metric)
+        if value is None:
+            self._warn(metrics)
+            return None
+        if not math.isfinite(value):
+            return None
+        before = self._store.best()
+        if before is not None and before.metric == self.metric:
+            better = value > before.value if self._largest else value < before.value
+            return value if better else None
+        return value
+
+    def mark(self, step: int, value: float) -> None:
+        """Make the saved checkpoint of this step the best one.
+
+        Raises:
+            CheckpointError: there is no checkpoint of this step, or the pointer can't be written.
+        """
+        self._store.mark_best(step, value, self.metric)
+
+    def _warn(self, metrics: Mapping[str, float]) -> None:
+        if self._warned or self._logger is None:
+            return
+        self._warned = True
+        self._logger.warning(
+            "trainer.best_metric is not among the figures of this validation: no checkpoint is marked as the best",
+            best_metric=self.metric,
+            nearest=nearest(self.metric, metrics),
+            figures=sorted(name for name in metrics if not name.endswith(("/low", "/high"))),
+        )

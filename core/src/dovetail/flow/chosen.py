@@ -1,0 +1,86 @@
+"""The plugins that a config selects, resolved and imported: what the planner reasons about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.config.sections import PluginSection, RunConfig
+from dovetail.interfaces.runtime import PluginRef
+
+
+@attrs.frozen
+class Chosen:
+    """One selected plugin: where the config selects it, its reference, class and config."""
+
+    path: str
+    """Key path of its section, such as `algorithm.advantage`."""
+    ref: PluginRef
+    cls: Any
+    config: PluginSection
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
+
+    def requires(self) -> frozenset[str]:
+        """Columns that it reads under its config."""
+        found: frozenset[str] = self.cls.requires(self.config)
+        return found
+
+    def provides(self) -> frozenset[str]:
+        """Columns that it can write under its config."""
+        found: frozenset[str] = self.cls.provides(self.config)
+        return found
+
+
+def choose(config: RunConfig) -> dict[str, Chosen]:
+    """Resolve and import every plugin that the config selects, by key path.
+
+    Raises:
+        PluginError: a plugin can't be found or loaded.
+    """
+    from dovetail.plugins.load import load_class, ref_for
+
+    chosen = {}
+    for path, kind, section in _sections(config):
+        if section is not None:
+            ref = ref_for(kind, section)
+            chosen[path] = Chosen(path, ref, load_class(ref), section)
+    return chosen
+
+
+def refs_of(chosen: Mapping[str, Chosen]) -> dict[str, PluginRef]:
+    """The reference of each, by key path."""
+    return {path: plugin.ref for path, plugin in chosen.items()}
+
+
+def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
+    algorithm = config.algorithm
+    yield "rollout", "rollout", config.rollout
+    yield "rollout.weight_transport", "weight_transport", config.rollout.weight_transport
+    yield "actor.engine", "engine", config.actor.engine
+    yield "critic.engine", "engine", config.critic.engine
+    yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation
+    yield "ref.engine", "engine", config.ref.engine
+    yield "algorithm.preset", "preset", algorithm.preset
+    yield "algorithm.advantage", "advantage", algorithm.advantage
+    yield "algorithm.policy_loss", "policy_loss", algorithm.policy_loss
+    yield "algorithm.loss_aggregation", "loss_aggregation", algorithm.loss_aggregation
+    yield "algorithm.rollout_correction", "rollout_correction", algorithm.rollout_correction
+    for i, sample_filter in enumerate(algorithm.sample_filters):
+        yield f"algorithm.sample_filters[{i}]", "sample_filter", sample_filter
+    for place in ("in_loss", "in_reward"):
+        kl = getattr(algorithm.kl, place)
+        if kl is not None:
+            yield f"algorithm.kl.{place}.controller", "kl_controller", kl.controller
+    yield "reward.manager", "reward_manager", config.reward.manager
+    yield "trainer", "trainer", config.trainer
+    yield "runtime", "runtime", config.runtime
+    yield "data.source", "dataset", config.data.source
+    yield "data.sampler", "sampler", config.data.sampler
+    for i, tracker in enumerate(config.tracking):
+        yield f"tracking[{i}]", "tracker", tracker

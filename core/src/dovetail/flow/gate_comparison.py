@@ -1,0 +1,131 @@
+"""Two policies' log-probabilities of the same tokens, side by side. K tokens, masked in and finite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces.rollout import SamplingParams
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Comparison:
+    """The two policies' log-probabilities of K tokens, float64 in nats, and what follows from them."""
+
+    train_K: np.ndarray
+    rollout_K: np.ndarray
+    raw_K: np.ndarray | None
+    """The rollout engine's full softmax, where there is one."""
+    version_K: np.ndarray | None
+    """Weights that produced each token."""
+    row_K: np.ndarray
+    """Row of the sample that each token belongs to; never falls."""
+    stale_K: np.ndarray
+    """bool: of another version than the one in force."""
+    beyond_K: np.ndarray
+    """log p_rollout − log p_train beyond what truncation may add."""
+    gap_K: np.ndarray
+    """|p_train − p_rollout|."""
+    unexplained_K: np.ndarray
+    """|p_train − p_rollout| beyond what truncation may add."""
+    raw_gap_K: np.ndarray | None
+    """|p_train − p_raw|."""
+    temperature_N: np.ndarray | None
+    """What the trainer divided each sample's logits by."""
+    truncated: bool
+    """Whether top-p or top-k left tokens out."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        train_K: np.ndarray,
+        rollout_K: np.ndarray,
+        raw_K: np.ndarray | None,
+        version_K: np.ndarray | None,
+        row_K: np.ndarray,
+        temperature_N: np.ndarray | None,
+        weight_version: int | None,
+        sampling: SamplingParams,
+    ) -> Comparison:
+        """Work out the differences."""
+        if raw_K is not None and not np.isfinite(raw_K).all():
+            raw_K = None
+        most = most_truncation(sampling)
+        difference_K = rollout_K - train_K
+        allowed_K = np.clip(difference_K, 0.0, most)
+        checked = weight_version is not None and version_K is not None
+        return cls(
+            train_K=train_K,
+            rollout_K=rollout_K,
+            raw_K=raw_K,
+            version_K=version_K,
+            row_K=row_K,
+            stale_K=version_K != weight_version if checked else np.zeros(len(train_K), np.bool_),
+            beyond_K=difference_K - allowed_K,
+            gap_K=_gap(rollout_K, train_K),
+            unexplained_K=_gap(rollout_K, train_K + allowed_K),
+            raw_gap_K=None if raw_K is None else _gap(raw_K, train_K),
+            temperature_N=temperature_N,
+            truncated=most > 0,
+        )
+
+    @staticmethod
+    def mean(values_K: np.ndarray) -> float:
+        """Their mean; 0 for none."""
+        return float(values_K.mean()) if len(values_K) else 0.0
+
+    @property
+    def judged_K(self) -> np.ndarray:
+        """What each token counts in the judgement."""
+        if self.truncated and self.raw_gap_K is not None:
+            # Allowing for truncation hides half of an error; the raw log-probabilities show all of it.
+            return np.maximum(self.unexplained_K, self.raw_gap_K)
+        return self.unexplained_K
+
+    @property
+    def judged(self) -> float:
+        """The mean difference that the bounds are for."""
+        return self.mean(self.judged_K)
+
+    @property
+    def correlation(self) -> float:
+        """Pearson's, of the two probabilities; NaN where either does not vary."""
+        one_K, other_K = np.exp(self.train_K), np.exp(self.rollout_K)
+        if len(one_K) < 2 or not one_K.std() or not other_K.std():
+            return math.nan
+        return float(np.corrcoef(one_K, other_K)[0, 1])
+
+    def worst_rows(self) -> np.ndarray:
+        """int64: rows of the samples that differ, by the mean over their tokens, worst first; stale ones before all."""
+        if not len(self.row_K):
+            return np.empty(0, np.int64)
+        badness_K = self.judged_K + self.stale_K
+        rows, index_K = np.unique(self.row_K, return_inverse=True)
+        means = np.bincount(index_K, weights=badness_K) / np.bincount(index_K)
+        order = np.argsort(-means, kind="stable")
+        return rows[order[means[order] > 0]]
+
+    def only(self, chosen_K: np.ndarray) -> Comparison:
+        """The same, of some of the tokens."""
+        parts: dict[str, Any] = {
+            field.name: value[chosen_K]
+            for field in attrs.fields(Comparison)
+            if field.name.endswith("_K") and (value := getattr(self, field.name)) is not None
+        }
+        return attrs.evolve(self, **parts)
+
+
+def most_truncation(sampling: SamplingParams) -> float:
+    """Nats by which leaving tokens out can at most raise a sampled token's log-probability."""
+    if sampling.top_k > 0 or not sampling.temperature:
+        return math.inf
+    return -math.log(sampling.top_p) if sampling.top_p < 1 else 0.0
+
+
+def _gap(one_K: np.ndarray, other_K: np.ndarray) -> np.ndarray:
+    gap_K: np.ndarray = np.abs(np.exp(one_K) - np.exp(other_K))
+    return gap_K

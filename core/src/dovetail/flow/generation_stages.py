@@ -1,0 +1,189 @@
+"""GenerationStages: the stages that generate and score: a step's rollout with its refills, and validation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from dovetail.checkpoint.best import Best
+from dovetail.flow.faults import check_failures, too_many_failures
+from dovetail.flow.frame import RunFrame
+from dovetail.flow.gate import due
+from dovetail.flow.generation import Generated, Sample, generate_and_score
+from dovetail.flow.refill import Rollout, Rounds
+from dovetail.flow.sample_columns import rollout_metrics
+from dovetail.flow.sampling import training_sampling, validation_sampling
+from dovetail.flow.scorer import Scorer
+from dovetail.flow.validation import validation_metrics
+from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.rollout import SamplingParams
+
+if TYPE_CHECKING:
+    from dovetail.data.loader import Issued
+    from dovetail.flow.build import Parts
+    from dovetail.flow.state import RunState
+
+FAILURES_SHOWN = 64
+"""Samples without a score that are written besides those that the config asks for."""
+
+
+class GenerationStages(RunFrame):
+    """Rollout and validation over the parts of a run. Arguments as in `RunFrame`."""
+
+    def __init__(self, parts: Parts, state: RunState) -> None:
+        super().__init__(parts, state)
+        self._best = Best.of(parts.config.trainer, parts.store, parts.logger)
+
+    def rollout_and_score(self, issued: Sequence[Issued]) -> Rollout:
+        """Generate and score the step's samples, streaming, in rounds: groups of which nothing is left are replaced.
+
+        Raises:
+            RewardError: more than `reward.max_failure_share` of the samples could not be scored.
+        """
+        parts, config, now = self._parts, self._parts.config, self._now
+        asked = self._wanted_of_rollout()
+        if self._gate_due():
+            asked += parts.plan.gate_log_probs
+        sampling = training_sampling(config, asked)
+        limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
+        rounds = Rounds(
+            len(issued),
+            parts.filters,
+            temperature=config.rollout.temperature,
+            baseline=parts.plan.has_stage("baseline"),
+        )
+        while True:
+            with self._phase("rollout"):
+                rounds.add(
+                    self._generate(
+                        issued,
+                        config.rollout.n,
+                        sampling,
+                        "train",
+                        first_group=rounds.prompts,
+                        baseline=parts.plan.has_stage("baseline"),
+                    )
+                )
+                for item in issued:
+                    parts.ledger.finish(item.epoch, item.prompt.index, item.attempt)
+            enough = not rounds.missing or rounds.count == limit
+            if enough or any(too_many_failures(s, share) for s in (rounds.samples, rounds.greedy)):
+                break
+            self._stop.check()
+            issued = self.loader.next_batch(rounds.missing)
+        now.rollout = rollout = rounds.rollout(refills=limit > 1)
+        self._report(rollout, sampling.max_new_tokens)
+        directory = parts.run_directory.path
+        check_failures(rollout.samples, share, now.number, directory)
+        check_failures(rollout.greedy, share, now.number, directory, "greedy baselines")
+        parts.observers.emit("reward_finished", step=now.number, metrics=dict(now.metrics))
+        self._stop.check()
+        return rollout
+
+    def validate(self) -> dict[str, float]:
+        """Score held-out prompts; nothing where the config names none."""
+        parts, config = self._parts, self._parts.config
+        if not parts.val_prompts:
+            return {}
+        how = config.rollout.validation
+        sampling = validation_sampling(config)
+        size = config.data.val_batch_size or len(parts.val_prompts)
+        samples: list[Sample] = []
+        began = time.monotonic()
+        with self._phase("validation"):
+            for start in range(0, len(parts.val_prompts), size):
+                chunk = parts.val_prompts[start : start + size]
+                samples += self._generate(chunk, how.n, sampling, "validation").samples
+        metrics = validation_metrics(
+            samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
+        )
+        metrics["time/validation"] = time.monotonic() - began
+        accuracy = metrics.get(f"val/mean@{how.n}")
+        if self._state.accuracy_before is None and self.step == 0:
+            self._state = attrs.evolve(self._state, accuracy_before=accuracy)
+        self._state = attrs.evolve(self._state, accuracy_after=accuracy)
+        rows = [s.row() for s in _shown(samples, config.trainer.validation_samples)]
+        parts.run_directory.write_samples(self.step, rows, name="validation")
+        parts.trackers.log(self.step, metrics)
+        self._mark_best(metrics)
+        self._stop.check()
+        return metrics
+
+    def _mark_best(self, metrics: Mapping[str, float]) -> None:
+        """Keep this step's checkpoint where the validation was the best so far by `trainer.best_metric`."""
+        if self._best is None:
+            return
+        value = self._best.improved(metrics)
+        if value is not None:
+            self.save()
+            self._best.mark(self.step, value)
+
+    def _wanted_of_rollout(self) -> list[str]:
+        """Columns that something requires of every rollout, at the price of time."""
+        plan = self._parts.plan
+        raw = ["raw_rollout_log_probs"] if plan.raw_rollout_log_probs else []
+        return ["rollout_log_probs", *raw] if plan.rollout_log_probs else raw
+
+    def _gate_due(self) -> bool:
+        """Whether the consistency gate measures in this step, even if it has to ask for what it compares."""
+        plan, section = self._parts.plan, self._parts.config.algorithm.gate
+        return bool(plan.gate_log_probs) and due(self._now.number, section)
+
+    def _generate(
+        self,
+        issued: Sequence[Issued],
+        n: int,
+        sampling: SamplingParams,
+        purpose: str,
+        *,
+        first_group: int = 0,
+        baseline: bool = False,
+    ) -> Generated:
+        parts, reward = self._parts, self._parts.config.reward
+        scorer = Scorer(
+            parts.manager,
+            timeout=reward.timeout,
+            retries=reward.retries,
+            concurrency=reward.concurrency,
+        )
+        return asyncio.run(
+            generate_and_score(
+                issued,
+                n=n,
+                sampling=sampling,
+                pool=parts.pool,
+                scorer=scorer,
+                tokenizer=parts.tokenizer,
+                seed=parts.config.seed,
+                purpose=purpose,
+                first_group=first_group,
+                baseline=baseline,
+            )
+        )
+
+    def _report(self, rollout: Rollout, max_response_length: int) -> None:
+        """Metrics, written samples and hooks of a rollout that is finished."""
+        parts, now = self._parts, self._now
+        samples = rollout.samples
+        now.metrics |= rollout_metrics(samples, max_response_length, rollout.greedy)
+        now.metrics |= rollout.metrics
+        generated = sum(len(s.completion.response_ids) for s in (*samples, *rollout.greedy))
+        now.tokens = generated + sum(len(s.issued.prompt.prompt_ids) for s in samples)
+        seconds = max(parts.timers.seconds("rollout"), 1e-9)
+        now.metrics["perf/rollout_tokens_per_second"] = generated / seconds
+        rows = rollout.rows(_shown(samples, parts.config.trainer.samples_per_step))
+        parts.run_directory.write_samples(now.number, rows)
+        parts.trackers.samples(now.number, rows)
+        parts.observers.emit("rollout_finished", step=now.number, samples=samples)
+
+
+def _shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """The first samples, as many as the limit says (−1: all), and the first that failed."""
+    if limit < 0:
+        return list(samples)
+    failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
+    return [*samples[:limit], *failures[:FAILURES_SHOWN]]

@@ -1,0 +1,69 @@
+"""Explained variance: how much of the spread of returns a value function accounts for, as a metric that merges."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+from jaxtyping import Bool, Real
+
+
+@attrs.frozen
+class Spread:
+    """Mean and sum of squared deviations of some numbers, which merge without cancellation (Chan et al., 1979)."""
+
+    count: float
+    mean: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: Real[np.ndarray, "K"]) -> Spread:
+        """Of numbers [K], in float64."""
+        if not len(values):
+            return cls(0.0, 0.0, 0.0)
+        exact = values.astype(np.float64)
+        mean = float(exact.mean())
+        return cls(float(len(exact)), mean, float(np.square(exact - mean).sum()))
+
+    def merge(self, other: Spread) -> Spread:
+        """Both sets of numbers taken together."""
+        count = self.count + other.count
+        if not count:
+            return self
+        apart, share = other.mean - self.mean, other.count / count
+        return Spread(
+            count,
+            self.mean + apart * share,
+            self.squares + other.squares + apart**2 * self.count * share,
+        )
+
+
+@attrs.frozen
+class ExplainedVariance:
+    """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for a constant, below for worse; NaN where all R are equal."""
+
+    returns: Spread
+    errors: Spread
+
+    @classmethod
+    def of(
+        cls,
+        values_T: Real[np.ndarray, "T"],
+        returns_T: Real[np.ndarray, "T"],
+        mask_T: Bool[np.ndarray, "T"],
+    ) -> ExplainedVariance:
+        """Of values and returns [T] where the mask [T] is 1."""
+        kept_K, aims_K = values_T[mask_T].astype(np.float64), returns_T[mask_T].astype(np.float64)
+        return cls(Spread.of(aims_K), Spread.of(aims_K - kept_K))
+
+    @property
+    def value(self) -> float:
+        """The figure."""
+        if self.returns.squares <= 0:
+            return math.nan
+        return 1 - self.errors.squares / self.returns.squares
+
+    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
+        """Both taken together."""
+        return ExplainedVariance(self.returns.merge(other.returns), self.errors.merge(other.errors))

@@ -1,0 +1,74 @@
+"""NaN and infinity found before they can reach a weight, and the samples that they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import NumericsError
+from dovetail.interfaces.plugin import Reduction
+
+SHOWN = 5
+"""Samples that a message names; the error carries all of them."""
+
+
+def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction, who: str) -> None:
+    """Check that every number that an objective is about to read is finite, on all ranks together.
+
+    Tokens outside `response_mask` may hold anything, and so may samples without a token inside it.
+
+    Args:
+        mini_batch: this rank's part of it; needs `response_mask` and the columns named. Columns that
+            hold no floating-point numbers are left alone.
+        names: columns to look at.
+        reduction: sums over the ranks that hold the other parts.
+        who: who reads them, for the message.
+
+    Raises:
+        NumericsError: a column holds NaN or infinity. Raised on every rank; carries this rank's samples.
+    """
+    mask: Ragged = mini_batch["response_mask"]
+    found = {name: rows for name in sorted(names) if len(rows := _bad_rows(mini_batch[name], mask))}
+    if not reduction.sum(np.array([len(found)], np.float64))[0]:
+        return
+    if not found:
+        raise NumericsError(
+            f"another rank's part of the mini-batch holds numbers that are not finite; {who} can't read them"
+        )
+    samples = sample_names(mini_batch, np.unique(np.concatenate(list(found.values()))).tolist())
+    columns = ", ".join(map(repr, found))
+    raise NumericsError(
+        f"{columns} {'is' if len(found) == 1 else 'are'} not finite in {listed(samples)}; "
+        f"{who} can't read {'it' if len(found) == 1 else 'them'}, and no weight was changed",
+        hint="look at the rewards and the log-probabilities of these samples",
+        sample_ids=samples,
+    )
+
+
+def sample_names(batch: Batch, rows: Sequence[int]) -> tuple[str, ...]:
+    """The `sample_id` of these rows; where the batch has none, their positions as `row 3`."""
+    if "sample_id" not in batch:
+        return tuple(f"row {row}" for row in rows)
+    ids = batch["sample_id"]
+    return tuple(str(ids[row]) for row in rows)
+
+
+def listed(samples: Sequence[str]) -> str:
+    """Samples in words: all of a few, the first of many."""
+    shown = ", ".join(samples[:SHOWN])
+    more = f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
+    return f"sample{'s' if len(samples) != 1 else ''} {shown}{more}"
+
+
+def _bad_rows(values: object, mask: Ragged) -> np.ndarray:
+    """int64: samples that hold NaN or infinity where the mask is 1."""
+    if isinstance(values, Ragged):
+        if values.dtype.kind != "f" or len(values.values) != len(mask.values):
+            return np.empty(0, np.int64)
+        bad_T = ~np.isfinite(values.values) & mask.values
+        return np.unique(mask.row_index[bad_T]) if bad_T.any() else np.empty(0, np.int64)
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.ndim != 1:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(~np.isfinite(values) & (mask.sum() > 0))

@@ -1,0 +1,193 @@
+"""What k of a prompt's samples would reach, and how sure a mean over prompts is. Legend: P prompts, M samples a prompt.
+
+A prompt's samples stand left-aligned in rows of width M; `sizes_P` says how many there are. Drawing k of m samples is
+always without replacement, and where a prompt has fewer than k, all of them are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64, Int64, Real
+
+DRAWS = 1 << 16
+"""Random draws of one majority estimate over all prompts: its standard error is below 0.002 of the scores' range."""
+MOST_DRAWS = 1024
+"""Draws of a single prompt, at most."""
+_CELLS = 1 << 22
+"""Entries of the largest temporary array."""
+
+
+def powers_up_to(n: int) -> list[int]:
+    """1, 2, 4, … and n itself: the sizes k for which figures are given."""
+    if n < 1:
+        raise ValueError(f"n must be 1 or more, but is {n}")
+    return [*(1 << i for i in range((n - 1).bit_length())), n]
+
+
+def pass_at_k(
+    passed_P: Int64[np.ndarray, "P"], sizes_P: Int64[np.ndarray, "P"], k: int
+) -> Float64[np.ndarray, "P"]:
+    """float64 [P]: the unbiased chance that at least one of k samples passes (arXiv 2107.03374, eq. 1).
+
+    1 − C(m − c, k) / C(m, k) = 1 − Π_{j<k} (1 − c / (m − j)), summed as logarithms, so that neither large binomials
+    nor the difference to 1 lose digits.
+
+    Args:
+        passed_P: c, samples of each prompt that pass, 0 … m.
+        sizes_P: m, samples of each prompt, 1 or more.
+        k: samples drawn, 1 or more; min(k, m) where a prompt has fewer.
+    """
+    drawn_P = np.minimum(k, sizes_P)
+    left_PK = sizes_P[:, None] - np.arange(k)
+    share_PK = np.where(
+        np.arange(k) < drawn_P[:, None], passed_P[:, None] / np.maximum(left_PK, 1), 0.0
+    )
+    certain_P = sizes_P - passed_P < drawn_P
+    logs_PK = np.log1p(-np.where(certain_P[:, None], 0.0, share_PK))
+    result_P: np.ndarray = np.where(certain_P, 1.0, -np.expm1(logs_PK.sum(1)))
+    return result_P
+
+
+def best_at_k(
+    scores_PM: Float64[np.ndarray, "P M"], sizes_P: Int64[np.ndarray, "P"], k: int
+) -> Float64[np.ndarray, "P"]:
+    """float64 [P]: the expected largest score among k samples drawn without replacement.
+
+    Σ_i s_(i) · C(i − 1, k − 1) / C(m, k) over the scores in ascending order; with scores of 0 and 1 it is pass@k.
+
+    Args:
+        scores_PM: float64 [P, M]; what stands beyond a row's size is not read.
+        sizes_P: m, samples of each prompt, 1 or more.
+        k: samples drawn, 1 or more; min(k, m) where a prompt has fewer.
+    """
+    width = scores_PM.shape[1]
+    rank_M = np.arange(width)
+    there_PM = rank_M < sizes_P[:, None]
+    falling_PM = -np.sort(np.where(there_PM, -scores_PM, np.inf), axis=1)
+    drawn_P1 = np.minimum(k, sizes_P)[:, None]
+    # The chance that the sample of falling rank r is the best: k/m for r = 0, then times (m − r − k) / (m − 1 − r).
+    others_PM = np.maximum(sizes_P[:, None] - 1 - rank_M, 1)
+    steps_PM = np.maximum(sizes_P[:, None] - drawn_P1 - rank_M, 0) / others_PM
+    weights_PM = drawn_P1 / sizes_P[:, None] * np.ones(width)
+    weights_PM[:, 1:] *= np.cumprod(steps_PM, axis=1)[:, :-1]
+    best_P: np.ndarray = (np.where(there_PM, falling_PM, 0.0) * weights_PM).sum(1)
+    return best_P
+
+
+def majority_at_k(
+    scores_PM: Float64[np.ndarray, "P M"],
+    answers_PM: Int64[np.ndarray, "P M"],
+    sizes_P: Int64[np.ndarray, "P"],
+    ks: Sequence[int],
+    rng: np.random.Generator,
+) -> Float64[np.ndarray, "K P"]:
+    """float64 [K, P]: the expected score of the answer that most of k samples give (arXiv 2203.11171), for each k.
+
+    An answer scores the mean of the prompt's samples that give it. Answers with equally many votes share the draw. A
+    sample without an answer has no vote; where no drawn one has, the draw scores the mean of the samples without. Exact
+    for k = 1 (the mean of all samples) and for k ≥ m; between them a mean over random draws, the same ones for every k.
+
+    Args:
+        scores_PM: float64 [P, M]; what stands beyond a row's size is not read.
+        answers_PM: int64 [P, M], which answer each sample gives, 0 … M − 1, equal where answers are; −1 for none.
+        sizes_P: m, samples of each prompt, 1 or more.
+        ks: numbers of samples drawn, each 1 or more.
+        rng: makes the draws.
+    """
+    prompts, width = scores_PM.shape
+    there_PM = np.arange(width) < sizes_P[:, None]
+    # Column 0 of everything by answer stands for "no answer", which never competes.
+    codes_PM = np.where(there_PM, answers_PM + 1, width + 1)
+    counts_PA = _count(codes_PM, width + 2)
+    sums_PA = _count(codes_PM, width + 2, np.where(there_PM, scores_PM, 0.0))
+    worth_PA = sums_PA / np.maximum(counts_PA, 1)
+    between = [k for k in ks if 1 < k < width]
+    drawn_KP = np.zeros((len(between), prompts))
+    if between:
+        draws = int(np.clip(DRAWS // max(prompts, 1), 16, MOST_DRAWS))
+        rows = max(1, _CELLS // (draws * (width + 2)))
+        for start in range(0, prompts, rows):
+            part = slice(start, start + rows)
+            codes_PDM = np.broadcast_to(
+                codes_PM[part][:, None, :], (len(codes_PM[part]), draws, width)
+            )
+            # Sorting noise shuffles each row; what is beyond its size sorts last.
+            noise_PDM = rng.random(codes_PDM.shape)
+            noise_PDM[np.broadcast_to(~there_PM[part][:, None, :], codes_PDM.shape)] = 2.0
+            mixed_PDM = np.take_along_axis(codes_PDM, np.argsort(noise_PDM, axis=2), axis=2)
+            for i, k in enumerate(between):
+                drawn_KP[i, part] = _drawn_worth(mixed_PDM[:, :, :k], worth_PA[part], width).mean(1)
+    mean_P = np.where(there_PM, scores_PM, 0.0).sum(1) / sizes_P
+    whole_P = _winners_worth(counts_PA[:, None, :], worth_PA)[:, 0]
+    results = []
+    for k in ks:
+        between_P = drawn_KP[between.index(k)] if k in between else whole_P
+        results.append(mean_P if k == 1 else np.where(sizes_P <= k, whole_P, between_P))
+    return np.stack(results)
+
+
+def bootstrap_intervals(
+    values_KP: Real[np.ndarray, "K P"],
+    rng: np.random.Generator,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+) -> tuple[Float64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
+    """Lower and upper ends, float64 [K] each, of a percentile bootstrap interval of each row's mean (Efron, 1979).
+
+    Prompts are drawn with replacement, the same ones for every row; a row's interval is that of its means' quantiles.
+
+    Args:
+        values_KP: one figure a row, one value a prompt; at least one prompt.
+        rng: makes the draws.
+        resamples: how many times all prompts are drawn anew.
+        level: share of the means that lie between the two ends.
+    """
+    rows, prompts = values_KP.shape
+    means_KR = np.empty((rows, resamples))
+    # Distance to the row's own mean keeps digits, and gives equal values an interval of no width.
+    centre_K1 = values_KP.mean(1, keepdims=True)
+    centred_PK = np.ascontiguousarray((values_KP - centre_K1).T, dtype=np.float64)
+    size = max(1, _CELLS // prompts)
+    for start in range(0, resamples, size):
+        count = min(size, resamples - start)
+        drawn = rng.integers(0, prompts, (count, prompts)) + np.arange(count)[:, None] * prompts
+        weights_RP = np.bincount(drawn.ravel(), minlength=count * prompts).reshape(count, prompts)
+        means_KR[:, start : start + count] = (weights_RP.astype(np.float64) @ centred_PK).T
+    tail = (1 - level) / 2
+    low_K, high_K = np.quantile(means_KR / prompts, [tail, 1 - tail], axis=1) + centre_K1[:, 0]
+    return low_K, high_K
+
+
+def _count(
+    codes: np.ndarray, width: int, weights: np.ndarray | None = None
+) -> Float64[np.ndarray, "..."]:
+    """How often each code 0 … width − 1 stands in each row (the last axis), or the sum of its weights."""
+    rows = math.prod(codes.shape[:-1])
+    flat = codes.reshape(rows, -1) + np.arange(rows)[:, None] * width
+    counts = np.bincount(
+        flat.ravel(), None if weights is None else weights.ravel(), minlength=rows * width
+    )
+    return counts.reshape(*codes.shape[:-1], width).astype(np.float64)
+
+
+def _drawn_worth(
+    codes_PDk: np.ndarray, worth_PA: np.ndarray, width: int
+) -> Float64[np.ndarray, "P D"]:
+    return _winners_worth(_count(codes_PDk, width + 2), worth_PA)
+
+
+def _winners_worth(
+    votes_PDA: Float64[np.ndarray, "P D A"], worth_PA: Float64[np.ndarray, "P A"]
+) -> Float64[np.ndarray, "P D"]:
+    """The mean worth of the answers with most votes; that of no answer where nobody votes."""
+    votes_PDA = votes_PDA[:, :, 1:-1]
+    most_PD1 = votes_PDA.max(axis=2, keepdims=True)
+    won_PDA = (votes_PDA == most_PD1) & (most_PD1 > 0)
+    winners_PD = won_PDA.sum(axis=2)
+    worth_PD = np.einsum("pda,pa->pd", won_PDA, worth_PA[:, 1:-1]) / np.maximum(winners_PD, 1)
+    result_PD: np.ndarray = np.where(winners_PD > 0, worth_PD, worth_PA[:, :1])
+    return result_PD

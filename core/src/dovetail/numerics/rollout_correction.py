@@ -1,0 +1,273 @@
+"""Rollout correction: importance weights and rejection from r = π_train / π_rollout, over packed tokens.
+
+Whoever trains on what another policy has drawn weighs by r, or leaves out where r is far from 1. Everything here is
+without gradient: weights change what is sampled, not what is minimised. log r stays within ±20 before exp. What
+the mask leaves out has no influence, whatever it holds; a masked-in token whose log r is not finite gets the
+weight NaN, which stops the update, and passes no criterion. Legend: N samples, T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, cast
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64, Shaped
+from torch import Tensor
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import ColumnError, ConfigError, nearest
+from dovetail.interfaces.plugin import LocalReduction, Reduction
+from dovetail.interfaces.rollout_correction import CorrectionInputs, RolloutCorrection
+from dovetail.numerics.deferred import resolve_metrics
+from dovetail.numerics.finite import require_finite
+from dovetail.numerics.loss_aggregation import sum_by_sample
+from dovetail.telemetry.metrics import Metric
+
+LOG_RATIO_BOUND = 20.0
+"""log r is kept within ± this before exp."""
+
+Level = Literal["token", "seq_sum", "seq_mean", "seq_max"]
+Divergence = Literal["k1", "k2", "k3"]
+
+CRITERIA: tuple[str, ...] = tuple(
+    f"{level}_{divergence}"
+    for level in ("token", "seq_sum", "seq_mean", "seq_max")
+    for divergence in ("k1", "k2", "k3")
+)
+"""Names of the rejection criteria: over what, then which divergence."""
+
+
+@attrs.frozen(kw_only=True)
+class Criterion:
+    """What a token must meet to keep its loss.
+
+    The divergence of a token is k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r. `token` judges it alone;
+    `seq_sum`, `seq_mean` and `seq_max` judge the sum, the mean or the worst over the sample's masked-in tokens,
+    and reject the sample whole.
+    """
+
+    level: Level
+    divergence: Divergence
+    upper: float
+    """Largest that is kept; of k1 a ratio, compared as log(lower) ≤ k1 ≤ log(upper)."""
+    lower: float | None = None
+    """Smallest ratio that is kept, for k1 alone; 1 / upper where absent."""
+
+    @classmethod
+    def named(cls, name: str, *, upper: float, lower: float | None = None) -> Criterion:
+        """The criterion of that name.
+
+        Raises:
+            ConfigError: `CRITERIA` has no such name.
+        """
+        if name not in CRITERIA:
+            close = nearest(name, CRITERIA)
+            raise ConfigError(
+                f"there is no rejection criterion {name!r}; there are {', '.join(CRITERIA)}",
+                hint=f"did you mean {close!r}?" if close else None,
+            )
+        level, _, divergence = name.rpartition("_")
+        return cls(
+            level=cast("Level", level),
+            divergence=cast("Divergence", divergence),
+            upper=upper,
+            lower=lower,
+        )
+
+    @property
+    def name(self) -> str:
+        """As in `CRITERIA`."""
+        return f"{self.level}_{self.divergence}"
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Smallest and largest divergence that is kept; of k1 in nats."""
+        if self.divergence != "k1":
+            return -math.inf, self.upper
+        lower = 1 / self.upper if self.lower is None else self.lower
+        return math.log(lower), math.log(self.upper)
+
+
+def log_ratios(inputs: CorrectionInputs) -> Float[Tensor, "T"]:
+    """The log-ratio log π_train − log π_rollout, float32 [T] without gradient; 0 where masked, NaN where it is not finite."""
+    difference_T = (inputs.train_log_probs_T - inputs.rollout_log_probs_T).detach()
+    difference_T = difference_T.where(difference_T.isfinite(), torch.nan)
+    return difference_T.where(inputs.mask_T, 0)
+
+
+def over_tokens(
+    values_N: Shaped[Tensor, "N"], offsets_N1: Int64[Tensor, "N1"], tokens: int
+) -> Shaped[Tensor, "T"]:
+    """Each sample's value repeated over its tokens, [T]; `tokens` is T."""
+    return values_N.repeat_interleave(offsets_N1.diff(), output_size=tokens)
+
+
+def importance_ratios(
+    log_ratio_T: Float[Tensor, "T"],
+    offsets_N1: Int64[Tensor, "N1"],
+    level: Literal["token", "sequence"],
+) -> Float[Tensor, "T"]:
+    """The ratio that a token is weighed by, before any bound.
+
+    Args:
+        log_ratio_T: float32 [T], as `log_ratios` gives it.
+        offsets_N1: int64 [N + 1], where each sample begins.
+        level: `token`: exp(log r_t); `sequence`: exp(Σ log r) over the sample, for all of its tokens.
+
+    Returns:
+        float32 [T], from e⁻²⁰ to e²⁰; NaN where log r is.
+    """
+    if level == "sequence":
+        sums_N = sum_by_sample(log_ratio_T, offsets_N1)
+        log_ratio_T = over_tokens(sums_N, offsets_N1, log_ratio_T.shape[0])
+    return log_ratio_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def bounded_weights(
+    ratio_T: Float[Tensor, "T"],
+    *,
+    lower: float | None = None,
+    upper: float | None = 2.0,
+    outside: Literal["truncate", "zero"] = "truncate",
+) -> Float[Tensor, "T"]:
+    """Importance weights from ratios.
+
+    Args:
+        ratio_T: float32 [T].
+        lower: smallest ratio that is its own weight; None for any.
+        upper: largest; None for any.
+        outside: `truncate` gives a ratio beyond a bound the bound itself (truncated importance sampling),
+            `zero` gives it 0 (IcePop, arXiv 2510.18855).
+
+    Returns:
+        float32 [T]; NaN stays NaN.
+    """
+    if outside == "truncate":
+        return ratio_T if lower is None and upper is None else ratio_T.clamp(min=lower, max=upper)
+    beyond_T = torch.zeros_like(ratio_T, dtype=torch.bool)
+    if lower is not None:
+        beyond_T |= ratio_T < lower
+    if upper is not None:
+        beyond_T |= ratio_T > upper
+    return ratio_T.masked_fill(beyond_T, 0)
+
+
+def normalized_weights(
+    weights_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], reduction: Reduction | None = None
+) -> Float[Tensor, "T"]:
+    """Weights scaled so that their mean over the masked-in tokens of all ranks is 1.
+
+    Args:
+        weights_T: float32 [T].
+        mask_T: bool [T].
+        reduction: sums over the ranks that hold the other parts of the batch; by default there are none.
+
+    Returns:
+        float32 [T]; as they were where they are all 0.
+    """
+    total = weights_T.where(mask_T, 0).sum(dtype=torch.float64)
+    own = np.array([total.item(), mask_T.sum().item()], np.float64)
+    total_weight, tokens = (reduction or LocalReduction()).sum(own).tolist()
+    return weights_T * (tokens / total_weight) if total_weight else weights_T
+
+
+def divergences(log_ratio_T: Float[Tensor, "T"], divergence: Divergence) -> Float[Tensor, "T"]:
+    """k1 = −log r, k2 = ½ (log r)² or, with log r within ±20, k3 = r − 1 − log r of each token, float32 [T]."""
+    if divergence == "k1":
+        return -log_ratio_T
+    if divergence == "k2":
+        return 0.5 * log_ratio_T.square()
+    bounded_T = log_ratio_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return bounded_T.expm1() - bounded_T
+
+
+def kept_tokens(
+    log_ratio_T: Float[Tensor, "T"],
+    mask_T: Bool[Tensor, "T"],
+    offsets_N1: Int64[Tensor, "N1"],
+    criterion: Criterion,
+) -> Bool[Tensor, "T"]:
+    """Which masked-in tokens meet a criterion.
+
+    Args:
+        log_ratio_T: float32 [T], as `log_ratios` gives it.
+        mask_T: bool [T], True on tokens that the policy produced.
+        offsets_N1: int64 [N + 1], where each sample begins.
+        criterion: what they must meet.
+
+    Returns:
+        bool [T]; False where the mask is, and where log r is NaN (for the levels of a sample: throughout it).
+    """
+    tokens = log_ratio_T.shape[0]
+    lowest, highest = criterion.bounds
+    values_T = divergences(log_ratio_T, criterion.divergence).where(mask_T, 0)
+    if criterion.level == "token":
+        return mask_T & (values_T >= lowest) & (values_T <= highest)
+    if criterion.level == "seq_max":
+        # The worst token is the one that is out of bounds, whichever bound it is.
+        within_T = (values_T >= lowest) & (values_T <= highest)
+        outliers_N = sum_by_sample((mask_T & ~within_T).to(values_T.dtype), offsets_N1)
+        return mask_T & over_tokens(outliers_N == 0, offsets_N1, tokens)
+    values_N = sum_by_sample(values_T, offsets_N1)
+    if criterion.level == "seq_mean":
+        values_N = values_N / sum_by_sample(mask_T.to(values_T.dtype), offsets_N1).clamp(min=1)
+    within_N = (values_N >= lowest) & (values_N <= highest)
+    return mask_T & over_tokens(within_N, offsets_N1, tokens)
+
+
+def correct_batch(
+    correction: RolloutCorrection, batch: Batch, reduction: Reduction | None = None
+) -> tuple[Batch, dict[str, Metric]]:
+    """Correct a whole batch before its first update, from `old_log_probs` over `rollout_log_probs`.
+
+    Args:
+        correction: what corrects it.
+        batch: needs `old_log_probs`, `rollout_log_probs` and `response_mask`; a `loss_mask` that is there already
+            takes the place of `response_mask`: what has no loss counts in no ratio.
+        reduction: sums over the ranks that hold the other parts; by default there are none.
+
+    Returns:
+        The batch with `rollout_is_weights` (float32) where the correction weighs, and `loss_mask` (bool) where
+        it rejects a token or there was one; and the metrics, resolved.
+
+    Raises:
+        ColumnError: a column is missing, or does not line up with `response_mask`.
+        NumericsError: a masked-in log-probability is NaN or infinite; carries the samples' ids.
+    """
+    who = f"the rollout correction {type(correction).name!r}"
+    batch.require(("old_log_probs", "rollout_log_probs", "response_mask"), who)
+    mask = cast("Ragged", batch["loss_mask" if "loss_mask" in batch else "response_mask"])
+    reduction = reduction or LocalReduction()
+    masked = batch.with_columns({"response_mask": mask})
+    require_finite(masked, ("old_log_probs", "rollout_log_probs"), reduction, who)
+    mask_T = torch.from_numpy(mask.values.copy())
+    inputs = CorrectionInputs(
+        train_log_probs_T=_log_probs(batch, "old_log_probs", mask),
+        rollout_log_probs_T=_log_probs(batch, "rollout_log_probs", mask),
+        mask_T=mask_T,
+        offsets_N1=torch.from_numpy(mask.offsets.copy()),
+    )
+    done = correction.correct(inputs, reduction)
+    columns: dict[str, Ragged] = {}
+    if done.weights_T is not None:
+        columns["rollout_is_weights"] = mask.with_values(done.weights_T.float().numpy())
+    if done.keep_T is not None:
+        keep_T = (done.keep_T & mask_T).numpy()
+        if "loss_mask" in batch or not np.array_equal(keep_T, mask.values):
+            columns["loss_mask"] = mask.with_values(keep_T)
+    return batch.with_columns(columns), resolve_metrics([done.metrics])
+
+
+def _log_probs(batch: Batch, name: str, mask: Ragged) -> Float[Tensor, "T"]:
+    """A column as float32 [T] of its own: arrays that came over the wire are read-only, which torch takes badly."""
+    column = cast("Ragged", batch[name])
+    if not np.array_equal(column.offsets, mask.offsets):
+        raise ColumnError(
+            f"column {name!r} does not line up with response_mask: it has {len(column.values)} values over "
+            f"{len(column)} samples, the mask {len(mask.values)}",
+            hint="one value a response token",
+        )
+    return torch.from_numpy(column.values.astype(np.float32))

@@ -1,0 +1,213 @@
+"""What a person wants to know of a plugin before choosing it, from its manifest alone: `plugins show` and the docs print it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.batch.columns import GLOSSARY
+from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.plain_yaml import dump
+from dovetail.config.schema import fields_of
+from dovetail.config.sections import RunConfig
+from dovetail.plugins.manifest import PluginManifest
+
+PAPER = re.compile(r"(?:arXiv[ :])?\b(\d{4}\.\d{4,5})\b")
+"""A paper's number on arXiv, with or without the word before it."""
+
+_BASES = ("dovetail.config.fields", "dovetail.config.sections")
+"""Modules of the config classes that plugins extend."""
+_SHAPES = {
+    "dense": "one a sample",
+    "ragged": "one a token",
+    "either": "one a sample or a token",
+    "object": "one a sample",
+}
+
+
+@dataclass(frozen=True)
+class ColumnNote:
+    """A column that a plugin reads or writes."""
+
+    name: str
+    holds: str
+    """Dtype and shape in words."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a plugin's config."""
+
+    name: str
+    """Below the plugin's own section, with dots."""
+    type: str
+    default: str
+    """As YAML's flow style has it; `required` where there is none, empty for sections."""
+    allowed: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """One plugin's page."""
+
+    kind: str
+    name: str
+    summary: str
+    """One line."""
+    doc: str
+    """The docstring: equation, paper, remarks."""
+    papers: tuple[str, ...]
+    """Numbers on arXiv that the docstring names."""
+    requires: tuple[ColumnNote, ...] | None
+    """Under the default config; None where that depends on the config."""
+    provides: tuple[ColumnNote, ...] | None
+    capabilities: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    places: tuple[str, ...]
+    """Key paths at which a config selects a plugin of this kind; none for what is always active."""
+    example: str
+    """YAML that selects it, its settings at their defaults."""
+    stands_for: str
+    """For a preset, its settings as YAML; empty for others."""
+    parts: tuple[tuple[str, str], ...]
+    """For a preset, kind and name of each plugin that it selects."""
+
+
+def page_of(plugin: PluginManifest) -> Page:
+    """The page of a plugin, whatever its kind."""
+    schema = plugin.config_schema or {}
+    places = places_of(plugin.kind)
+    return Page(
+        kind=plugin.kind,
+        name=plugin.name,
+        summary=_summary(plugin),
+        doc=plugin.doc,
+        papers=tuple(dict.fromkeys(PAPER.findall(plugin.doc))),
+        requires=_notes(plugin.requires, plugin),
+        provides=_notes(plugin.provides, plugin),
+        capabilities=plugin.capabilities,
+        settings=tuple(_settings(schema.get("fields", []))),
+        places=tuple(format_path(path) for path, _ in places),
+        example=_example(plugin, *places[0]) if places else _silencing(plugin),
+        stands_for=dump(plugin.settings) if plugin.settings else "",
+        parts=tuple(_parts(plugin.settings or {})),
+    )
+
+
+def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
+    """Where a config selects plugins of a kind, the algorithm's section first: key path, and `list` or `dict`.
+
+    A mapping of plugins by a key of the user's comes last.
+    """
+    found = [
+        (path, collection) for path, found, collection in _places(RunConfig, ()) if found == kind
+    ]
+    return sorted(found, key=lambda place: (place[1] == "dict", place[0][0] != "algorithm"))
+
+
+def shown(value: Any) -> str:
+    """A default as YAML's flow style has it."""
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _summary(plugin: PluginManifest) -> str:
+    """What the Config says of itself, or the docstring's first sentence where the plugin has no Config of its own."""
+    module = plugin.config.partition(":")[0]
+    schema = plugin.config_schema or {}
+    if schema.get("doc") and module not in _BASES:
+        return str(schema["doc"])
+    paragraph = " ".join(plugin.doc.partition("\n\n")[0].split())
+    sentence, stop, _ = paragraph.partition(". ")
+    return sentence + stop.strip()
+
+
+def _places(cls: type, path: KeyPath) -> Iterator[tuple[KeyPath, str, str | None]]:
+    for field in fields_of(cls).values():
+        where = (*path, field.name)
+        if field.kind:
+            yield where, field.kind, field.collection
+        if field.section and not field.collection:
+            yield from _places(field.section, where)
+
+
+def _notes(names: Iterable[str] | None, plugin: PluginManifest) -> tuple[ColumnNote, ...] | None:
+    if names is None:
+        return None
+    own = {str(column.get("name")): column for column in plugin.columns}
+    notes = []
+    for name in names:
+        if name in own:
+            column = own[name]
+            dtype, shape, meaning = (str(column.get(k, "")) for k in ("dtype", "shape", "meaning"))
+        elif name in GLOSSARY:
+            dtype, shape, meaning = (
+                getattr(GLOSSARY[name], k) for k in ("dtype", "shape", "meaning")
+            )
+        else:
+            dtype, shape, meaning = "", "", "no column of that name is known"
+        notes.append(ColumnNote(name, f"{dtype}, {_SHAPES.get(shape, shape)}".strip(", "), meaning))
+    return tuple(notes)
+
+
+def _settings(fields: Iterable[Mapping[str, Any]], above: str = "") -> Iterator[Setting]:
+    for field in fields:
+        name = f"{above}{field['name']}"
+        default = "required" if field.get("required") else shown(field.get("default"))
+        if "fields" in field and "default" not in field:
+            default = ""
+        allowed, doc = (
+            str(field.get("allowed") or ""),
+            " ".join(str(field.get("doc") or "").split()),
+        )
+        yield Setting(name, str(field["type"]), default, allowed, doc)
+        below = {"list": "[].", "dict": ".<key>."}.get(str(field.get("collection")), ".")
+        yield from _settings(field.get("fields", []), name + below)
+
+
+def _example(plugin: PluginManifest, path: KeyPath, collection: str | None) -> str:
+    values = _defaults((plugin.config_schema or {}).get("fields", []))
+    section: Any = {"name": plugin.name, **values} if values else plugin.name
+    if collection == "list":
+        section = [section]
+    elif collection == "dict":
+        section = {"my_key": section}
+    for key in reversed(path):
+        section = {key: section}
+    return dump(section)
+
+
+def _silencing(plugin: PluginManifest) -> str:
+    """YAML that switches off what is active without being selected: a preflight rule."""
+    if plugin.kind != "preflight" or "preflight" not in fields_of(RunConfig):
+        return ""
+    return dump({"preflight": {"ignore": [plugin.name]}})
+
+
+def _defaults(fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in fields:
+        if "fields" in field and "default" not in field:
+            if inner := _defaults(field["fields"]):
+                values[field["name"]] = inner
+        elif field.get("required"):
+            values[field["name"]] = f"<{field['type']}>"
+        else:
+            values[field["name"]] = field.get("default")
+    return values
+
+
+def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for path, kind, _ in _places(RunConfig, ()):
+        value: Any = settings
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        for section in value if isinstance(value, (list, tuple)) else [value]:
+            name = section.get("name") if isinstance(section, Mapping) else section
+            if isinstance(name, str):
+                yield kind, name

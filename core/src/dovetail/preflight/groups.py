@@ -1,0 +1,70 @@
+"""Rules about groups: the samples of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dovetail.config.sections import RunConfig
+from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.selected import selected
+
+if TYPE_CHECKING:
+    from dovetail.flow.plan import Plan
+
+
+class GroupOfOne(PreflightRule):
+    """An estimator that compares a prompt's samples with one another is given one sample a prompt.
+
+    Every advantage is then 0, and a run goes on for days without learning; or, where a lone sample's advantage is its
+    reward, there is no baseline, which is not what the estimator's name promises.
+    """
+
+    name = "group_of_one"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        estimator = selected("advantage", config.algorithm.advantage)
+        if estimator is None:
+            return
+        n, least = config.rollout.n, estimator.cls.min_group_size(estimator.config)
+        if n < least:
+            yield self.error(
+                f"rollout.n = {n}, but algorithm.advantage = {estimator.name} compares the samples of one prompt and "
+                f"needs at least {least}: every advantage would be 0",
+                hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, such as "
+                "algorithm.advantage=reinforce_plus_plus",
+                instead_of="compares the samples of one prompt",
+            )
+        elif n == 1 and estimator.cls.scope == "group":
+            yield self.warning(
+                f"rollout.n = 1, and algorithm.advantage = {estimator.name} takes its baseline from the samples of "
+                "one prompt: there is none, and the advantage is the reward as it is",
+                hint="set rollout.n=8, or choose an estimator that needs no groups, such as "
+                "algorithm.advantage=reinforce_plus_plus",
+            )
+
+
+class FilterWithoutRefill(PreflightRule):
+    """A sample filter drops groups, and nothing replaces them: batches shrink, and with them the gradient's quality.
+
+    The better the policy, the more groups have equal rewards: late in training a step may be left with a handful of
+    prompts while the learning rate stays what it was for a full batch.
+    """
+
+    name = "filter_without_refill"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        algorithm = config.algorithm
+        if algorithm.max_generation_rounds > 1:
+            return
+        for i, section in enumerate(algorithm.sample_filters):
+            chosen = selected("sample_filter", section)
+            if chosen is not None and chosen.cls.action == "drop":
+                yield self.warning(
+                    f"algorithm.sample_filters[{i}] = {chosen.name} drops groups, but "
+                    "algorithm.max_generation_rounds = 1 replaces none: steps train on fewer than "
+                    f"data.train_batch_size = {config.data.train_batch_size} prompts",
+                    hint="set algorithm.max_generation_rounds=10",
+                )

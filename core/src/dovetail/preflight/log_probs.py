@@ -1,0 +1,143 @@
+"""Rules about the rollout's log-probabilities: missing, of another distribution, or asked for and not used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from dovetail.config.sections import RunConfig
+from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.selected import correction_of, ratio_columns, selected
+
+if TYPE_CHECKING:
+    from dovetail.flow.plan import Plan
+
+
+class TruncatedLogProbs(PreflightRule):
+    """Something computes with the rollout's log-probabilities, but they are of a truncated distribution.
+
+    Under top-p or top-k the engine's probabilities are shared among the tokens that are left, while the trainer's are
+    over all of them: every rollout probability is too high by the mass that was cut, and ratios and weights carry that
+    as a bias. The consistency gate allows for it by itself.
+    """
+
+    name = "truncated_log_probs"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        reader = None if plan is None else plan.demands.get("rollout_log_probs")
+        cuts = []
+        if config.rollout.top_p < 1:
+            cuts.append(("rollout.top_p", config.rollout.top_p, "1.0"))
+        if config.rollout.top_k > 0:
+            cuts.append(("rollout.top_k", config.rollout.top_k, "-1"))
+        if cuts and reader is not None:
+            yield self.warning(
+                f"{' and '.join(f'{key} = {value}' for key, value, _ in cuts)}: the rollout's log-probabilities are "
+                f"of the truncated distribution, but {reader} compares them with the trainer's, which are of the "
+                "whole one",
+                hint="set " + " ".join(f"{key}={whole}" for key, _, whole in cuts),
+            )
+
+
+class CorrectionWithoutLogProbs(PreflightRule):
+    """A rollout correction is asked for, but the rollout engine gives no log-probabilities to correct by."""
+
+    name = "correction_without_log_probs"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        correction = correction_of(config)
+        engine = selected("rollout", config.rollout)
+        if correction is None or engine is None or "logprobs" in engine.cls.capabilities:
+            return
+        yield self.error(
+            f"algorithm.rollout_correction = {correction.name} compares the rollout's log-probabilities with the "
+            f"trainer's, but rollout.name = {engine.name} has none to give (it lacks the capability 'logprobs')",
+            hint="set algorithm.rollout_correction=null, or choose an engine with that capability "
+            "(`dovetail plugins list --kind rollout`)",
+            instead_of="'rollout_log_probs'",
+        )
+
+
+class WeightsIgnored(PreflightRule):
+    """A bypass correction has importance weights, but the loss has a ratio of its own, so that they are never used.
+
+    In bypass mode the rollout policy is the old one: the ratio of a loss such as PPO's already is the correction, and
+    weights besides would correct twice. They are left out, and only rejection works.
+    """
+
+    name = "weights_ignored"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        correction = correction_of(config)
+        loss = selected("policy_loss", config.algorithm.policy_loss)
+        if correction is None or loss is None or "old_log_probs" not in ratio_columns(loss):
+            return
+        weights = getattr(correction.config, "weights", None)
+        if correction.cls.mode(correction.config) == "bypass" and weights is not None:
+            yield self.warning(
+                f"algorithm.rollout_correction = {correction.name} weighs by {weights}, but "
+                f"algorithm.policy_loss = {loss.name} has a ratio to the rollout policy itself, so the weights are "
+                "not used",
+                hint="set algorithm.policy_loss=reinforce, or algorithm.rollout_correction=bypass_ppo_clip "
+                "where the ratio is what you want",
+            )
+
+
+class GateNeverFires(PreflightRule):
+    """The consistency gate is set so that it never measures, never warns, or stops a run before it has warned."""
+
+    name = "gate_never_fires"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        gate = config.algorithm.gate
+        key = "algorithm.gate"
+        if gate.warn_above >= 1:
+            yield self.warning(
+                f"{key}.warn_above = {gate.warn_above:g} is never passed: two probabilities differ by less than 1",
+                hint=f"set {key}.warn_above=0.01",
+            )
+        if gate.stop_above is not None and gate.stop_above >= 1:
+            yield self.warning(
+                f"{key}.stop_above = {gate.stop_above:g} is never passed: two probabilities differ by less than 1",
+                hint=f"set {key}.stop_above=0.1, or null to never stop",
+            )
+        elif gate.stop_above is not None and gate.stop_above < gate.warn_above:
+            yield self.warning(
+                f"{key}.stop_above = {gate.stop_above:g} is below {key}.warn_above = {gate.warn_above:g}: "
+                "the run stops before it has ever warned",
+                hint=f"set {key}.warn_above={gate.stop_above / 10:g}, or {key}.stop_above=null to never stop",
+            )
+        if plan is not None:
+            yield from self._never_measures(config, plan)
+
+    def _never_measures(self, config: RunConfig, plan: Plan) -> Iterator[Finding]:
+        gate, steps = config.algorithm.gate, plan.counts.steps
+        standard = type(gate)()
+        if not plan.gate_log_probs:
+            # Nothing can be done about the engine: that is worth a line only where the gate was asked for.
+            if gate != standard:
+                yield self.warning(
+                    f"algorithm.gate can't measure: rollout.name = {plan.refs['rollout'].name} gives no "
+                    "log-probabilities (it lacks the capability 'logprobs')",
+                    hint="leave algorithm.gate out, or choose an engine with that capability",
+                )
+        elif gate.every == 0 and not plan.rollout_log_probs:
+            # 0 alone is how the gate is turned off; bounds besides say that it was not meant so.
+            if attrs.evolve(gate, every=standard.every) != standard:
+                yield self.warning(
+                    "algorithm.gate.every = 0 measures only where the rollout's log-probabilities are there anyway, "
+                    "and nothing in this config asks for them: its bounds are never looked at",
+                    hint="set algorithm.gate.every=10",
+                )
+        elif steps is not None and gate.every > max(steps, standard.every):
+            yield self.warning(
+                f"algorithm.gate.every = {gate.every} is more than the run's {steps} steps: it measures at the "
+                "first step and never again",
+                hint=f"set algorithm.gate.every={max(1, steps // 4)}",
+            )

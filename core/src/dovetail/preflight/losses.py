@@ -1,0 +1,106 @@
+"""Rules about the policy loss: updates that nothing bounds, and an aggregation that is not the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dovetail.config.sections import RunConfig
+from dovetail.flow.counts import count
+from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.selected import correction_of, ratio_columns, selected
+
+if TYPE_CHECKING:
+    from dovetail.flow.plan import Plan
+
+WIDE = 10.0
+"""A `clip_high` from here on clips nothing in practice: a probability would have to grow elevenfold in one step."""
+
+
+class OffPolicyUnclipped(PreflightRule):
+    """Several updates a rollout that nothing keeps near the policy that generated it.
+
+    From the second update on the samples are another policy's. A loss without a ratio to that policy then follows a
+    wrong gradient, and one whose upper bound is out of reach lets a token's probability grow without end; both look
+    well for a while and then collapse. A bypass correction that weighs every micro-batch by the current ratio makes up
+    for the one, `actor.max_kl`, which ends a step's updates in time, for the other.
+    """
+
+    name = "off_policy_unclipped"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        loss = selected("policy_loss", config.algorithm.policy_loss)
+        counts = count(config, None)
+        if loss is None or counts.updates_per_step == 1 or _weighs_by_the_current_ratio(config):
+            return
+        many = (
+            f"{counts.updates_per_step} updates a rollout (actor.epochs = {config.actor.epochs}, "
+            f"actor.mini_batch_size = {counts.prompts_per_mini_batch} of data.train_batch_size = "
+            f"{counts.prompts_per_step})"
+        )
+        clip_high = getattr(loss.config, "clip_high", None)
+        if not ratio_columns(loss):
+            yield self.warning(
+                f"{many} with algorithm.policy_loss = {loss.name}, which has no ratio to the policy that generated: "
+                "all updates but the first follow the gradient of a policy that is gone",
+                hint="set actor.epochs=1 and actor.mini_batch_size=null, or choose a loss with a ratio such as "
+                "algorithm.policy_loss=ppo_clip",
+            )
+        elif (
+            config.actor.max_kl is None and isinstance(clip_high, int | float) and clip_high >= WIDE
+        ):
+            yield self.warning(
+                f"{many}, and algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice: "
+                "nothing keeps the policy near the one that generated",
+                hint="set algorithm.policy_loss.clip_high=0.2, or bound the step with actor.max_kl=0.05",
+            )
+
+
+class MaxKlNeverFires(PreflightRule):
+    """`actor.max_kl` is set where there is nothing that it could stop.
+
+    The KL to the old policy is 0 in a step's first update by construction: with one update a rollout no bound is ever
+    passed, and whoever set it believes in a safeguard that is not there.
+    """
+
+    name = "max_kl_never_fires"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        if config.actor.max_kl is not None and count(config, None).updates_per_step == 1:
+            yield self.warning(
+                f"actor.max_kl = {config.actor.max_kl:g}, but a step has one update, in which the policy is the old one",
+                hint="leave actor.max_kl out, or set actor.mini_batch_size or actor.epochs for several updates",
+            )
+
+
+class LossAggregationOverridden(PreflightRule):
+    """The paper of the chosen loss prescribes how tokens become one number, and the config says otherwise.
+
+    A sequence-level loss averaged over all tokens, for example, weighs long responses more than its derivation allows.
+    """
+
+    name = "loss_aggregation_overridden"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        loss = selected("policy_loss", config.algorithm.policy_loss)
+        given = config.algorithm.loss_aggregation
+        if loss is None or loss.cls.aggregation in (None, given.name):
+            return
+        yield self.warning(
+            f"algorithm.loss_aggregation = {given.name or given.path}, but the paper of "
+            f"algorithm.policy_loss = {loss.name} prescribes {loss.cls.aggregation}",
+            hint=f"set algorithm.loss_aggregation={loss.cls.aggregation}, or keep yours with "
+            f"preflight.ignore={self.name}",
+        )
+
+
+def _weighs_by_the_current_ratio(config: RunConfig) -> bool:
+    correction = correction_of(config)
+    return (
+        correction is not None
+        and correction.cls.mode(correction.config) == "bypass"
+        and getattr(correction.config, "weights", None) is not None
+    )

@@ -1,0 +1,49 @@
+"""What rules ask of the plugins that a config selects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from dovetail.config.sections import PluginSection, RunConfig
+from dovetail.errors import DovetailError
+
+
+@attrs.frozen
+class Selected:
+    """A plugin's class with its config."""
+
+    name: str
+    cls: Any
+    config: Any
+
+
+def selected(kind: str, section: PluginSection | None) -> Selected | None:
+    """The plugin that a section selects; None where it selects none, or one that can't be loaded.
+
+    A rule has nothing to say of what can't be loaded: that is the planner's to refuse.
+    """
+    from dovetail.plugins.load import load_class, ref_for
+
+    if section is None:
+        return None
+    try:
+        ref = ref_for(kind, section)
+        return Selected(ref.name, load_class(ref), section)
+    except DovetailError:
+        return None
+
+
+def correction_of(config: RunConfig) -> Selected | None:
+    """The rollout correction; None where there is none, or one that corrects nothing."""
+    correction = selected("rollout_correction", config.algorithm.rollout_correction)
+    if correction is None or correction.cls.mode(correction.config) == "disabled":
+        return None
+    return correction
+
+
+def ratio_columns(loss: Selected) -> frozenset[str]:
+    """The older policies' log-probabilities that a loss compares the current ones with; empty where it has no ratio."""
+    required: frozenset[str] = loss.cls.requires(loss.config)
+    return required & {"old_log_probs", "rollout_log_probs"}

@@ -1,0 +1,90 @@
+"""Rules about what a config names and nothing uses: a critic that nobody requires, a metric that nobody reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.config.sections import (
+    PLUGIN_DEFAULT,
+    CriticSection,
+    PluginSection,
+    RunConfig,
+)
+from dovetail.errors import nearest
+from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.sizes import has_critic
+
+if TYPE_CHECKING:
+    from dovetail.flow.plan import Plan
+
+_FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
+
+
+class CriticUnused(PreflightRule):
+    """Keys of the critic are set, but nothing requires values, so that there is no critic and they do nothing."""
+
+    name = "critic_unused"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        if plan is None or has_critic(plan):
+            return
+        keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
+        if keys:
+            yield self.warning(
+                f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
+                f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
+                hint="set algorithm.advantage=gae, or leave the critic's keys out",
+            )
+
+
+class BestMetricUnknown(PreflightRule):
+    """`trainer.best_metric` names what validation never reports, so that no checkpoint is ever marked as the best."""
+
+    name = "best_metric_unknown"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        # The figures' module needs NumPy and more, which a config without this key has no use for.
+        from dovetail.flow.validation import BESIDES, figure_names, metric_names
+
+        metric, n = config.trainer.best_metric, config.rollout.validation.n
+        if metric is None:
+            return
+        if not config.data.val_files:
+            yield self.error(
+                f"trainer.best_metric = {metric}, but nothing is validated: data.val_files names no file",
+                hint="set data.val_files, or trainer.best_metric=null",
+            )
+            return
+        match = _FIGURE.fullmatch(metric)
+        # Data sources are known only once the data has been read; any name may be one.
+        if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):
+            return
+        source = match["source"] if match is not None else None
+        known = metric_names(n, [source] if source else [])
+        close = nearest(metric, known)
+        yield self.error(
+            f"trainer.best_metric = {metric} is no figure of validation at rollout.validation.n = {n}; there are "
+            f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
+            "(val/<data_source>/…)",
+            hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",
+        )
+
+
+def _changed(section: Any, defaults: Any) -> Iterator[str]:
+    """Keys whose values are not the defaults'."""
+    for field in attrs.fields(type(section)):
+        value, default = getattr(section, field.name), getattr(defaults, field.name)
+        if isinstance(value, PluginSection):
+            standard = field.metadata.get(PLUGIN_DEFAULT)
+            if value.name != standard or value.path is not None:
+                yield field.name
+        elif attrs.has(type(value)):
+            yield from (f"{field.name}.{key}" for key in _changed(value, default))
+        elif value != default:
+            yield field.name

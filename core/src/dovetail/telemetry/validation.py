@@ -1,0 +1,57 @@
+"""The latest validation as a table: data sources down, figures of k samples across, each with its interval."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dovetail.telemetry.figures import Figure
+from dovetail.telemetry.summary import History
+
+_METRIC = re.compile(
+    r"val/(?:(?P<source>.+)/)?(?P<kind>mean|pass|majority|best)@(?P<k>\d+)", re.DOTALL
+)
+_KINDS = ("mean", "pass", "majority", "best")
+"""In the order of the columns."""
+EVERYTHING = "all"
+"""What the row over all prompts is called."""
+
+
+def source_of(name: str) -> str | None:
+    """The data source of a source's mean score, such as `gsm8k` of `val/gsm8k/mean@1`; None for any other metric."""
+    match = _METRIC.fullmatch(name)
+    return match["source"] if match is not None and match["kind"] == "mean" else None
+
+
+def validation_table(history: History) -> dict[str, Any] | None:
+    """Step, columns and rows of the latest validation; None where one figure would be all there is to show.
+
+    pass@k is shown for every k above 1, majority@k and best@k for the largest k, the mean always: pass@1, majority@1
+    and best@1 are means of the same samples.
+    """
+    steps = [step for step in history.steps if any(map(_METRIC.fullmatch, history.at(step)))]
+    if not steps:
+        return None
+    metrics = history.at(steps[-1])
+    found: dict[str, dict[tuple[str, int], str]] = {}
+    for name, value in metrics.items():
+        match = _METRIC.fullmatch(name)
+        if match is not None and value is not None:
+            written = Figure(name, name, name, "percent").read(metrics)
+            row = found.setdefault(match["source"] or EVERYTHING, {})
+            row[match["kind"], int(match["k"])] = written
+    largest = max((k for row in found.values() for _, k in row), default=0)
+    known = {key for row in found.values() for key in row}
+    columns = [
+        (kind, k)
+        for kind, k in sorted(known, key=lambda key: (_KINDS.index(key[0]), key[1]))
+        if kind == "mean" or (k > 1 and (kind == "pass" or k == largest))
+    ]
+    if len(found) * len(columns) < 2:
+        return None
+    order = sorted(found, key=lambda source: source != EVERYTHING)
+    return {
+        "step": steps[-1],
+        "columns": [f"{kind}@{k}" for kind, k in columns],
+        "rows": [(source, [found[source].get(key, "") for key in columns]) for source in order],
+    }

@@ -1,0 +1,55 @@
+"""Keys of verl's: what a person who pastes them is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.config.aliases import verl_advice
+from dovetail.config.keys import parse_path
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("critic.cliprange_value", "critic.value_clip"),
+        ("critic.ppo_mini_batch_size", "critic.mini_batch_size"),
+        ("critic.model.path", "critic.path"),
+        ("critic.optim.lr_warmup_steps", "critic.optim.warmup_steps"),
+        ("trainer.critic_warmup", "critic.warmup_steps"),
+        ("algorithm.gamma", "algorithm.advantage.gamma"),
+        ("algorithm.lam", "algorithm.advantage.lam"),
+        ("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage.norm_by_std"),
+        ("algorithm.use_kl_in_reward", "algorithm.kl.in_reward"),
+        ("algorithm.kl_ctrl.kl_coef", "algorithm.kl.in_reward.coef"),
+        ("algorithm.kl_ctrl.target_kl", "algorithm.kl.in_reward.controller.target"),
+        ("algorithm.filter_groups.enable", "algorithm.sample_filters"),
+        ("algorithm.filter_groups.max_num_gen_batches", "algorithm.max_generation_rounds"),
+        ("algorithm.rollout_is_threshold", "algorithm.rollout_correction.weight_upper"),
+        ("algorithm.rollout_correction.rollout_rs", "algorithm.rollout_correction.reject[0].by"),
+        ("reward_model.overlong_buffer.len", "algorithm.overlong_penalty.buffer"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor", "algorithm.overlong_penalty.factor"),
+        ("actor_rollout_ref.actor.clip_ratio_c", "algorithm.policy_loss.dual_clip"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p", "rollout.validation.top_p"),
+        ("trainer.test_freq", "trainer.validate_every"),
+    ],
+)  # fmt: skip
+def test_a_key_of_verls_leads_to_dovetails(theirs, ours):
+    advice = verl_advice(parse_path(theirs))
+    assert advice is not None
+    assert advice.startswith(f"this is verl's key; Dovetail's is {ours}")
+    assert advice.removeprefix(f"this is verl's key; Dovetail's is {ours}")[:1] in ("", " ")
+
+
+def test_a_key_that_dovetail_needs_none_for_is_to_be_left_out():
+    advice = verl_advice(parse_path("actor_rollout_ref.actor.use_dynamic_bsz"))
+    assert advice == "this is verl's key; leave it out: micro-batches are always cut by tokens"
+
+
+def test_a_key_that_both_have_needs_no_advice():
+    assert verl_advice(parse_path("critic.optim.lr")) is None
+
+
+def test_keys_of_a_section_whose_plugin_was_not_chosen_are_explained_all_the_same(problems):
+    found = problems({"algorithm": {"rollout_correction": {"rollout_is_threshold": 2.0}}})
+    assert any("selects no plugin" in problem for problem in found)
+    assert any("Dovetail's is algorithm.rollout_correction.weight_upper" in problem for problem in found)  # fmt: skip

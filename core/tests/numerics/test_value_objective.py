@@ -1,0 +1,212 @@
+"""The value loss against a plain oracle, its gradient by differences, and explained variance."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import ColumnError, NumericsError
+from dovetail.interfaces import PluginRef, ValueObjectiveSpec
+from dovetail.numerics import ExplainedVariance, ValueObjective, build_objective, resolve_metrics
+from dovetail.telemetry.metrics import merge_metrics, values
+
+AGGREGATIONS = ("token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean")
+
+
+def objective(aggregation="token_mean", clip=0.5):
+    ref = PluginRef(kind="loss_aggregation", name=aggregation)
+    return build_objective(ValueObjectiveSpec(loss_aggregation=ref, clip=clip))
+
+
+def mini_batch(seed=0, lengths=(3, 0, 5, 1, 4), *, dense=False, spread=1.0):
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    column = lambda: Ragged((rng.normal(size=offsets[-1]) * spread).astype(np.float32), offsets)  # noqa: E731
+    returns = rng.normal(size=len(lengths)).astype(np.float32) if dense else column()
+    return Batch(
+        {
+            "response_mask": Ragged(rng.random(offsets[-1]) < 0.7, offsets),
+            "values": column(),
+            "returns": returns,
+            "current": column(),
+        }
+    )
+
+
+def run(goal, batch, parts=None):
+    """Loss, gradient of the values and metrics, with the samples cut into parts."""
+    offsets = batch["response_mask"].offsets
+    current = torch.tensor(batch["current"].values, requires_grad=True)
+    prepared = goal.prepare(batch)
+    denominators = goal.denominators(prepared)
+    terms = []
+    for part in parts or [list(range(len(batch)))]:
+        places = torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in part])
+        terms.append(goal({"values": current[places]}, prepared.take(np.array(part)), denominators))
+    loss = sum(term.loss for term in terms)
+    loss.backward()
+    return loss.item(), current.grad.numpy(), resolve_metrics([term.metrics for term in terms])
+
+
+def oracle(batch, aggregation, clip):
+    """Arxiv 1707.06347, sample by sample, in float64: loss, and its gradient by the values."""
+    mask, current = batch["response_mask"], batch["current"]
+    losses, grads, lengths = [], [], []
+    for i in range(len(batch)):
+        row_losses, row_grads = [], []
+        for t in range(len(mask[i])):
+            returns = batch["returns"]
+            r = float(returns[i][t] if isinstance(returns, Ragged) else returns[i])
+            v, old = float(current[i][t]), float(batch["values"][i][t])
+            loss, grad = 0.5 * (v - r) ** 2, v - r
+            if clip is not None:
+                near = min(max(v, old - clip), old + clip)
+                if 0.5 * (near - r) ** 2 > loss:
+                    loss, grad = 0.5 * (near - r) ** 2, (near - r if near == v else 0.0)
+            row_losses.append(loss if mask[i][t] else 0.0)
+            row_grads.append(grad if mask[i][t] else 0.0)
+        losses.append(row_losses)
+        grads.append(row_grads)
+        lengths.append(int(mask[i].sum()))
+    sequences, tokens = max(sum(n > 0 for n in lengths), 1), max(sum(lengths), 1)
+    total, out = 0.0, []
+    for row_losses, row_grads, length in zip(losses, grads, lengths, strict=True):
+        divisor = {
+            "token_mean": tokens,
+            "token_sum": 1,
+            "seq_mean_token_sum": sequences,
+            "seq_mean_token_mean": sequences * max(length, 1),
+        }[aggregation]
+        total += sum(row_losses) / divisor
+        out += [grad / divisor for grad in row_grads]
+    return total, np.array(out)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6),
+    aggregation=st.sampled_from(AGGREGATIONS),
+    clip=st.sampled_from([None, 0.01, 0.5, 100.0]),
+    dense=st.booleans(),
+    spread=st.sampled_from([0.0, 1.0, 1000.0]),
+)
+def test_it_is_its_definition(seed, lengths, aggregation, clip, dense, spread):
+    batch = mini_batch(seed, lengths, dense=dense, spread=spread)
+    loss, grad, _ = run(objective(aggregation, clip), batch)
+    expected, expected_grad = oracle(batch, aggregation, clip)
+    scale = max(spread, 1.0)
+    assert math.isclose(loss, expected, rel_tol=1e-4, abs_tol=1e-5)
+    np.testing.assert_allclose(grad, expected_grad, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_the_gradient_is_that_of_differences():
+    batch = mini_batch(3)
+    goal = objective(clip=0.3)
+    _, grad, _ = run(goal, batch)
+    current, step = batch["current"], 1e-3
+    assert np.count_nonzero(grad) > 3
+    for place in range(len(grad)):
+        moved = []
+        for sign in (1, -1):
+            shifted = current.values.astype(np.float64)
+            shifted[place] += sign * step
+            other = batch.with_columns({"current": current.with_values(shifted)})
+            moved.append(oracle(other, "token_mean", 0.3)[0])
+        assert math.isclose(grad[place], (moved[0] - moved[1]) / (2 * step), abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("parts", [[[0], [1], [2], [3], [4]], [[4, 2], [1, 0, 3]]])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("dense", [True, False])
+def test_nothing_depends_on_the_cut(parts, aggregation, dense):
+    batch = mini_batch(dense=dense)
+    goal = objective(aggregation)
+    whole, cut = run(goal, batch), run(goal, batch, parts)
+    assert math.isclose(whole[0], cut[0], rel_tol=1e-5)
+    np.testing.assert_allclose(whole[1], cut[1], rtol=1e-5, atol=1e-7)
+    assert whole[2].keys() == cut[2].keys()
+    for name, value in values(whole[2]).items():
+        assert math.isclose(value, cut[2][name].value, rel_tol=1e-5), name
+
+
+def test_metrics_are_what_they_say():
+    batch = mini_batch()
+    loss, _, metrics = run(objective(clip=0.2), batch)
+    mask = batch["response_mask"].values
+    v, old, r = (batch[n].values[mask].astype(float) for n in ("current", "values", "returns"))
+    near = np.clip(v, old - 0.2, old + 0.2)
+    expected = {
+        "critic/value_loss": loss,
+        "critic/value_mean": v.mean(),
+        "critic/return_mean": r.mean(),
+        "critic/value_error": np.abs(v - r).mean(),
+        "critic/value_clip_frac": ((near - r) ** 2 > (v - r) ** 2).mean(),
+        "critic/explained_variance": 1 - np.var(r - old) / np.var(r),
+    }
+    assert values(metrics).keys() == expected.keys()
+    for name, value in expected.items():
+        assert math.isclose(metrics[name].value, value, rel_tol=1e-5), name
+    assert 0 < expected["critic/value_clip_frac"] < 1
+    assert "critic/value_clip_frac" not in run(objective(clip=None), batch)[2]
+
+
+def test_without_a_single_token_the_loss_is_0():
+    batch = mini_batch()
+    empty = batch.with_columns(
+        {"response_mask": batch["response_mask"].with_values(np.zeros(13, bool))}
+    )
+    loss, grad, metrics = run(objective(), empty)
+    assert loss == 0
+    assert not grad.any()
+    assert values(metrics) == {"critic/value_loss": 0.0}
+
+
+def test_bad_input_is_refused():
+    batch, goal = mini_batch(), objective()
+    assert isinstance(goal, ValueObjective)
+    with pytest.raises(ColumnError, match="the value objective needs 'returns'"):
+        goal.prepare(batch.drop(["returns"]))
+    bad = np.full(5, np.nan, np.float32)
+    with pytest.raises(NumericsError, match="'returns' is not finite"):
+        goal.prepare(batch.with_columns({"returns": bad}))
+
+
+def test_a_value_that_is_not_finite_is_told():
+    batch, goal = mini_batch(), objective()
+    outputs = torch.tensor(batch["current"].values)
+    token = int(np.flatnonzero(batch["response_mask"].values)[0])
+    masked = int(np.flatnonzero(~batch["response_mask"].values)[0])
+    denominators = goal.denominators(batch)
+    outputs[masked] = torch.nan
+    assert bool(goal({"values": outputs}, batch, denominators).finite)
+    outputs[token] = torch.inf
+    assert not bool(goal({"values": outputs}, batch, denominators).finite)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    shift=st.sampled_from([0.0, 1e6]),
+)
+def test_explained_variance_merges_without_cancellation(seed, cuts, shift):
+    rng = np.random.default_rng(seed)
+    returns, mask = rng.normal(size=12) + shift, rng.random(12) < 0.8
+    guesses = returns + 0.3 * rng.normal(size=12)
+    whole = ExplainedVariance.of(guesses, returns, mask)
+    pieces = np.split(np.arange(12), sorted(cuts))
+    merged = merge_metrics(
+        {"ev": ExplainedVariance.of(guesses[piece], returns[piece], mask[piece])}
+        for piece in pieces
+    )["ev"]
+    if mask.sum() < 2:
+        assert math.isnan(whole.value)
+        assert math.isnan(merged.value)
+        return
+    expected = 1 - np.var((returns - guesses)[mask]) / np.var(returns[mask])
+    assert math.isclose(whole.value, expected, rel_tol=1e-6, abs_tol=1e-9)
+    assert math.isclose(merged.value, expected, rel_tol=1e-6, abs_tol=1e-9)
+    assert math.isnan(ExplainedVariance.of(guesses, np.ones(12), mask).value)

@@ -1,0 +1,55 @@
+"""Configs over the installed plugins, and what one rule says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.config.load import config_from_mapping
+from dovetail.errors import PlanError
+from dovetail.flow.plan import make_plan
+from dovetail.interfaces import load_plugin_class
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.preflight import Finding
+from dovetail.interfaces.runtime import PluginRef
+
+MUTE = '''
+from collections.abc import AsyncIterator
+from dovetail.interfaces.rollout import BaseRollout
+
+class Mute(BaseRollout):
+    """An engine that gives no log-probabilities."""
+    name = "mute"
+    api = ">=1.0,<2"
+    capabilities = frozenset()
+
+Mute.__abstractmethods__ = frozenset()
+'''
+
+
+@pytest.fixture
+def mute(tmp_path: Path) -> dict[str, str]:
+    """The section of a rollout engine without log-probabilities."""
+    (tmp_path / "mute.py").write_text(MUTE)
+    return {"path": str(tmp_path / "mute.py"), "attribute": "Mute"}
+
+
+@pytest.fixture
+def judge() -> Callable[..., list[Finding]]:
+    """What a rule says of a config made of sections (a model is added) and overrides, for so many prompts."""
+
+    def judge(
+        rule: str, sections: Mapping[str, Any], *overrides: str, prompts: int | None = 1280
+    ) -> list[Finding]:
+        config = config_from_mapping({"model": {"path": "tiny"}, **sections}, overrides).config
+        try:
+            plan = make_plan(config, prompts=prompts)
+        except PlanError:
+            plan = None
+        cls: Any = load_plugin_class(PluginRef(kind="preflight", name=rule))
+        return list(cls(cls.Config(), PluginContext()).check(config, plan))
+
+    return judge

@@ -1,0 +1,209 @@
+"""`examine` and `enforce`: everything at once, whatever fails first, and no rule can break a command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from dovetail.config.load import LoadedConfig, config_from_mapping
+from dovetail.errors import ConfigError
+from dovetail.flow import preflight
+from dovetail.flow.plan import make_plan
+from dovetail.flow.preflight import Examination, enforce, examine, rule_findings
+from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+Build = Callable[..., LoadedConfig]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_and_tokenizer(tmp_path_factory.mktemp("model"), vocab_size=300)
+
+
+@pytest.fixture
+def build(tiny: Path, tmp_path: Path) -> Build:
+    """A config over twelve prompts in two files, with overrides."""
+    rows = [
+        {"prompt": f"{n} + 1 =", "reward_model": {"ground_truth": str(n + 1)}} for n in range(12)
+    ]
+    for name, part in (("train", rows[:8]), ("val", rows[8:])):
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
+    (tmp_path / "torn.jsonl").write_text("{")
+    sections = {
+        "model": {"path": str(tiny), "dtype": "float32"},
+        "data": {
+            "train_files": [str(tmp_path / "train.jsonl")],
+            "val_files": [str(tmp_path / "val.jsonl")],
+            "train_batch_size": 4,
+            "max_prompt_length": 32,
+            "max_response_length": 8,
+        },
+        "rollout": {"n": 4},
+        "reward": {"function": {"name": "exact_match"}},
+    }
+
+    def build(*overrides: str) -> LoadedConfig:
+        return config_from_mapping(sections, [o.replace("DIR", str(tmp_path)) for o in overrides])
+
+    return build
+
+
+def ids(found: Examination) -> list[str]:
+    return [finding.rule for finding in found.findings]
+
+
+def test_a_sound_config_has_notes_and_no_findings(build: Build) -> None:
+    found = examine(build())
+    assert found.findings == ()
+    notes = "\n".join(found.notes)
+    for words in ("8 training prompts, 4 held out", "every data source", "inline on", "steps: 2"):
+        assert words in notes
+
+
+def test_faults_of_every_part_come_at_once(build: Build) -> None:
+    found = examine(
+        build(
+            "data.train_files=DIR/torn.jsonl",
+            "data.val_files=DIR/bad.jsonl",
+            "rollout.n=1",
+            "trainer.best_metric=val/mean@9",
+            "algorithm.policy_loss=gspo",
+        )
+    )
+    assert ids(found) == [
+        "data", "data", "best_metric_unknown", "group_of_one", "loss_aggregation_overridden"
+    ]  # fmt: skip
+    assert "torn.jsonl" in found.errors[0].message
+    assert "bad.jsonl" in found.errors[1].message
+    assert [f.rule for f in found.warnings] == ["loss_aggregation_overridden"]
+
+
+def test_what_a_rule_explains_is_not_said_again_by_the_planner(build: Build) -> None:
+    assert ids(examine(build("rollout.n=1"))) == ["group_of_one"]
+    # Silenced, the planner's own refusal stands.
+    (finding,) = examine(build("rollout.n=1", "preflight.ignore=group_of_one")).findings
+    assert finding.rule == "plan"
+    assert "rollout.n is 1" in finding.message
+
+
+def test_a_missing_file_does_not_hide_what_is_wrong_with_the_others(build: Build) -> None:
+    found = examine(build("data.train_files=DIR/none.jsonl", "data.val_files=DIR/bad.jsonl"))
+    assert ids(found) == ["data", "data"]
+    assert "none.jsonl" in found.errors[0].message
+    assert "'prompt' is 3" in found.errors[1].message
+    found = examine(build("data.val_files=DIR/none.jsonl", "data.train_batch_size=99"))
+    assert ids(found) == ["data", "plan"]
+    assert "there are only 8 training prompts" in found.errors[1].message
+
+
+def test_rewards_and_counts_are_looked_at_whatever_the_other_says(build: Build) -> None:
+    found = examine(build("reward.function=null", "data.train_batch_size=99"))
+    assert ids(found) == ["reward", "reward", "plan"]
+
+
+class Log:
+    def __init__(self) -> None:
+        self.warnings: list[tuple[str, dict[str, Any]]] = []
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.warnings.append((event, fields))
+
+
+def test_a_run_starts_with_warnings_logged_and_never_with_errors(build: Build) -> None:
+    loaded = build("algorithm.policy_loss=gspo")
+    log = Log()
+    (warning,) = enforce(loaded, make_plan(loaded.config), log)
+    assert log.warnings == [
+        (warning.message, {"rule": "loss_aggregation_overridden", "hint": warning.hint})
+    ]
+    loaded = build("trainer.best_metric=val/x", "algorithm.overlong_penalty.buffer=99")
+    with pytest.raises(ConfigError, match="2 errors") as caught:
+        enforce(loaded, make_plan(loaded.config), Log())
+    assert len(caught.value.problems) == 2
+    for words in ("[best_metric_unknown]", "[long_penalty_buffer]", "→ set"):
+        assert words in str(caught.value)
+
+
+def test_a_silenced_rule_says_nothing_and_a_misspelt_one_is_told(build: Build) -> None:
+    config = build(
+        "algorithm.policy_loss=gspo", "preflight.ignore=loss_aggregation_overridden"
+    ).config
+    assert rule_findings(config, make_plan(config)) == []
+    config = build("preflight.ignore=[kl_twcie, k1_in_loss]").config
+    (finding,) = rule_findings(config, make_plan(config))
+    assert (finding.severity, finding.hint) == ("error", "did you mean 'kl_twice'?")
+
+
+class Faulty(PreflightRule):
+    name = "faulty"
+    api = ">=1.0,<2"
+
+    def check(self, config: Any, plan: Any) -> Any:
+        yield self.warning("first")
+        raise KeyError("boom")
+
+
+@attrs.frozen
+class FakeEntry:
+    name: str = "faulty"
+    distribution: str = "acme"
+    state: str = "compatible"
+    reason: str | None = None
+
+
+@pytest.mark.parametrize("state", ["compatible", "rejected"])
+def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
+    build: Build, monkeypatch, state
+) -> None:
+    class Index:
+        def entries(self, kind: str) -> list[FakeEntry]:
+            return [FakeEntry(state=state, reason="made for another core")]
+
+    monkeypatch.setattr("dovetail.plugins.index.default_index", Index)
+    monkeypatch.setattr(
+        "dovetail.interfaces.make_plugin", lambda ref, context: Faulty(None, context), raising=False
+    )
+    *before, finding = rule_findings(build().config, None)
+    assert [f.message for f in before] == (["first"] if state == "compatible" else [])
+    assert finding.severity == "warning"
+    assert "the preflight rule faulty of acme could not judge this config" in finding.message
+    assert ("KeyError: 'boom'" if state == "compatible" else "another core") in finding.message
+    assert "preflight.ignore=faulty" in (finding.hint or "")
+
+
+def test_a_finding_reads_as_message_id_and_mend() -> None:
+    finding = Finding(rule="a_rule", severity="error", message="a = 1 is wrong", hint="set a=2")
+    assert str(finding) == "a = 1 is wrong [a_rule]\n  → set a=2"
+    assert str(preflight.refusal("c.yaml", [finding])) == (
+        "c.yaml: 1 error\n  a = 1 is wrong [a_rule]\n    → set a=2"
+    )
+
+
+def test_the_command_prints_all_of_it_and_ends_with_2(build: Build, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from dovetail.cli.main import main
+    from dovetail.config import dump_yaml
+
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(build("algorithm.policy_loss=gspo").config))
+    done = CliRunner().invoke(main, ["check", str(path)])
+    assert done.exit_code == 0
+    assert "data: 8 training prompts, 4 held out" in done.output
+    assert "warning: algorithm.loss_aggregation = token_mean" in done.output
+    assert f"OK: {path} is ready to train, with 1 warning" in done.output
+    done = CliRunner().invoke(main, ["check", str(path), "rollout.n=1", "trainer.best_metric=x"])
+    assert done.exit_code == 2
+    assert f"error: {path}: 2 errors" in done.output
+    assert "[group_of_one]\n    → set rollout.n=8" in done.output
+    assert "[best_metric_unknown]" in done.output
+    assert "warning: algorithm.loss_aggregation" in done.output
+    assert "OK" not in done.output

@@ -1,0 +1,218 @@
+"""Every rule: a config that trips it, what it then says, and a config that it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.plugins.index import default_index
+
+# A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
+CASES = {
+    "off_policy_unclipped": [
+        ("no ratio", ["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates a rollout (actor.epochs = 4"),
+        ("no ratio, mini-batches", ["algorithm.policy_loss=reinforce", "actor.mini_batch_size=32"], "warning", "actor.mini_batch_size = 32 of data.train_batch_size = 128"),
+        ("no ratio, and no KL to stop by", ["algorithm.policy_loss=reinforce", "actor.epochs=4", "actor.max_kl=0.1"], "warning", "no ratio"),
+        ("no bound", ["actor.epochs=4", "algorithm.policy_loss.clip_high=1000"], "warning", "clip_high = 1000 clips nothing"),
+        ("rejection alone", ["algorithm.policy_loss=reinforce", "actor.epochs=4", "algorithm.rollout_correction=bypass_pg_geo_rs"], "warning", "no ratio"),
+    ],
+    "max_kl_never_fires": [
+        ("one update", ["actor.max_kl=0.1"], "warning", "a step has one update"),
+    ],
+    "loss_aggregation_overridden": [
+        ("gspo", ["algorithm.policy_loss=gspo"], "warning", "gspo prescribes seq_mean_token_mean"),
+    ],
+    "truncated_log_probs": [
+        ("top_p", ["rollout.top_p=0.9", "algorithm.rollout_correction=decoupled_token_is"], "warning", "rollout.top_p = 0.9"),
+        ("top_k", ["rollout.top_k=50", "algorithm.policy_loss=dppo"], "warning", "rollout.top_k = 50"),
+    ],
+    "kl_twice": [
+        ("both", ["algorithm.kl.in_loss={coef: 0.1}", "algorithm.kl.in_reward={coef: 0.2}"], "warning", "algorithm.kl.in_loss.coef = 0.1 and algorithm.kl.in_reward.coef = 0.2"),
+    ],
+    "k1_in_loss": [
+        ("k1", ["algorithm.kl.in_loss={estimator: k1}"], "warning", "algorithm.kl.in_loss.estimator = k1 with coef = 0.001"),
+    ],
+    "group_of_one": [
+        ("grpo", ["rollout.n=1"], "error", "rollout.n = 1, but algorithm.advantage = grpo"),
+        ("raw", ["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is none"),
+    ],
+    "filter_without_refill": [
+        ("one round", ["algorithm.sample_filters=[overlong, equal_rewards]"], "warning", "algorithm.sample_filters[1] = equal_rewards drops groups"),
+    ],
+    "weights_ignored": [
+        ("ppo", ["algorithm.rollout_correction=bypass_pg_is"], "warning", "bypass_pg_is weighs by sequence"),
+    ],
+    "token_budget": [
+        ("critic", ["algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2047"], "error", "1024 + 1024 = 2048"),
+    ],
+    "warmup_too_long": [
+        ("actor", ["actor.optim.warmup_steps=10"], "warning", "actor.optim.warmup_steps = 10, but the run has 10 optimizer steps"),
+        ("critic's optimizer", ["algorithm.advantage=gae", "critic.optim.warmup_steps=99"], "warning", "critic.optim.warmup_steps = 99"),
+        ("critic", ["algorithm.advantage=gae", "critic.warmup_steps=10"], "error", "the policy is never trained"),
+    ],
+    "long_penalty_buffer": [
+        ("longer", ["algorithm.overlong_penalty={buffer: 2000}"], "error", "even an empty response"),
+        ("as long", ["algorithm.overlong_penalty={buffer: 1024}"], "warning", "every token of a response"),
+    ],
+    "critic_unused": [
+        ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
+    ],
+    "best_metric_unknown": [
+        ("n", ["data.val_files=v.jsonl", "trainer.best_metric=val/mean@8"], "error", "no figure of validation at rollout.validation.n = 1"),
+        ("misspelt", ["data.val_files=v.jsonl", "trainer.best_metric=val/gsm8k/maen@1"], "error", "val/gsm8k/maen@1"),
+        ("of training", ["data.val_files=v.jsonl", "trainer.best_metric=reward/mean"], "error", "reward/mean"),
+        ("no files", ["trainer.best_metric=val/mean@1"], "error", "data.val_files names no file"),
+    ],
+    "gate_never_fires": [
+        ("rarely", ["algorithm.gate.every=11"], "warning", "algorithm.gate.every = 11 is more than the run's 10 steps"),
+        ("stops first", ["algorithm.gate={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
+        ("no warning", ["algorithm.gate={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
+        ("no stop", ["algorithm.gate.stop_above=2"], "warning", "stop_above = 2 is never passed"),
+        ("never there", ["algorithm.gate={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
+    ],
+}  # fmt: skip
+QUIET = {
+    "off_policy_unclipped": [
+        ["algorithm.policy_loss=reinforce"],
+        ["actor.epochs=4"],
+        ["actor.epochs=4", "algorithm.policy_loss.clip_high=1000", "actor.max_kl=0.1"],
+        ["actor.epochs=4", "algorithm.policy_loss=reinforce", "algorithm.rollout_correction=bypass_pg_is"],
+        ["actor.epochs=4", "algorithm.policy_loss=dppo"],
+    ],
+    "max_kl_never_fires": [
+        [],
+        ["actor.max_kl=0.1", "actor.epochs=2"],
+    ],
+    "loss_aggregation_overridden": [
+        [],
+        ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
+    ],
+    "truncated_log_probs": [
+        ["rollout.top_p=0.9"],
+        ["algorithm.rollout_correction=decoupled_token_is"],
+    ],
+    "kl_twice": [
+        ["algorithm.kl.in_loss={}"],
+        ["algorithm.kl.in_loss={coef: 0}", "algorithm.kl.in_reward={}"],
+    ],
+    "k1_in_loss": [
+        ["algorithm.kl.in_loss={estimator: k1+}"],
+        ["algorithm.kl.in_loss={estimator: k1, coef: 0}"],
+        ["algorithm.kl.in_reward={estimator: k1}"],
+    ],
+    "group_of_one": [["rollout.n=2"], ["rollout.n=1", "algorithm.advantage=reinforce_plus_plus"]],
+    "filter_without_refill": [
+        [],
+        ["algorithm.sample_filters=[overlong]"],
+        ["algorithm.sample_filters=[equal_rewards]", "algorithm.max_generation_rounds=2"],
+    ],
+    "weights_ignored": [
+        ["algorithm.rollout_correction=bypass_pg_is", "algorithm.policy_loss=reinforce"],
+        ["algorithm.rollout_correction=bypass_ppo_clip_geo_rs"],
+        ["algorithm.rollout_correction=decoupled_token_is"],
+    ],
+    "token_budget": [
+        ["critic.max_tokens_per_micro_batch=10"],
+        ["algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2048"],
+    ],
+    "warmup_too_long": [
+        ["actor.optim.warmup_steps=9"],
+        ["actor.optim.warmup_steps=39", "actor.mini_batch_size=32"],
+        ["critic.warmup_steps=99"],
+        ["algorithm.advantage=gae", "critic.warmup_steps=9"],
+    ],
+    "long_penalty_buffer": [
+        [],
+        ["algorithm.overlong_penalty={buffer: 1023}"],
+        ["algorithm.overlong_penalty={buffer: 2000, factor: 0}"],
+    ],
+    "critic_unused": [
+        [],
+        ["critic.value_clip=0.5", "critic.loss_aggregation=token_mean"],
+        ["critic.value_clip=0.2", "algorithm.advantage=gae"],
+    ],
+    "best_metric_unknown": [
+        [],
+        ["data.val_files=v.jsonl", "trainer.best_metric=val/openai/gsm8k/pass@4", "rollout.validation.n=6"],
+        ["data.val_files=v.jsonl", "trainer.best_metric=val/majority@6/low", "rollout.validation.n=6"],
+        ["data.val_files=v.jsonl", "trainer.best_metric=val/response_length/mean"],
+    ],
+    "gate_never_fires": [
+        [],
+        ["trainer.total_steps=3"],
+        ["algorithm.gate.every=0"],
+        ["algorithm.gate={every: 0, warn_above: 0.005}", "algorithm.rollout_correction=decoupled_token_is"],
+        ["algorithm.gate={warn_above: 0.1, stop_above: 0.1}"],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "overrides", "severity", "words"),
+    [
+        pytest.param(rule, overrides, severity, words, id=f"{rule}: {title}")
+        for rule, cases in CASES.items()
+        for title, overrides, severity, words in cases
+    ],
+)
+def test_it_is_found_named_and_can_be_mended(judge, rule, overrides, severity, words):
+    (finding,) = judge(rule, {}, *overrides)
+    assert finding.rule == rule
+    assert finding.severity == severity
+    assert words in finding.message
+    assert finding.hint is not None
+    assert "=" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("rule", "overrides"),
+    [
+        pytest.param(rule, overrides, id=f"{rule}: {' '.join(overrides) or 'defaults'}")
+        for rule, cases in QUIET.items()
+        for overrides in cases
+    ],
+)
+def test_it_is_silent_where_all_is_well(judge, rule, overrides):
+    assert judge(rule, {}, *overrides) == []
+
+
+def test_a_correction_needs_an_engine_with_log_probabilities(judge, mute):
+    rule = "correction_without_log_probs"
+    correction = {"algorithm": {"rollout_correction": "decoupled_token_is"}}
+    (finding,) = judge(rule, {"rollout": mute, **correction})
+    assert finding.severity == "error"
+    assert "rollout.name = Mute has none to give" in finding.message
+    assert judge(rule, correction) == []
+    assert judge(rule, {"rollout": mute}) == []
+    assert judge(rule, {"rollout": mute, "algorithm": {"rollout_correction": "disabled"}}) == []
+
+
+def test_a_gate_that_was_asked_for_needs_such_an_engine_too(judge, mute):
+    (finding,) = judge("gate_never_fires", {"rollout": mute, "algorithm": {"gate": {"every": 5}}})
+    assert "algorithm.gate can't measure" in finding.message
+    assert judge("gate_never_fires", {"rollout": mute}) == []
+
+
+def test_the_best_metric_nearest_to_a_misspelt_one_is_named(judge):
+    (finding,) = judge(
+        "best_metric_unknown",
+        {"data": {"val_files": ["v.jsonl"]}},
+        "trainer.best_metric=val/gsm8k/maen@4",
+        "rollout.validation.n=4",
+    )
+    assert finding.hint == "set trainer.best_metric=val/gsm8k/mean@4"
+
+
+def test_rules_that_count_steps_wait_for_the_data(judge):
+    assert judge("warmup_too_long", {}, "actor.optim.warmup_steps=10", prompts=None) == []
+
+
+def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
+    from dovetail.interfaces import load_plugin_class
+    from dovetail.interfaces.runtime import PluginRef
+
+    entries = [e for e in default_index().entries("preflight") if e.distribution == "dovetail-core"]
+    assert {entry.name for entry in entries} == CASES.keys() | {"correction_without_log_probs"}
+    assert CASES.keys() == QUIET.keys()
+    for entry in entries:
+        cls = load_plugin_class(PluginRef(kind="preflight", name=entry.name))
+        assert len((cls.__doc__ or "").split()) > 10

@@ -1,0 +1,117 @@
+"""Validation is shown as a few figures with ±, not as every key."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dovetail.config.builtin import ConsoleConfig
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.telemetry import ConsoleTracker, History, write_report
+from dovetail.telemetry.figures import ACCURACY
+from dovetail.telemetry.jsonl import append_rows
+from dovetail.telemetry.validation import source_of, validation_table
+
+
+def with_ends(name, value, half):
+    return {name: value, f"{name}/low": value - half, f"{name}/high": value + half}
+
+
+METRICS = {
+    **with_ends("val/mean@4", 0.5, 0.0213),
+    **with_ends("val/pass@1", 0.5, 0.02),
+    **with_ends("val/pass@2", 0.625, 0.02),
+    **with_ends("val/pass@4", 0.75, 0.03),
+    **with_ends("val/best@1", 0.5, 0.03),
+    **with_ends("val/best@2", 0.6, 0.03),
+    **with_ends("val/best@4", 0.75, 0.03),
+    **with_ends("val/openai/gsm8k/mean@4", 0.4, 0.1),
+    **with_ends("val/openai/gsm8k/majority@2", 0.45, 0.1),
+    **with_ends("val/openai/gsm8k/majority@4", 0.5, 0.1),
+    **with_ends("val/b/mean@4", 7.25, 0.25),
+    "val/failures": 3.0,
+    "val/response_length/mean": 20.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        (with_ends("val/mean@1", 0.312, 0.0213), "31.2% ± 2.1"),
+        (with_ends("val/mean@1", 7.25, 0.25), "7.25 ± 0.25"),
+        (with_ends("val/mean@1", 0.5, 0.0), "50.0%"),
+        ({"val/mean@1": 0.5}, "50.0%"),
+        ({"val/mean@1": 0.5, "val/mean@1/low": None, "val/mean@1/high": 0.6}, "50.0%"),
+        ({}, ""),
+    ],
+)
+def test_an_interval_is_read_as_plus_or_minus_half_its_width(metrics, text):
+    assert ACCURACY.read(metrics) == text
+
+
+def test_a_line_of_the_log_holds_the_mean_with_its_interval_and_no_other_figure():
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, highlight=False)
+    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
+    tracker.begin({"total_steps": 20})
+    tracker.log(0, METRICS)
+    assert stream.getvalue() == "step 0/20  accuracy 50.0% ± 2.1\n"
+
+
+def test_the_live_table_shows_the_interval_too():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, highlight=False)
+    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
+    tracker.begin({"total_steps": 20})
+    tracker.log(0, METRICS)
+    tracker.close()
+    assert "50.0% ± 2.1" in stream.getvalue()
+
+
+def test_sources_are_known_by_their_mean_score_alone():
+    assert source_of("val/openai/gsm8k/mean@4") == "openai/gsm8k"
+    for other in ("val/mean@4", "val/mean@4/low", "val/a/mean@4/high", "val/a/pass@4", "a/mean@1"):
+        assert source_of(other) is None
+
+
+def test_the_table_holds_the_latest_validation_without_what_says_the_same():
+    history = History([{"step": 0, "val/mean@4": 0.1}, {"step": 8, **METRICS}, {"step": 9}])
+    assert validation_table(history) == {
+        "step": 8,
+        "columns": ["mean@4", "pass@2", "pass@4", "majority@4", "best@4"],
+        "rows": [
+            ("all", ["50.0% ± 2.1", "62.5% ± 2.0", "75.0% ± 3.0", "", "75.0% ± 3.0"]),
+            ("openai/gsm8k", ["40.0% ± 10.0", "", "", "50.0% ± 10.0", ""]),
+            ("b", ["7.25 ± 0.25", "", "", "", ""]),
+        ],
+    }
+
+
+def test_one_greedy_answer_to_one_source_needs_no_table():
+    row = {"step": 1, "val/mean@1": 0.5, "val/pass@1": 0.5, "val/best@1": 0.5}
+    assert validation_table(History([row])) is None
+    assert validation_table(History([{"step": 1, "reward/mean": 0.5}])) is None
+
+
+def test_the_report_shows_the_table_and_draws_sources_but_no_ends_as_lines(run):
+    append_rows(run.metrics, [{"step": step, **METRICS} for step in (0, 1)])
+    page = write_report(run.path).read_text()
+    assert "Validation at step 1" in page
+    assert "62.5% ± 2.0" in page
+    legend = page[page.index('<ul class="legend">') :].split("</ul>")[0]
+    assert [part.split("</span>")[1].strip() for part in legend.split("<li>")[1:]] == [
+        "all</li>", "openai/gsm8k</li>", "b</li>"
+    ]  # fmt: skip
+
+
+def test_the_report_draws_one_sources_interval_as_a_band(run):
+    ends = with_ends("val/mean@1", 0.5, 0.1)
+    append_rows(run.metrics, [{"step": step, **ends} for step in range(3)])
+    banded = write_report(run.path).read_text()
+    run.metrics.write_text("")
+    append_rows(run.metrics, [{"step": step, "val/mean@1": 0.5} for step in range(3)])
+    plain = write_report(run.path).read_text()
+    assert "50.0% ± 10.0" in banded
+    assert banded.count("fill-opacity: 0.15") == plain.count("fill-opacity: 0.15") + 1

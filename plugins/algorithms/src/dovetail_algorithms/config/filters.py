@@ -1,0 +1,44 @@
+"""Config classes of the sample filters. Nothing here imports more than the config sections."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.config.sections import PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class EqualRewardsConfig(PluginSection):
+    """Leaves out groups whose rewards are all equal."""
+
+    component: str | None = None
+    """Compare this named part of the reward; the whole reward where absent."""
+    tolerance: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    """Rewards that differ by no more count as equal."""
+
+
+@attrs.frozen(kw_only=True)
+class OverlongConfig(PluginSection):
+    """Leaves truncated responses without a loss."""
+
+
+@attrs.frozen(kw_only=True)
+class ScoreRangeConfig(PluginSection):
+    """Leaves out what is too hard or too easy."""
+
+    lower: float | None = None
+    """Smallest mean reward that is kept; None for any."""
+    upper: float | None = None
+    """Largest mean reward that is kept; None for any."""
+    unit: Literal["group", "sample"] = "group"
+    """What is judged and left out: a group by the mean of its rewards, or each sample by its own."""
+    component: str | None = None
+    """Judge by this named part of the reward; the whole reward where absent."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.lower is not None and self.upper is not None and self.lower > self.upper:
+            raise ValueError(
+                f"lower = {self.lower} is above upper = {self.upper}, so that nothing is kept; exchange them"
+            )

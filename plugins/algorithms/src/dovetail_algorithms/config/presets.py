@@ -1,0 +1,175 @@
+"""Config classes of the presets, and the settings that each stands for. Nothing here imports more than the config sections.
+
+Learning rates, batch sizes and lengths are no preset's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.config.sections import PresetSection
+
+_SHARE: Any = attrs.validators.optional([attrs.validators.gt(0), attrs.validators.le(1)])
+_LONGEST = "${data.max_response_length}"
+_PPO_CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}
+_NO_KL = {"in_loss": None, "in_reward": None}
+_KL_IN_REWARD = {"in_loss": None, "in_reward": {"estimator": "k1", "coef": 0.001}}
+"""The coefficient that the field uses; papers, whose rewards are on other scales, have 0.01 to 0.1."""
+
+
+def _algorithm(
+    advantage: str,
+    policy_loss: str | Mapping[str, Any],
+    loss_aggregation: str | Mapping[str, Any],
+    kl: Mapping[str, Any],
+) -> dict[str, Any]:
+    loss = {"name": policy_loss} if isinstance(policy_loss, str) else dict(policy_loss)
+    aggregation = (
+        {"name": loss_aggregation} if isinstance(loss_aggregation, str) else dict(loss_aggregation)
+    )
+    return {
+        "advantage": {"name": advantage},
+        "policy_loss": loss,
+        "loss_aggregation": aggregation,
+        "kl": dict(kl),
+    }
+
+
+@attrs.frozen(kw_only=True)
+class PpoPresetConfig(PresetSection):
+    """Clipped policy updates over several epochs, with a critic and a KL penalty in the reward."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "algorithm": _algorithm("gae", _PPO_CLIP, "token_mean", _KL_IN_REWARD),
+            "actor": {"epochs": 4},
+            "critic": {"value_clip": 0.2},
+        }
+
+
+@attrs.frozen(kw_only=True)
+class GrpoPresetConfig(PresetSection):
+    """Rewards relative to their group, and a KL penalty in the loss."""
+
+    def settings(self) -> Mapping[str, Any]:
+        kl = {"in_loss": {"estimator": "k3", "coef": 0.001}, "in_reward": None}
+        return {"algorithm": _algorithm("grpo", _PPO_CLIP, "seq_mean_token_mean", kl)}
+
+
+@attrs.frozen(kw_only=True)
+class DrGrpoPresetConfig(PresetSection):
+    """GRPO without its two divisions, by the group's spread and by the response's length."""
+
+    def settings(self) -> Mapping[str, Any]:
+        aggregation = {"name": "seq_mean_token_sum_norm", "length": _LONGEST}
+        return {"algorithm": _algorithm("dr_grpo", _PPO_CLIP, aggregation, _NO_KL)}
+
+
+@attrs.frozen(kw_only=True)
+class DapoPresetConfig(PresetSection):
+    """GRPO with a higher upper clip, token-level loss, dynamic sampling and a soft penalty on long responses."""
+
+    overlong_share: float | None = attrs.field(default=0.2, validator=_SHARE)
+    """Part of data.max_response_length, at its end, in which the penalty on long responses grows; None for no penalty."""
+    mask_truncated: bool = False
+    """Also leave responses that were cut off at the length limit without a loss (overlong filtering)."""
+
+    def settings(self) -> Mapping[str, Any]:
+        clip = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28}
+        filters = [{"name": "equal_rewards"}]
+        if self.mask_truncated:
+            filters.append({"name": "overlong"})
+        penalty: dict[str, Any] | None = None
+        if self.overlong_share is not None:
+            buffer = f"${{share:{self.overlong_share},{_LONGEST}}}"
+            penalty = {"buffer": buffer, "factor": 1.0}
+        return {
+            "algorithm": {
+                **_algorithm("grpo", clip, "token_mean", _NO_KL),
+                "sample_filters": filters,
+                "max_generation_rounds": 10,
+                "overlong_penalty": penalty,
+            }
+        }
+
+
+@attrs.frozen(kw_only=True)
+class GspoPresetConfig(PresetSection):
+    """Ratios and clipping of whole sequences."""
+
+    def settings(self) -> Mapping[str, Any]:
+        loss = {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}
+        return {"algorithm": _algorithm("grpo", loss, "seq_mean_token_mean", _NO_KL)}
+
+
+@attrs.frozen(kw_only=True)
+class CispoPresetConfig(PresetSection):
+    """A policy gradient whose importance weights are clipped, so that every token keeps its gradient."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"algorithm": _algorithm("grpo", "cispo", "token_mean", _NO_KL)}
+
+
+@attrs.frozen(kw_only=True)
+class SapoPresetConfig(PresetSection):
+    """A smooth gate on the ratio in place of clipping."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"algorithm": _algorithm("grpo", "sapo", "seq_mean_token_mean", _NO_KL)}
+
+
+@attrs.frozen(kw_only=True)
+class RlooPresetConfig(PresetSection):
+    """REINFORCE with a leave-one-out baseline."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"algorithm": _algorithm("rloo", "reinforce", "token_mean", _KL_IN_REWARD)}
+
+
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlusPresetConfig(PresetSection):
+    """Returns whitened over the batch, clipped updates, and a KL penalty in the reward."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "algorithm": _algorithm("reinforce_plus_plus", _PPO_CLIP, "token_mean", _KL_IN_REWARD)
+        }
+
+
+@attrs.frozen(kw_only=True)
+class RemaxPresetConfig(PresetSection):
+    """REINFORCE with the greedy response's reward as its baseline."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"algorithm": _algorithm("remax", "reinforce", "token_mean", _KL_IN_REWARD)}
+
+
+@attrs.frozen(kw_only=True)
+class OpoPresetConfig(PresetSection):
+    """The plain policy gradient, exactly on-policy, with the length-weighted baseline of least variance."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "algorithm": _algorithm("opo", "reinforce", "token_mean", _NO_KL),
+            "actor": {"epochs": 1, "mini_batch_size": None},
+        }
+
+
+@attrs.frozen(kw_only=True)
+class GpgPresetConfig(PresetSection):
+    """The plain policy gradient with rewards relative to their group."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"algorithm": _algorithm("gpg", "gpg", "token_mean", _NO_KL)}
+
+
+@attrs.frozen(kw_only=True)
+class GmpoPresetConfig(PresetSection):
+    """The geometric mean of a response's clipped ratios."""
+
+    def settings(self) -> Mapping[str, Any]:
+        loss = {"name": "gmpo", "clip_low": 0.4, "clip_high": 0.4}
+        return {"algorithm": _algorithm("grpo", loss, "seq_mean_token_mean", _NO_KL)}

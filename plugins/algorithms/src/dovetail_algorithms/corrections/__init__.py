@@ -1,0 +1,1 @@
+"""Rollout corrections: one implementation, and the presets that the field knows by name."""

@@ -1,0 +1,121 @@
+"""Importance weights and rejection from the ratio of the two policies: what every preset of a rollout correction does.
+
+Legend: T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dovetail.interfaces.plugin import Reduction
+from dovetail.interfaces.rollout_correction import (
+    Correction,
+    CorrectionInputs,
+    CorrectionMode,
+    RolloutCorrection,
+)
+from dovetail.numerics.rollout_correction import (
+    Criterion,
+    bounded_weights,
+    importance_ratios,
+    kept_tokens,
+    log_ratios,
+    normalized_weights,
+)
+from dovetail.numerics.rollout_correction_metrics import (
+    divergence_metrics,
+    rejection_metrics,
+    weight_metrics,
+)
+from dovetail.telemetry.metrics import Metric
+from dovetail_algorithms.config.corrections import RolloutCorrectionConfig
+
+
+class CorrectionByRatio(RolloutCorrection):
+    """Weighs tokens by r = π_train / π_rollout within bounds, and rejects where r is too far from 1.
+
+    w_t = min(r_t, upper) for `weights: token`, w = min(Π_t r_t, upper) for `weights: sequence`; beyond its bounds a
+    ratio weighs as much as the bound (truncated importance sampling) or nothing (`weight_outside: zero`: IcePop, arXiv
+    2510.18855). Every criterion of `reject` must be met for a token to keep its loss. Weights are 0 on tokens that do
+    not, and `normalize_weights` scales those of the others to a mean of 1. A subclass is a preset: a name and defaults.
+    """
+
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = RolloutCorrectionConfig
+
+    @classmethod
+    def mode(cls, config: Any) -> CorrectionMode:
+        return cast("CorrectionMode", config.mode)
+
+    @classmethod
+    def before_update(cls, config: Any) -> bool:
+        return config.mode == "decoupled" and (bool(config.reject) or config.normalize_weights)
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset() if config.mode == "disabled" else frozenset({"rollout_log_probs"})
+
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """The columns that a correction before the update adds; within an update there are none."""
+        if config.mode != "decoupled":
+            return frozenset()
+        weights = {"rollout_is_weights"} if config.weights is not None else set()
+        return frozenset(weights | ({"loss_mask"} if config.reject else set()))
+
+    def correct(self, inputs: CorrectionInputs, reduction: Reduction) -> Correction:
+        if self.config.mode == "disabled":
+            return Correction()
+        with torch.no_grad():
+            log_ratio_T = log_ratios(inputs)
+            metrics: dict[str, Metric] = divergence_metrics(inputs)
+            keep_T = inputs.mask_T
+            if self.config.reject:
+                keep_T = self._reject(inputs, log_ratio_T, metrics)
+            weights_T = None
+            if self.config.weights is not None:
+                weights_T = self._weigh(inputs, log_ratio_T, keep_T, reduction, metrics)
+        return Correction(
+            weights_T=weights_T, keep_T=keep_T if self.config.reject else None, metrics=metrics
+        )
+
+    def _reject(
+        self, inputs: CorrectionInputs, log_ratio_T: Float[Tensor, "T"], metrics: dict[str, Metric]
+    ) -> Bool[Tensor, "T"]:
+        """Which masked-in tokens meet every criterion."""
+        keep_T, kept = inputs.mask_T, {}
+        for section in self.config.reject:
+            criterion = Criterion.named(section.by, lower=section.lower, upper=section.upper)
+            meets_T = kept_tokens(log_ratio_T, inputs.mask_T, inputs.offsets_N1, criterion)
+            kept[criterion.name] = meets_T
+            keep_T = keep_T & meets_T
+        metrics |= rejection_metrics(inputs, kept, keep_T)
+        return keep_T
+
+    def _weigh(
+        self,
+        inputs: CorrectionInputs,
+        log_ratio_T: Float[Tensor, "T"],
+        keep_T: Bool[Tensor, "T"],
+        reduction: Reduction,
+        metrics: dict[str, Metric],
+    ) -> Float[Tensor, "T"]:
+        config = self.config
+        ratio_T = importance_ratios(log_ratio_T, inputs.offsets_N1, config.weights)
+        weights_T = bounded_weights(
+            ratio_T,
+            lower=config.weight_lower,
+            upper=config.weight_upper,
+            outside=config.weight_outside,
+        ).where(keep_T, 0)
+        if config.normalize_weights:
+            weights_T = normalized_weights(weights_T, keep_T, reduction)
+        metrics |= weight_metrics(
+            ratio_T, weights_T, keep_T, lower=config.weight_lower, upper=config.weight_upper
+        )
+        return weights_T

@@ -1,0 +1,98 @@
+"""GDPO: every component of the reward normalised in its group (arXiv 2601.05242)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from dovetail.batch import Batch
+from dovetail.errors import ColumnError, nearest
+from dovetail.interfaces.advantage import Groups
+from dovetail_algorithms.config.estimators import GdpoConfig
+from dovetail_algorithms.estimators.group_baseline import (
+    EPSILON,
+    GroupBaseline,
+    deviation_spread_N,
+    deviations,
+)
+from dovetail_algorithms.estimators.whitened import whiten_over_tokens
+
+
+class Gdpo(GroupBaseline):
+    """A_i = whiten(Σ_k w_k (r_ik − mean_gk) / (std_gk + 1e-6)), over reward components k (arXiv 2601.05242).
+
+    Each component is normalised in its group before they are added, so that samples with different mixes of
+    rewards stay apart: the sum of raw rewards hides a correct format behind a wrong answer. whiten goes over all of
+    the policy's tokens in the batch. Needs at least two samples a prompt, and a reward with `components`.
+
+    `components` picks and orders them, `weights` weighs them, `norm_by_std: false` leaves the division out. The
+    score itself is not used.
+    """
+
+    name = "gdpo"
+    Config = GdpoConfig
+    scope = "batch"
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"reward_components", "response_mask"})
+
+    def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
+        rows = columns["reward_components"]
+        names = self.config.components or _all_names(rows)
+        weights = self.config.weights or (1.0,) * len(names)
+        total_N = np.zeros(len(rows))
+        for name, weight in zip(names, weights, strict=True):
+            part_N = deviations(_values(rows, name), groups)
+            if self.config.norm_by_std:
+                part_N = part_N / (deviation_spread_N(part_N, groups) + EPSILON)
+            total_N += weight * part_N
+        return whiten_over_tokens(total_N, columns["response_mask"], groups, self.context.reduction)
+
+
+def _all_names(rows: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Every component that any sample has, sorted.
+
+    Raises:
+        ColumnError: there is none.
+    """
+    names = sorted({name for row in rows for name in row or ()})
+    if rows and not names:
+        raise ColumnError(
+            "advantage estimator 'gdpo' normalises the components of the reward, but no sample "
+            "has any: column 'reward_components' is empty",
+            hint="let the reward function return components beside its score, or choose "
+            "algorithm.advantage=grpo",
+        )
+    return names
+
+
+def _values(rows: Sequence[Mapping[str, Any] | None], name: str) -> Float64[np.ndarray, "N"]:
+    """float64 [N]: one component of every sample.
+
+    Raises:
+        ColumnError: a sample lacks it, or it is no number.
+    """
+    try:
+        return np.fromiter((row[name] for row in rows), np.float64, len(rows))  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        raise _fault(rows, name) from None
+
+
+def _fault(rows: Sequence[Mapping[str, Any] | None], name: str) -> ColumnError:
+    number, row = next(
+        (number, row or {})
+        for number, row in enumerate(rows)
+        if not row or not isinstance(row.get(name), int | float)
+    )
+    there = ", ".join(f"{known}={value!r}" for known, value in row.items()) or "none"
+    near = nearest(name, row)
+    return ColumnError(
+        f"advantage estimator 'gdpo' needs the reward component {name!r} of every sample as "
+        f"a number, but sample {number} of the batch has {there}",
+        hint=(f"did you mean {near!r}? " if near and near != name else "")
+        + "Name components that every reward gives in algorithm.advantage.components",
+    )

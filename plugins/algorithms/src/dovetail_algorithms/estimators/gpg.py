@@ -1,0 +1,37 @@
+"""GPG: rewards relative to their group's mean, scaled for groups that teach nothing (arXiv 2504.02546)."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+
+from dovetail.interfaces.advantage import Groups
+from dovetail_algorithms.config.estimators import GpgConfig
+from dovetail_algorithms.estimators.group_baseline import (
+    ScoreBaseline,
+    comparable_G,
+    deviations,
+)
+
+
+class Gpg(ScoreBaseline):
+    """A_i = α (r_i − mean_g), α = N / (N − M) (arXiv 2504.02546).
+
+    N counts the batch's samples, M those in groups whose rewards are all equal: they have no gradient, and α
+    makes up for their share of the mean. Needs at least two samples a prompt, and no value model.
+
+    The paper pairs it with the policy loss `gpg`: no clipping, no reference policy. A batch in which all
+    groups are equal has advantages of 0 only.
+    """
+
+    name = "gpg"
+    Config = GpgConfig
+    scope = "batch"
+
+    def relative(
+        self, scores_N: Float64[np.ndarray, "N"], groups: Groups
+    ) -> Float64[np.ndarray, "N"]:
+        sizes_G = groups.sizes_G
+        informative = sizes_G[comparable_G(scores_N, groups)].sum()
+        counts = self.context.reduction.sum(np.array([sizes_G.sum(), informative], np.float64))
+        return deviations(scores_N, groups) * (counts[0] / max(counts[1], 1.0))

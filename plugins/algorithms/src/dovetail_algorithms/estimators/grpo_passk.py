@@ -1,0 +1,60 @@
+"""GRPO for pass@k: only the best sample of a group learns (arXiv 2503.19595)."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+
+from dovetail.interfaces.advantage import Groups
+from dovetail_algorithms.config.estimators import GrpoPasskConfig
+from dovetail_algorithms.estimators.group_baseline import (
+    EPSILON,
+    ScoreBaseline,
+    deviation_spread_N,
+    deviations,
+)
+
+
+class GrpoPassk(ScoreBaseline):
+    """A = r_max − r_second for the best sample of a group, and 0 for all others (arXiv 2503.19595).
+
+    The best of k samples is what pass@k counts: the lead of the best over the second is what the group gains
+    by it. Two equally good best samples have no lead, so that the whole group has 0. Needs at least two samples
+    a prompt, and no value model. Its signal is sparse: use large groups.
+
+    `norm_by_std: true` divides the lead by the group's standard deviation of rewards + 1e-6.
+    """
+
+    name = "grpo_passk"
+    Config = GrpoPasskConfig
+
+    def relative(
+        self, scores_N: Float64[np.ndarray, "N"], groups: Groups
+    ) -> Float64[np.ndarray, "N"]:
+        lead_N = _lead_of_the_best(scores_N, groups)
+        if self.config.norm_by_std:
+            spread_N = deviation_spread_N(deviations(scores_N, groups), groups)
+            lead_N = lead_N / (spread_N + EPSILON)
+        return lead_N
+
+
+def _lead_of_the_best(
+    scores_N: Float64[np.ndarray, "N"], groups: Groups
+) -> Float64[np.ndarray, "N"]:
+    """float64 [N]: r_max − r_second for the best trajectory of each group, 0 for the others."""
+    means_N = groups.trajectory_mean_N(scores_N)
+    if groups.trajectory_N is None:
+        first_J = trajectory_N = np.arange(len(scores_N))
+    else:
+        _, first_J, trajectory_N = np.unique(
+            groups.trajectory_N, return_index=True, return_inverse=True
+        )
+    # J trajectories, by group, the best of each group last.
+    order_J = np.lexsort((means_N[first_J], groups.index_N[first_J]))
+    sizes_G = groups.sizes_G
+    last_G = (np.cumsum(sizes_G) - 1)[sizes_G > 1]
+    best_G, second_G = first_J[order_J[last_G]], first_J[order_J[last_G - 1]]
+    lead_J = means_N[first_J] - means_N[first_J]  # 0, but what is not finite stays so
+    lead_J[order_J[last_G]] = means_N[best_G] - means_N[second_G]
+    lead_N: np.ndarray = lead_J[trajectory_N]
+    return lead_N

@@ -1,0 +1,52 @@
+"""OPO: rewards relative to the mean of the group weighted by length (arXiv 2505.23585)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from dovetail.batch import Batch
+from dovetail.interfaces.advantage import Groups
+from dovetail_algorithms.config.estimators import OpoConfig
+from dovetail_algorithms.estimators.group_baseline import GroupBaseline, comparable_G
+from dovetail_algorithms.estimators.lengths import policy_lengths
+
+
+class Opo(GroupBaseline):
+    """A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
+
+    Needs at least two samples a prompt, and no value model. The optimal baseline weighs a reward by the
+    squared norm of its gradient, which grows about as the response's length: len_j counts the policy's own
+    tokens, added up over the sequences of a trajectory.
+
+    The paper trains exactly on policy: one update per rollout, no KL penalty, no clipping.
+    """
+
+    name = "opo"
+    Config = OpoConfig
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"scores", "response_mask"})
+
+    def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
+        scores_N = np.asarray(columns["scores"], np.float64)
+        lengths_N = policy_lengths(columns["response_mask"])
+        # Sums over sequences, not over trajectories: their lengths add up.
+        tokens_G = _sum_G(lengths_N, groups)
+        # Rewards relative to the plain mean lose no precision where all of them are large.
+        mean_N = groups.mean_N(scores_N)
+        weighted_G = _sum_G(lengths_N * (scores_N - mean_N), groups)
+        shift_G = weighted_G / np.maximum(tokens_G, 1)
+        return np.where(
+            comparable_G(scores_N, groups)[groups.index_N],
+            scores_N - mean_N - shift_G[groups.index_N],
+            scores_N - scores_N,  # 0, but what is not finite stays so
+        )
+
+
+def _sum_G(values_N: np.ndarray, groups: Groups) -> Float64[np.ndarray, "G"]:
+    sums_G = np.bincount(groups.index_N, weights=values_N, minlength=groups.count)
+    return sums_G.astype(np.float64, copy=False)  # without any value bincount gives integers

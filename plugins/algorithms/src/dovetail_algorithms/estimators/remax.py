@@ -1,0 +1,41 @@
+"""ReMax: rewards relative to that of the greedy response (arXiv 2310.10505)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch import Batch
+from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail_algorithms.config.estimators import RemaxConfig
+from dovetail_algorithms.estimators.scans import discounted_returns
+from dovetail_algorithms.estimators.token_level import TokenEstimator
+
+
+class Remax(TokenEstimator):
+    """A_t = Σ_{s≥t} R_s − b, with b the reward of the greedy response to the same prompt (arXiv 2310.10505).
+
+    Needs no value model and works with one sample a prompt, but costs one more response each: the
+    rollout answers every prompt once at temperature 0, and the reward scores it. Rewards of the
+    policy's own tokens count only; tool tokens hold 0.
+    """
+
+    name = "remax"
+    Config = RemaxConfig
+    scope = "sample"
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"token_rewards", "response_mask", "baseline_scores"})
+
+    def estimate(self, columns: Batch, groups: Groups) -> Advantages:
+        mask = self.mask(columns)
+        rewards_T = columns["token_rewards"].values
+        returns_T = discounted_returns(rewards_T, mask.values, mask.offsets, 1.0)
+        advantages_T = np.repeat(columns["baseline_scores"].astype(np.float32), mask.lengths)
+        np.subtract(returns_T, advantages_T, out=advantages_T)
+        advantages_T *= mask.values
+        return Advantages(
+            advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
+        )

@@ -1,0 +1,1 @@
+"""Sample filters, one a module."""

@@ -1,0 +1,53 @@
+"""DAPO's dynamic sampling: groups whose rewards are all equal teach nothing (arXiv 2503.14476, section 3.2)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Bool
+
+from dovetail.batch import Batch
+from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail_algorithms.config.filters import EqualRewardsConfig
+from dovetail_algorithms.filters.rewards import judged_rewards, rewards_column
+
+
+class EqualRewards(SampleFilter):
+    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
+
+    keep group g  ⇔  max_g r_i − min_g r_i > tolerance
+
+    A group whose rewards are all equal has only advantages of 0. It leaves the batch, and other prompts take its place
+    in the next round of generation, up to `algorithm.max_generation_rounds`. A group thinned to one sample by
+    failures has equal rewards, too. With a single response a prompt (rollout.n = 1) nothing would be left: then leave
+    this filter out.
+    """
+
+    name = "equal_rewards"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    action = "drop"
+    Config = EqualRewardsConfig
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({rewards_column(config.component)})
+
+    def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+        """Bool [N]: True throughout the groups whose rewards differ.
+
+        Raises:
+            ColumnError: a sample lacks the named component.
+        """
+        rewards_N = judged_rewards(columns, self.config.component, "sample filter 'equal_rewards'")
+        smallest_G = np.full(groups.count, np.inf)
+        largest_G = np.full(groups.count, -np.inf)
+        # A reward that is not finite is kept, so that the step stops at it instead of losing it here.
+        with np.errstate(invalid="ignore"):
+            np.minimum.at(smallest_G, groups.index_N, rewards_N)
+            np.maximum.at(largest_G, groups.index_N, rewards_N)
+            equal_G = largest_G - smallest_G <= self.config.tolerance
+        kept_N: np.ndarray = ~equal_G[groups.index_N]
+        return kept_N

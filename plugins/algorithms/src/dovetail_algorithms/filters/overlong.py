@@ -1,0 +1,40 @@
+"""Overlong filtering: truncated responses have no loss (DAPO, arXiv 2503.14476, section 3.4)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Bool
+
+from dovetail.batch import Batch
+from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail_algorithms.config.filters import OverlongConfig
+
+
+class Overlong(SampleFilter):
+    """Overlong filtering (DAPO, arXiv 2503.14476, section 3.4).
+
+    keep sample i  ⇔  no sample of its trajectory has the finish_reason `length`
+
+    The reward of a response that was cut off says little of how it reasoned. Such a response still counts in its
+    group's mean and spread, but its tokens have no loss.
+    """
+
+    name = "overlong"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    action = "mask"
+    Config = OverlongConfig
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"finish_reason"})
+
+    def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+        """Bool [N]: False for truncated samples, and for the other samples of their trajectories."""
+        columns.require(["finish_reason"], "sample filter 'overlong'")
+        truncated_N = np.array([r == "length" for r in columns["finish_reason"]], np.bool_)
+        kept_N: np.ndarray = groups.trajectory_mean_N(truncated_N.astype(np.float64)) == 0
+        return kept_N

@@ -1,0 +1,61 @@
+"""The rewards that filters judge by. N samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from dovetail.batch import Batch
+from dovetail.errors import ColumnError, nearest
+
+_SHOWN = 3
+"""Samples without a component that an error lists."""
+
+
+def rewards_column(component: str | None) -> str:
+    """The column that holds the whole reward, or its named parts."""
+    return "scores" if component is None else "reward_components"
+
+
+def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[np.ndarray, "N"]:
+    """float64 [N]: the samples' rewards, or one named part of them.
+
+    Args:
+        columns: `scores` float32 [N], or `reward_components`, N mappings of names to numbers.
+        component: the part's name; None for the whole reward.
+        who: how errors call the filter.
+
+    Raises:
+        ColumnError: the column is not there, or samples lack the component; names them and what they have.
+    """
+    columns.require([rewards_column(component)], who)
+    if component is None:
+        return np.asarray(columns["scores"], np.float64)
+    components = columns["reward_components"]
+    lacking = [row for row, parts in enumerate(components) if not _has(parts, component)]
+    if lacking:
+        raise _no_component(columns, lacking, component, who)
+    return np.array([parts[component] for parts in components], np.float64)
+
+
+def _has(parts: Any, component: str) -> bool:
+    return isinstance(parts, Mapping) and isinstance(parts.get(component), (int, float, np.number))
+
+
+def _no_component(columns: Batch, lacking: list[int], component: str, who: str) -> ColumnError:
+    ids = columns["sample_id"] if "sample_id" in columns else list(range(len(columns)))
+    listed = ", ".join(str(ids[row]) for row in lacking[:_SHOWN])
+    more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+    parts = columns["reward_components"][lacking[0]]
+    known = sorted(map(str, parts)) if isinstance(parts, Mapping) else []
+    close = nearest(component, known)
+    return ColumnError(
+        f"{who} looks at the reward component {component!r}, which {len(lacking)} of {len(columns)} samples do not "
+        f"have as a number ({listed}{more}); the first has {', '.join(known) or 'none'}",
+        hint=f"did you mean {close!r}?"
+        if close and close != component
+        else f"let the reward function return {component!r} for every sample, or leave `component` out",
+    )

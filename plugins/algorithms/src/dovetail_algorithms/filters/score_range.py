@@ -1,0 +1,54 @@
+"""The accuracy filter: prompts that are too hard or too easy are left out (PRIME, arXiv 2502.01456)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Bool
+
+from dovetail.batch import Batch
+from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail_algorithms.config.filters import ScoreRangeConfig
+from dovetail_algorithms.filters.rewards import judged_rewards, rewards_column
+
+ROUNDING = 1e-6
+"""Rewards are float32, whose mean may come out a little below the bound that it equals."""
+
+
+class ScoreRange(SampleFilter):
+    """The accuracy filter (online prompt filtering of PRIME, arXiv 2502.01456).
+
+    keep group g  ⇔  lower ≤ mean_g r_i ≤ upper
+
+    Both bounds are kept. A trajectory counts once in the mean of its group. With `unit: sample` each sample is judged
+    by its own reward. With rewards of 0 and 1 and `lower: 0.2`, `upper: 0.8`, prompts remain of which a fifth
+    to four fifths of the responses are right.
+    """
+
+    name = "score_range"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    action = "drop"
+    Config = ScoreRangeConfig
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({rewards_column(config.component)})
+
+    def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+        """Bool [N]: True for the groups, or samples, within the bounds.
+
+        Raises:
+            ColumnError: a sample lacks the named component.
+        """
+        rewards_N = judged_rewards(columns, self.config.component, "sample filter 'score_range'")
+        whole_groups = self.config.unit == "group"
+        judged_N = groups.mean_N(rewards_N) if whole_groups else groups.trajectory_mean_N(rewards_N)
+        lower = -np.inf if self.config.lower is None else self.config.lower - ROUNDING
+        upper = np.inf if self.config.upper is None else self.config.upper + ROUNDING
+        # A reward that is not finite is kept, so that the step stops at it instead of losing it here.
+        within_N = (judged_N >= lower) & (judged_N <= upper)
+        kept_N: np.ndarray = within_N | ~np.isfinite(judged_N)
+        return kept_N

@@ -1,0 +1,43 @@
+"""CISPO: the clipped importance ratio as a weight of the policy gradient (MiniMax-M1, arXiv 2506.13585)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail_algorithms.config.losses import CispoConfig
+from dovetail_algorithms.losses.ratio import as_numbers, clip_metrics, log_ratio, ratio_metrics
+
+
+class Cispo(PolicyLoss):
+    """L = −sg(clip(ρ, 1 − clip_low, 1 + clip_high)) · A · log π, ρ = exp(clamp(log π − log π_old, ±20)).
+
+    Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip takes the gradient of a token away; here every token keeps it,
+    rare ones that open a new line of thought included, and only its weight is bounded. The paper bounds it above
+    alone (`clip_low: null`) and names no value; 2510.13786 finds caps of 4 to 8 alike, hence clip_high = 4.
+
+    For several updates per rollout, and for rollouts that lag behind. Aggregation: `token_mean`, as in the paper.
+    """
+
+    name = "cispo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = CispoConfig
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"advantages", "old_log_probs"})
+
+    def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """Losses [T], and metrics: shares of tokens whose weight a bound cut, and the ratio's."""
+        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
+        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
+        ratio_T = log_ratio_T.exp()
+        low, upper = self.config.clip_low, 1 + self.config.clip_high
+        lower = None if low is None else 1 - low
+        weights_T = ratio_T.clamp(lower, upper)
+
+        tokens = inputs.mask_T.count_nonzero()
+        metrics = clip_metrics(tokens, ratio_T > upper, None if lower is None else ratio_T < lower)
+        metrics |= ratio_metrics(ratio_T, log_ratio_T, as_numbers(inputs.mask_T, ratio_T), tokens)
+        return TokenLosses(losses_T=-(weights_T * advantages_T) * log_probs_T, metrics=metrics)

@@ -1,0 +1,76 @@
+"""Clip-Cov: PPO's loss without the gradient of a few tokens of high covariance (arXiv 2505.22617)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.batch import Batch, Column, Ragged
+from dovetail.interfaces.plugin import Reduction
+from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.numerics import share_metric
+from dovetail_algorithms.config.losses import ClipCovConfig
+from dovetail_algorithms.losses.covariance import PREPARES, covariances
+from dovetail_algorithms.losses.ratio import (
+    as_numbers,
+    clip_metrics,
+    clipped_surrogate,
+    log_ratio,
+    ratio_metrics,
+    with_slopes,
+)
+
+CHOSEN = "clip_cov_detached"
+
+
+class ClipCov(PolicyLoss):
+    """L = 0 on the chosen tokens, max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)) on the others.
+
+    Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
+    log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. Of those in
+    (`cov_low`, `cov_high`) = (1, 5) a random few, `share` = 2e-4 of all tokens and at least one, lose their gradient.
+
+    Means and choice are over the whole mini-batch, and the choice is a hash of sample and position, so that neither
+    micro-batches nor ranks nor order matter; several updates on one mini-batch choose alike. It reads
+    `old_log_probs` before the update, hence a pass for them. Aggregation: `token_mean`.
+    """
+
+    name = "clip_cov"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = ClipCovConfig
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(CHOSEN, "float32", "ragged", "1 on tokens that Clip-Cov detaches", "actor", "response_ids"),
+    )  # fmt: skip
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"advantages", "old_log_probs"})
+
+    @classmethod
+    def prepares(cls, config: Any) -> frozenset[str]:
+        return PREPARES
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
+        config = self.config
+        found = covariances(mini_batch, reduction, f"policy loss {self.name!r}", self.context.seed)
+        return {
+            CHOSEN: found.random_between(config.cov_low, config.cov_high, config.share, reduction)
+        }
+
+    def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """Losses [T], and metrics: shares of tokens bounded and detached, and the ratio's."""
+        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
+        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
+        ratio_T = log_ratio_T.exp()
+        low, high = self.config.clip_low, self.config.clip_high
+        found = clipped_surrogate(ratio_T, advantages_T, clip_low=low, clip_high=high)
+        chosen_T = inputs.columns[CHOSEN]
+        kept_T = 1 - chosen_T
+
+        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
+        metrics = clip_metrics(tokens, found.upper_T, found.lower_T)
+        metrics |= ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
+        metrics["actor/clip_cov_frac"] = share_metric(chosen_T, tokens)
+        losses_T = with_slopes(found.values_T * kept_T, found.slopes_T * kept_T, log_probs_T)
+        return TokenLosses(losses_T=losses_T, metrics=metrics)

@@ -1,0 +1,107 @@
+"""The covariance of a token's advantage with its log-probability, over a mini-batch, and choosing tokens by it.
+
+Tokens with a high covariance are what lowers the entropy (arXiv 2505.22617). It is taken from `old_log_probs`, before
+the mini-batch is cut, so that micro-batches, ranks and order change nothing. N samples and T tokens of this rank.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces.plugin import Reduction
+from dovetail_algorithms.losses.selection import (
+    largest,
+    ordered_keys,
+    share_of,
+    token_hashes,
+)
+
+PREPARES = frozenset({"advantages", "old_log_probs", "response_mask", "sample_id"})
+"""Columns that `covariances` and the selections read."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Covariances:
+    """What one rank knows of the mini-batch's covariances.
+
+    Attributes:
+        values_T: float32 [T], (A − mean A)(log π_old − mean log π_old), the means over all ranks' tokens.
+        mask: bool, ragged [T]; where it is False the value is 0 and means nothing.
+        tokens: how many tokens have mask True over all ranks.
+        sample_ids: N unique names.
+        seed: the run's.
+    """
+
+    values_T: Float32[np.ndarray, "T"]
+    mask: Ragged
+    tokens: int
+    sample_ids: list[str]
+    seed: int
+
+    def highest(self, share: float, reduction: Reduction) -> Ragged:
+        """The share of all tokens that has the highest covariance: float32, 1 there and 0 elsewhere.
+
+        Equal covariances are ranked by a hash of sample and position.
+        """
+        keys_T = ordered_keys(self.values_T, token_hashes(self.sample_ids, self.mask, self.seed))
+        return self._column(largest(keys_T, self._kept_T, share_of(self.tokens, share), reduction))
+
+    def random_between(self, low: float, high: float, share: float, reduction: Reduction) -> Ragged:
+        """Tokens picked at random among those with a covariance in (low, high): float32, 1 there and 0 elsewhere.
+
+        As many as `share` of all tokens, or all that there are. The choice is a hash of sample and position.
+        """
+        between_T = self._kept_T & (self.values_T > low) & (self.values_T < high)
+        keys_T = token_hashes(self.sample_ids, self.mask, self.seed)
+        return self._column(largest(keys_T, between_T, share_of(self.tokens, share), reduction))
+
+    @property
+    def _kept_T(self) -> Bool[np.ndarray, "T"]:
+        return self.mask.values.astype(bool, copy=False)
+
+    def _column(self, chosen_T: Bool[np.ndarray, "T"]) -> Ragged:
+        return self.mask.with_values(chosen_T.astype(np.float32))
+
+
+def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) -> Covariances:
+    """Covariances of this rank's tokens.
+
+    Args:
+        mini_batch: this rank's part, with the columns of `PREPARES`; advantages [N] or ragged [T].
+        reduction: sums over the ranks that hold the other parts.
+        who: asks, in the error.
+        seed: the run's.
+
+    Raises:
+        ColumnError: a column is missing.
+    """
+    mini_batch.require(sorted(PREPARES), who)
+    mask = mini_batch["response_mask"]
+    kept_T = mask.values.astype(bool, copy=False)
+    advantages = mini_batch["advantages"]
+    if not isinstance(advantages, Ragged):
+        advantages = mask.with_values(np.repeat(advantages, mask.lengths))
+    advantages_T = np.where(kept_T, advantages.values, np.float32(0))
+    log_probs_T = np.where(kept_T, mini_batch["old_log_probs"].values, np.float32(0))
+    sums = reduction.sum(
+        np.array(
+            [
+                np.count_nonzero(kept_T),
+                advantages_T.sum(dtype=np.float64),
+                log_probs_T.sum(dtype=np.float64),
+            ]
+        )
+    )
+    # Means in float32: the last digits of a float64 sum depend on the order of adding, a float32 of it does not.
+    advantage, log_prob = (sums[1:] / max(sums[0], 1)).astype(np.float32)
+    values_T = (advantages_T - advantage) * (log_probs_T - log_prob)
+    return Covariances(
+        values_T=np.where(kept_T, values_T, np.float32(0)),
+        mask=mask,
+        tokens=int(sums[0]),
+        sample_ids=mini_batch["sample_id"],
+        seed=seed,
+    )

@@ -1,0 +1,73 @@
+"""DPPO: a trust region by the divergence of probabilities instead of their ratio (arXiv 2602.04879)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail_algorithms.config.losses import DppoConfig
+from dovetail_algorithms.losses.ratio import as_numbers, clip_metrics, log_ratio, ratio_metrics
+
+MAX_RATIO = 20.0
+"""Greatest importance weight of a token."""
+THRESHOLDS = {"total_variation": 0.15, "binary_kl": 0.05}
+"""How far the probability may move, by divergence, where the config does not say."""
+SMALLEST = 1e-12
+"""Floor of a probability inside a logarithm."""
+
+
+class Dppo(PolicyLoss):
+    """L = −A · sg(min(ρ, 20)) · log π where the token is inside the trust region or coming back, else 0.
+
+    Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout
+    policy, ρ = p / q. A ratio cuts rare tokens off too soon and likely ones too late; a divergence does neither.
+    The gradient goes where A > 0 and p > q, or A ≤ 0 and p < q, and the divergence is above `threshold`:
+    `total_variation` |p − q| (0.15), or `binary_kl` q log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
+
+    Anchored on the rollout policy, so it needs `rollout_log_probs` and no pass for old ones, and its ratio corrects for the
+    rollout engine already: don't add importance weights. Aggregation: `token_mean`. Ratio metrics are to the rollout policy.
+    """
+
+    name = "dppo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = DppoConfig
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"advantages", "rollout_log_probs"})
+
+    def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """Losses [T], and metrics: shares of tokens outside the trust region by side, and the ratio's."""
+        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
+        anchor_T = inputs.columns["rollout_log_probs"]
+        log_ratio_T = log_ratio(log_probs_T, anchor_T)
+        ratio_T = log_ratio_T.exp()
+        outside_T = self._outside(log_probs_T.detach(), anchor_T)
+        positive_T = advantages_T > 0
+        upper_T = (log_ratio_T > 0) & positive_T & outside_T
+        lower_T = (log_ratio_T < 0) & ~positive_T & outside_T
+        inside_T = as_numbers((upper_T | lower_T).logical_not_(), ratio_T)
+        slopes_T = -(ratio_T.clamp(max=MAX_RATIO).mul_(inside_T) * advantages_T)
+
+        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
+        metrics = clip_metrics(tokens, upper_T, lower_T)
+        metrics |= ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
+        return TokenLosses(losses_T=slopes_T * log_probs_T, metrics=metrics)
+
+    def _outside(self, log_probs_T: Float[Tensor, "T"], anchor_T: Float[Tensor, "T"]) -> Tensor:
+        divergence = self.config.divergence
+        bound = self.config.threshold
+        bound = THRESHOLDS[divergence] if bound is None else bound
+        if divergence == "total_variation":
+            return (log_probs_T.exp() - anchor_T.exp()).abs() > bound
+        # 1 − p from the log-probability keeps its digits where p is near 1.
+        rest_T, anchor_rest_T = -log_probs_T.expm1(), -anchor_T.expm1()
+        kl_T = anchor_T.exp() * (anchor_T - log_probs_T) + torch.xlogy(
+            anchor_rest_T, anchor_rest_T.clamp(min=SMALLEST) / rest_T.clamp(min=SMALLEST)
+        )
+        return kl_T > bound

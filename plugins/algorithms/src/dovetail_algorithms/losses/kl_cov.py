@@ -1,0 +1,79 @@
+"""KL-Cov: a penalty on the few tokens of highest covariance (arXiv 2505.22617)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.batch import Batch, Column, Ragged
+from dovetail.interfaces.plugin import Reduction
+from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.numerics import share_metric
+from dovetail_algorithms.config.losses import KlCovConfig
+from dovetail_algorithms.losses.covariance import PREPARES, covariances
+from dovetail_algorithms.losses.ratio import (
+    RATIO_BOUND,
+    as_numbers,
+    clip_metrics,
+    log_ratio,
+    ratio_metrics,
+    with_slopes,
+)
+
+CHOSEN = "kl_cov_penalised"
+
+
+class KlCov(PolicyLoss):
+    """L = −A ρ, and coef · |log π − log π_old| more on the chosen tokens; ρ = exp(clamp(log π − log π_old, ±20)).
+
+    Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
+    log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. The highest `share` =
+    2e-4 of all tokens, at least one, are held near the old policy with the paper's coef = 1; the others are free.
+
+    Means and ranking are over the whole mini-batch, ties broken by a hash of sample and position, so that neither
+    micro-batches nor ranks nor order matter. It reads `old_log_probs` before the update, hence a pass for them.
+    Aggregation: `token_mean`. Nothing is clipped, so the clip shares are 0.
+    """
+
+    name = "kl_cov"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = KlCovConfig
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(CHOSEN, "float32", "ragged", "1 on tokens that KL-Cov penalises", "actor", "response_ids"),
+    )  # fmt: skip
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"advantages", "old_log_probs"})
+
+    @classmethod
+    def prepares(cls, config: Any) -> frozenset[str]:
+        return PREPARES
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
+        found = covariances(mini_batch, reduction, f"policy loss {self.name!r}", self.context.seed)
+        return {CHOSEN: found.highest(self.config.share, reduction)}
+
+    def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """Losses [T], and metrics: share of tokens penalised, and the ratio's."""
+        log_probs_T, old_T = inputs.log_probs_T, inputs.columns["old_log_probs"]
+        log_ratio_T = log_ratio(log_probs_T, old_T)
+        ratio_T = log_ratio_T.exp()
+        plain_T = -(inputs.columns["advantages"] * ratio_T)
+        # The distance is not clamped as the ratio is, so that the penalty never lets go.
+        distance_T, chosen_T = log_probs_T.detach() - old_T, inputs.columns[CHOSEN]
+        pull_T = distance_T.sign() * chosen_T * self.config.coef
+
+        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
+        metrics = clip_metrics(tokens) | ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
+        metrics["actor/kl_cov_frac"] = share_metric(chosen_T, tokens)
+        free_T = as_numbers(ratio_T < RATIO_BOUND, ratio_T)
+        losses_T = with_slopes(
+            torch.addcmul(plain_T, pull_T, distance_T),
+            torch.addcmul(pull_T, plain_T, free_T),
+            log_probs_T,
+        )
+        return TokenLosses(losses_T=losses_T, metrics=metrics)

@@ -1,0 +1,105 @@
+"""Picking tokens out of a mini-batch that is spread over ranks: as many as asked for, the same ones on any ranks.
+
+T tokens of this rank, N samples of this rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float32, UInt64
+
+from dovetail.batch import Ragged
+from dovetail.interfaces.plugin import Reduction
+
+DIGIT_BITS = 16
+"""Bits of the keys that one reduction settles."""
+DIGITS = 1 << DIGIT_BITS
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def largest(
+    keys_T: UInt64[np.ndarray, "T"],
+    candidates_T: Bool[np.ndarray, "T"],
+    count: int,
+    reduction: Reduction,
+) -> Bool[np.ndarray, "T"]:
+    """The `count` candidates with the largest keys over all ranks: bool [T], this rank's part.
+
+    The key of the last one taken is found 16 bits at a time, from counts summed over ranks. Candidates whose keys
+    equal it are all taken; all candidates are, where there are no more than `count`.
+
+    Args:
+        keys_T: uint64 [T].
+        candidates_T: bool [T].
+        count: how many, over all ranks; the same on every rank.
+        reduction: sums over the ranks that hold the other parts.
+    """
+    total = int(reduction.sum(np.array([np.count_nonzero(candidates_T)], np.int64))[0])
+    if count <= 0:
+        return np.zeros_like(candidates_T)
+    if total <= count:
+        return candidates_T.copy()
+    rest, wanted, threshold = keys_T[candidates_T], count, 0
+    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
+        digits = ((rest >> np.uint64(shift)) & np.uint64(DIGITS - 1)).astype(np.int64)
+        counts = reduction.sum(np.bincount(digits, minlength=DIGITS).astype(np.int64))
+        at_least = counts[::-1].cumsum()[::-1]
+        digit = int(np.flatnonzero(at_least >= wanted)[-1])
+        wanted -= int(at_least[digit] - counts[digit])
+        threshold |= digit << shift
+        rest = rest[digits == digit]
+    return candidates_T & (keys_T >= np.uint64(threshold))
+
+
+def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[np.ndarray, "T"]:
+    """A random-looking number a token, from the seed, its sample's id and its position alone: uint64 [T].
+
+    The counter within a sample's stream is the position (splitmix64 over BLAKE2b of the id), so that neither
+    batch-mates, nor order, nor ranks matter.
+
+    Args:
+        sample_ids: N unique names.
+        rows: any column over the response tokens.
+        seed: the run's.
+    """
+    seeds_N = np.array(
+        [
+            int.from_bytes(
+                hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little"
+            )
+            for name in sample_ids
+        ],
+        np.uint64,
+    )
+    position_T = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    state_T = (
+        np.repeat(seeds_N, rows.lengths) + (position_T.astype(np.uint64) + np.uint64(1)) * GOLDEN
+    )
+    state_T = (state_T ^ (state_T >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state_T = (state_T ^ (state_T >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashes_T: np.ndarray = state_T ^ (state_T >> np.uint64(31))
+    return hashes_T
+
+
+def ordered_keys(
+    values_T: Float32[np.ndarray, "T"], ties_T: UInt64[np.ndarray, "T"]
+) -> UInt64[np.ndarray, "T"]:
+    """Keys that rise with the values, and among equal values with the upper half of `ties_T`: uint64 [T].
+
+    Args:
+        values_T: float32 [T], no NaN.
+        ties_T: uint64 [T].
+    """
+    # Adding 0 turns −0 into 0. The bits of positive floats rise with them, those of negative ones fall.
+    bits_T = (values_T + np.float32(0)).view(np.uint32)
+    negative_T = bits_T >> np.uint32(31) != 0
+    rising_T = np.where(negative_T, ~bits_T, bits_T | np.uint32(1 << 31)).astype(np.uint64)
+    return (rising_T << np.uint64(32)) | (ties_T >> np.uint64(32))
+
+
+def share_of(tokens: int, share: float) -> int:
+    """How many tokens a share is: rounded down, but at least one where the share is above 0."""
+    return max(int(tokens * share), 1) if share > 0 and tokens else 0

@@ -1,0 +1,170 @@
+"""Presets: what a paper combines, under one name. Their settings are in `config/presets.py`.
+
+Where a preset leaves a setting of its parts alone, that part's own default holds.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.interfaces.preset import Preset
+from dovetail_algorithms.config import presets as configs
+
+
+class _Published(Preset):
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+
+
+class Ppo(_Published):
+    """PPO (arXiv 1707.06347) as it is used for language models (1909.08593).
+
+    Advantages by GAE from a critic, ratios clipped to 1 ± 0.2, four epochs over each rollout, values clipped to
+    ± 0.2, and a KL penalty per token (k1) in the reward. Its coefficient is the field's 0.001.
+
+    `actor.mini_batch_size` divides an epoch into several updates.
+    """
+
+    name = "ppo"
+    Config = configs.PpoPresetConfig
+
+
+class Grpo(_Published):
+    """GRPO (DeepSeekMath, arXiv 2402.03300).
+
+    Rewards relative to their group in units of its standard deviation, ratios clipped to 1 ± 0.2, the mean over
+    responses of the mean over each one's tokens, and a KL penalty (k3) in the loss. The paper's coefficient is 0.04;
+    this is the field's 0.001.
+    """
+
+    name = "grpo"
+    Config = configs.GrpoPresetConfig
+
+
+class DrGrpo(_Published):
+    """Dr. GRPO (arXiv 2503.20783): GRPO without the divisions by a group's spread and by a response's length.
+
+    Token losses are summed and divided by the constant data.max_response_length. There is no KL penalty.
+    """
+
+    name = "dr_grpo"
+    Config = configs.DrGrpoPresetConfig
+
+
+class Dapo(_Published):
+    """DAPO (arXiv 2503.14476): GRPO for long reasoning.
+
+    - Clip higher: ratios between 1 − 0.2 and 1 + 0.28.
+    - Token-level loss: the mean over all tokens, so that long responses weigh by their length.
+    - Dynamic sampling: groups whose rewards are all equal are left out and replaced, in up to 10 rounds of
+      generation a step.
+    - Soft overlong punishment: a penalty up to 1 on the reward within the last fifth of data.max_response_length,
+      the paper's 4,096 of 20,480 tokens. It is made for rewards of ± 1; `overlong_share: null` leaves it out.
+    - Overlong filtering, with `mask_truncated: true`: truncated responses have no loss. The paper tries it before
+      the punishment takes its place, so that it is off.
+
+    There is no KL penalty.
+    """
+
+    name = "dapo"
+    Config = configs.DapoPresetConfig
+
+
+class Gspo(_Published):
+    """GSPO (arXiv 2507.18071): the importance ratio of the whole sequence, clipped to (1 − 3e-4, 1 + 4e-4).
+
+    GRPO's advantages, the mean over responses, no KL penalty. With one update a rollout every ratio is 1 and nothing
+    is clipped; the paper takes four mini-batches (`actor.mini_batch_size`).
+    """
+
+    name = "gspo"
+    Config = configs.GspoPresetConfig
+
+
+class Cispo(_Published):
+    """CISPO (MiniMax-M1, arXiv 2506.13585): a policy gradient whose importance weights are clipped and detached.
+
+    GRPO's advantages, the mean over all tokens, no KL penalty. The paper takes dynamic sampling and a length penalty
+    over from DAPO: `algorithm.sample_filters=[equal_rewards]`, `algorithm.max_generation_rounds` and
+    `algorithm.overlong_penalty` add them.
+    """
+
+    name = "cispo"
+    Config = configs.CispoPresetConfig
+
+
+class Sapo(_Published):
+    """SAPO (arXiv 2511.20347): a sigmoid gate on the ratio of each token in place of clipping.
+
+    GRPO's advantages, the mean over responses of the mean over each one's tokens, no KL penalty.
+    """
+
+    name = "sapo"
+    Config = configs.SapoPresetConfig
+
+
+class Rloo(_Published):
+    """RLOO (arXiv 2402.14740): REINFORCE with the mean reward of the group's other samples as its baseline.
+
+    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the field's 0.001. The mean over all
+    tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
+    choose `algorithm.policy_loss=ppo_clip`.
+    """
+
+    name = "rloo"
+    Config = configs.RlooPresetConfig
+
+
+class ReinforcePlusPlus(_Published):
+    """REINFORCE++ (arXiv 2501.03262): returns whitened over the batch, without critic or groups.
+
+    Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward; its coefficient
+    is the field's 0.001.
+    """
+
+    name = "reinforce_plus_plus"
+    Config = configs.ReinforcePlusPlusPresetConfig
+
+
+class Remax(_Published):
+    """ReMax (arXiv 2310.10505): REINFORCE with the reward of the greedy response as its baseline.
+
+    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the field's 0.001. The mean over all
+    tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
+    choose `algorithm.policy_loss=ppo_clip`.
+    """
+
+    name = "remax"
+    Config = configs.RemaxPresetConfig
+
+
+class Opo(_Published):
+    """OPO (arXiv 2505.23585): the plain policy gradient with the length-weighted baseline of least variance.
+
+    Exactly on-policy: one epoch, one update a rollout. Neither clipping nor a KL penalty. The mean over all tokens has
+    the direction of the paper's sum over each response's tokens.
+    """
+
+    name = "opo"
+    Config = configs.OpoPresetConfig
+
+
+class Gpg(_Published):
+    """GPG (arXiv 2504.02546): the plain policy gradient with rewards relative to their group's mean.
+
+    Advantages are scaled up by the share of groups that teach nothing, the loss is the mean over all tokens, and
+    there is neither clipping nor a KL penalty.
+    """
+
+    name = "gpg"
+    Config = configs.GpgPresetConfig
+
+
+class Gmpo(_Published):
+    """GMPO (arXiv 2507.20673): the geometric mean of a response's token ratios, each clipped to e^±0.4.
+
+    GRPO's advantages, the mean over responses, no KL penalty.
+    """
+
+    name = "gmpo"
+    Config = configs.GmpoPresetConfig

@@ -1,0 +1,80 @@
+"""The first process of a sandbox: starts the program, takes in its orphans, and tells how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from typing import NoReturn
+
+from . import confine, jail, program
+from . import syscalls as sc
+from .wire import Request, Setup
+
+FAULT = b"!"
+"""First byte of a report that says what kept the program from starting."""
+STATUS = struct.Struct("<i")
+STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
+"""Where the descriptors lie in a first process and below it."""
+
+
+def place(descriptors: list[int]) -> None:
+    """Move stdin, stdout, stderr, payload and report to their places, and close all others."""
+    free = max(len(descriptors), *descriptors) + 1
+    for offset, fd in enumerate(descriptors):
+        os.dup2(fd, free + offset, inheritable=True)
+    for target in range(len(descriptors)):
+        os.dup2(free + target, target, inheritable=True)
+    os.closerange(len(descriptors), os.sysconf("SC_OPEN_MAX") if free > 1 << 16 else 1 << 16)
+
+
+def first_process(
+    setup: Setup, request: Request, *, user: int | None, readable: list[str]
+) -> NoReturn:
+    """Start the program and wait for it; every process that it leaves behind ends with this one or with its supervisor."""
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _fault(error)
+    if pid == 0:
+        _become(setup, request, user, readable)
+    for fd in (STDIN, STDOUT, STDERR, PAYLOAD):
+        os.close(fd)
+    while True:
+        ended, status = os.wait()
+        if ended == pid:
+            os.write(REPORT, STATUS.pack(status))
+            os._exit(0)
+
+
+def _become(setup: Setup, request: Request, user: int | None, readable: list[str]) -> NoReturn:
+    """Confine this process and run the program in it."""
+    try:
+        os.setsid()
+        payload = program.read(PAYLOAD)
+        confine.confine(setup, request, user=user, readable=readable)
+        program.write_files(payload)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the program must not run
+        _fault(error)
+    os.close(REPORT)
+    program.run(payload, setup["packages"])
+
+
+def _fault(error: BaseException) -> NoReturn:
+    os.write(REPORT, FAULT + f"{type(error).__name__}: {error}"[:2000].encode())
+    os._exit(1)
+
+
+def main() -> NoReturn:
+    """Under bubblewrap: its arguments are set-up, request, private user and readable paths as JSON."""
+    for number in (signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        setup, request, user, readable = json.loads(sys.argv[1])
+        os.chdir(jail.WORK)
+        sc.prctl(sc.SET_PDEATHSIG, signal.SIGKILL)
+    except BaseException as error:  # noqa: BLE001
+        _fault(error)
+    first_process(setup, request, user=user, readable=readable)

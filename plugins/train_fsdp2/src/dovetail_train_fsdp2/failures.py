@@ -1,0 +1,43 @@
+"""Which samples made an update fail: found afterwards, by scoring each alone, since a good update must not pay for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.batch import Batch
+from dovetail.numerics import Objective
+from dovetail_train_fsdp2.forward import Scorer
+from dovetail_train_fsdp2.packing import Cut, lay_out
+
+
+@torch.no_grad()
+def failing_rows(
+    scorer: Scorer,
+    goal: Objective,
+    mini_batch: Batch,
+    denominators: Mapping[str, float],
+    parts: Sequence[Cut],
+) -> list[int]:
+    """Positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
+
+    Args:
+        scorer: with the weights of the update, which were not changed by it.
+        goal: the objective.
+        mini_batch: prepared.
+        denominators: of the whole mini-batch.
+        parts: the update's micro-batches.
+    """
+    failing: list[int] = []
+    for part in parts:
+        micro_batch = mini_batch.take(part.rows_B)
+        scores = scorer(lay_out(micro_batch, shared=part.shared), goal.outputs)
+        offsets = micro_batch["response_mask"].offsets
+        for i, row in enumerate(part.rows_B.tolist()):
+            tokens = slice(int(offsets[i]), int(offsets[i + 1]))
+            alone: dict[str, Tensor] = {name: values[tokens] for name, values in scores.items()}
+            if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
+                failing.append(row)
+    return sorted(failing)

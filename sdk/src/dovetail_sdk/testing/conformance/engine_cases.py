@@ -1,0 +1,132 @@
+"""What the suites of training engines share: tiny models, batches, objectives, and starting an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from dovetail.batch import Batch, Ragged
+from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.interfaces import make_plugin
+from dovetail.interfaces.engine import TrainEngine
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.runtime import PluginRef
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+
+Weights = dict[str, torch.Tensor]
+
+
+class EngineCases(PluginConformance):
+    """Base of the suites of training engines; without tests of its own but every plugin's."""
+
+    kind = "engine"
+    plugin: ClassVar[type[TrainEngine]]
+    device: ClassVar[str] = "cpu"
+    """The torch device of the plugin; the reference runs on the CPU."""
+    tolerance: ClassVar[float] = 2e-5
+    """Largest difference that counts as float32 rounding."""
+    policy_loss: ClassVar[str] = "reinforce"
+    """The policy loss of the test objective; any installed one does."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A tiny Qwen2 model with its tokenizer."""
+        return tiny_model_and_tokenizer(tmp_path_factory.mktemp("tiny"), vocab_size=300)
+
+    def start(
+        self,
+        model_directory: Path,
+        *,
+        budget: int = 4096,
+        head: Literal["lm", "value"] = "lm",
+        **optim: Any,
+    ) -> TrainEngine:
+        """Start an engine in float32: the actor's, or with the head "value" the critic's."""
+        transport = make_plugin(
+            PluginRef(kind="weight_transport", name="in_process"), PluginContext()
+        )
+        engine: TrainEngine = self.make(
+            seed=1,
+            role="actor" if head == "lm" else "critic",
+            head=head,
+            device=self.device,
+            model=ModelSection(path=str(model_directory), dtype="float32"),
+            training=TrainingSection(
+                optim=OptimSection(**{"lr": 1e-2, "eps": 1e-3, **optim}),
+                max_tokens_per_micro_batch=budget,
+            ),
+            total_steps=10,
+            tokenizer=AutoTokenizer.from_pretrained(str(model_directory)),
+            transport=transport,
+        )
+        engine.start()
+        return engine
+
+    def batch(self, seed: int = 0, size: int = 9) -> Batch:
+        """Random samples of different lengths; three share each prompt; some tokens are masked."""
+        rng = np.random.default_rng(seed)
+        prompts = [rng.integers(5, 300, rng.integers(1, 9)) for _ in range(-(-size // 3))]
+        responses = Ragged.from_list(
+            [rng.integers(5, 300, rng.integers(1, 14)) for _ in range(size)], dtype=np.int64
+        )
+        mask = rng.random(len(responses.values)) < 0.85
+        return Batch(
+            {
+                "group_id": np.arange(size) // 3,
+                "prompt_ids": Ragged.from_list(
+                    [prompts[i // 3] for i in range(size)], dtype=np.int64
+                ),
+                "response_ids": responses,
+                "response_mask": responses.with_values(mask),
+                "temperature": np.full(size, 0.8, np.float32),
+                "advantages": rng.normal(size=size).astype(np.float32),
+                "sample_id": [f"sample-{seed}-{i}" for i in range(size)],
+            }
+        )
+
+    def objective(self) -> ObjectiveSpec:
+        """A policy gradient with the mean over tokens."""
+        return ObjectiveSpec(
+            policy_loss=PluginRef(kind="policy_loss", name=self.policy_loss),
+            loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
+            old_log_probs_from_current=True,
+            requires=frozenset({"advantages"}),
+        )
+
+    def received(self, engine: TrainEngine, version: int = 1) -> Weights:
+        """The engine's weights, as a rollout would receive them."""
+        manifest = engine.weight_manifest(version)
+        engine.send_weights(version, manifest)
+        receiver = engine.context.transport.receiver()
+        return {name: tensor.clone().cpu() for name, tensor in receiver.receive(manifest)}
+
+    def after_updates(
+        self,
+        directory: Path,
+        budget: int,
+        batch: Batch,
+        count: int = 2,
+        objective: ObjectiveSpec | None = None,
+    ) -> Weights:
+        """Weights after some updates on one batch."""
+        engine = self.start(directory, budget=budget)
+        try:
+            for _ in range(count):
+                engine.update(batch, objective or self.objective())
+            return self.received(engine)
+        finally:
+            engine.close()
+
+    def assert_close(self, got: Weights, expected: Weights) -> None:
+        """Equal within float32 rounding."""
+        assert got.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(got[name], tensor, atol=self.tolerance, rtol=1e-4)

@@ -1,0 +1,100 @@
+"""What holds for every sample filter."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dovetail.batch import Batch, Ragged
+from dovetail.batch.columns import glossary
+from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+
+
+class SampleFilterConformance(PluginConformance):
+    """Subclass it, set `plugin`, and pytest runs the suite."""
+
+    kind = "sample_filter"
+    plugin: ClassVar[type[SampleFilter]]
+    components: ClassVar[tuple[str, ...]] = ("accuracy", "format")
+    """Names of the reward components that the samples have."""
+
+    def columns(self, seed: int, groups: int = 6, n: int = 4) -> Batch:
+        """A random batch of groups × n samples of 1 to 12 tokens, with rewards of 0 and 1, some groups of one sort."""
+        rng = np.random.default_rng(seed)
+        size = groups * n
+        right_share_G = np.resize([0.0, 0.5, 1.0], groups)
+        right_N = rng.random(size) < np.repeat(right_share_G, n)
+        mask = Ragged.from_list(
+            [np.ones(k, bool) for k in rng.integers(1, 13, size)], dtype=np.bool_
+        )
+        columns: dict[str, Any] = {
+            "sample_id": [f"sample-{row}" for row in range(size)],
+            "group_id": np.repeat(np.arange(groups), n),
+            "trajectory_id": np.arange(size),
+            "response_mask": mask,
+            "scores": right_N.astype(np.float32),
+            "finish_reason": [str(reason) for reason in rng.choice(["stop", "length"], size)],
+            "reward_components": [
+                {name: float(rng.integers(2)) for name in self.components} for _ in range(size)
+            ],
+        }
+        for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
+            column = glossary(self.plugin.columns)[name]
+            dtype = None if column.dtype == "object" else column.dtype
+            if column.shape == "object":
+                columns[name] = [None] * size
+            elif column.shape == "ragged":
+                columns[name] = mask.with_values(rng.random(len(mask.values)).astype(dtype))
+            else:
+                columns[name] = rng.random(size).astype(dtype)
+        return Batch(columns)
+
+    def keep(self, batch: Batch) -> np.ndarray:
+        """Run the filter on a batch."""
+        groups = Groups.of(batch["group_id"], batch["trajectory_id"])
+        kept: np.ndarray = self.make().keep(batch, groups)
+        return kept
+
+    def test_its_action_is_one_that_the_flow_knows(self) -> None:
+        assert self.plugin.action in ("drop", "mask")
+
+    def test_it_needs_only_what_rollout_and_reward_give(self) -> None:
+        known = glossary(self.plugin.columns)
+        required = self.plugin.requires(self.make_config())
+        later = {
+            n: known[n].owner
+            for n in required
+            if known[n].owner not in ("loader", "rollout", "reward")
+        }
+        assert not later, f"filters run before these are there: {later}"
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_one_boolean_a_sample(self, seed: int) -> None:
+        batch = self.columns(seed)
+        kept_N = self.keep(batch)
+        assert kept_N.dtype == np.bool_
+        assert kept_N.shape == (len(batch),)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_neither_the_order_of_samples_nor_the_numbers_of_groups_matter(self, seed: int) -> None:
+        batch = self.columns(seed)
+        order = np.random.default_rng(seed + 100).permutation(len(batch))
+        other = batch.take(order)
+        other = other.with_columns({"group_id": 7 - 3 * np.asarray(other["group_id"])})
+        np.testing.assert_array_equal(self.keep(other), self.keep(batch)[order])
+
+    def test_a_group_is_judged_alike_whatever_the_others_are(self) -> None:
+        batch = self.columns(0)
+        first = batch.slice(0, 4)
+        np.testing.assert_array_equal(self.keep(first), self.keep(batch)[:4])
+
+    def test_inputs_are_left_as_they_were(self) -> None:
+        batch = self.columns(0)
+        before = {n: np.array(getattr(c, "values", c)) for n, c in batch.columns.items()}
+        self.keep(batch)
+        for name, column in batch.columns.items():
+            np.testing.assert_array_equal(getattr(column, "values", column), before[name])

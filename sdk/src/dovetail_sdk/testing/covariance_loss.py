@@ -1,0 +1,51 @@
+"""A policy loss that looks at the whole mini-batch first, as those do that choose tokens by their covariance.
+
+It stands in a file of its own, so that a test can select it by path: `{path: …, attribute: CovarianceLoss}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+
+if TYPE_CHECKING:
+    from dovetail.batch import Batch, Ragged
+    from dovetail.interfaces.plugin import Reduction
+
+
+class CovarianceLoss(PolicyLoss):
+    """L = −(A log π + H / 100) on tokens whose (A − Ā)(log π_old − mean) is not above 0, and 0 on the others."""
+
+    name = "covariance"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"advantages", "entropies"})
+
+    @classmethod
+    def prepares(cls, config: Any) -> frozenset[str]:
+        return frozenset({"advantages", "old_log_probs"})
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
+        """`kept`: float32, 1 on the tokens that keep their loss."""
+        mask: Ragged = mini_batch["response_mask"]
+        mask_T = mask.values.astype(np.float64)
+        advantages_T = np.repeat(mini_batch["advantages"], mask.lengths).astype(np.float64)
+        old_T = mini_batch["old_log_probs"].values.astype(np.float64)
+        sums = [mask_T.sum(), (advantages_T * mask_T).sum(), (old_T * mask_T).sum()]
+        tokens, advantages, old = reduction.sum(np.array(sums))
+        count = max(tokens, 1.0)
+        covariance_T = (advantages_T - advantages / count) * (old_T - old / count)
+        return {"kept": mask.with_values((covariance_T <= 0).astype(np.float32))}
+
+    def token_losses(self, inputs: LossInputs) -> TokenLosses:
+        """Losses [T]."""
+        columns = inputs.columns
+        gain_T = columns["advantages"] * inputs.log_probs_T + columns["entropies"] / 100
+        return TokenLosses(losses_T=-gain_T * columns["kept"])

@@ -1,0 +1,294 @@
+"""`python -m dovetail_sdk docs`: a page of each algorithm, from manifests alone, and nothing stale."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.config import config_from_mapping
+from dovetail.config.plain_yaml import parse
+from dovetail.plugins.index import default_index
+from dovetail.plugins.page import page_of
+from dovetail_sdk.docs import HEADINGS, drift, pages, write
+from dovetail_sdk.manifest import write as write_manifest
+from dovetail_sdk.project import read_project
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PYPROJECT = """
+[project]
+name = "acme-combinations"
+version = "0.1.0"
+
+[project.entry-points."dovetail.preset"]
+acme = "acme_combinations.plugins:Acme"
+
+[project.entry-points."dovetail.sample_filter"]
+odd = "acme_combinations.odd:Odd"
+
+[project.entry-points."dovetail.kl_controller"]
+idle = "acme_combinations.plugins:Idle"
+"""
+
+CONFIG = '''
+import attrs
+
+from dovetail.config.sections import PluginSection, PresetSection
+
+
+@attrs.frozen(kw_only=True)
+class Limit:
+    """One limit."""
+
+    upper: float
+    """Largest value; a | b."""
+
+
+@attrs.frozen(kw_only=True)
+class OddConfig(PluginSection):
+    """Leaves out what is odd."""
+
+    share: float = attrs.field(default=0.5, validator=attrs.validators.gt(0))
+    """Part of the samples; see `a_b` and *this*."""
+    limits: tuple[Limit, ...] = (Limit(upper=2.0),)
+    """What else counts."""
+
+
+@attrs.frozen(kw_only=True)
+class AcmeConfig(PresetSection):
+    """Odd samples out."""
+
+    share: float = 0.25
+    """Part of the samples."""
+
+    def settings(self):
+        return {
+            "algorithm": {
+                "advantage": "grpo",
+                "sample_filters": [{"name": "odd", "share": self.share}],
+                "kl": {"in_loss": None},
+            }
+        }
+'''
+
+ODD = '''
+"""Odd samples (arXiv 2402.03300). More of this module."""
+
+import numpy as np
+
+from dovetail.batch.columns import Column
+from dovetail.interfaces.sample_filter import SampleFilter
+from acme_combinations.config import OddConfig
+
+
+class Odd(SampleFilter):
+    """keep i ⇔ x_i * 2 < limit
+
+    The second paragraph, with `code_in_ticks * 2`.
+
+        y = x * x
+    """
+
+    name = "odd"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    columns = (Column("acme_combinations.oddness", "float32", "ragged", "how | odd", "reward"),)
+    action = "drop"
+    Config = OddConfig
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"scores", "acme_combinations.oddness"})
+
+    def keep(self, columns, groups):
+        return np.ones(len(columns), bool)
+'''
+
+PLUGINS = '''
+"""Two plugins, neither of which is arXiv 1111.11111's."""
+
+from dovetail.interfaces.kl_controller import KlController
+from dovetail.interfaces.preset import Preset
+from acme_combinations.config import AcmeConfig
+
+
+class Acme(Preset):
+    """All that is odd (arXiv 2503.14476)."""
+
+    name = "acme"
+    api = ">=1.0,<2"
+    Config = AcmeConfig
+
+
+class Idle(KlController):
+    """Does nothing at all. Ever."""
+
+    name = "idle"
+    api = ">=1.0,<2"
+
+    @property
+    def value(self):
+        return 1.0
+
+    def update(self, kl, samples):
+        pass
+'''
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A third party's package with its manifest written, its modules no longer imported."""
+    folder = tmp_path_factory.mktemp("acme")
+    package = folder / "src" / "acme_combinations"
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    for name, text in (("__init__", ""), ("config", CONFIG), ("odd", ODD), ("plugins", PLUGINS)):
+        (package / f"{name}.py").write_text(text)
+    project = read_project(folder)
+    write_manifest(project)
+    for name in [name for name in sys.modules if name.startswith("acme_combinations")]:
+        del sys.modules[name]
+    return project
+
+
+@pytest.fixture(scope="module")
+def texts(project):
+    return {str(path): text for path, text in pages([project]).items()}
+
+
+def test_there_is_a_page_a_plugin_and_an_index(texts):
+    assert texts.keys() == {"README.md", "kl_controller/idle.md", "preset/acme.md", "sample_filter/odd.md"}  # fmt: skip
+    index = texts["README.md"]
+    assert "[`odd`](sample_filter/odd.md) | Leaves out what is odd. | [2402.03300](https://arxiv.org/abs/2402.03300) |" in index  # fmt: skip
+    assert "[`idle`](kl_controller/idle.md) | Does nothing at all. |" in index
+    assert "1111.11111" not in "".join(texts.values())
+
+
+def test_nothing_of_the_package_is_imported(texts):
+    assert "acme_combinations" not in sys.modules
+
+
+def test_a_page_says_all_that_the_manifest_knows(texts):
+    page = texts["sample_filter/odd.md"]
+    for part in (
+        "Odd samples ([arXiv 2402.03300](https://arxiv.org/abs/2402.03300)). More of this module.",
+        r"keep i ⇔ x_i \* 2 \< limit",
+        "with `code_in_ticks * 2`",
+        "\n        y = x * x".replace("        ", "    "),
+        "| `scores` | float32, one a sample | reward of the sample: the sum of its token rewards |",
+        r"| `acme_combinations.oddness` | float32, one a token | how \| odd |",
+        "`deterministic`",
+        r"| `share` | float | `0.5` | > 0 | Part of the samples; see `a_b` and \*this\*. |",
+        '| `limits` | a list of Limit | `[{"upper": 2.0}]` |  | What else counts. |',
+        r"| `limits[].upper` | float | required |  | Largest value; a \| b. |",
+        "algorithm:\n  sample_filters:\n  - name: odd\n    share: 0.5\n    limits:\n    - upper: 2.0\n",
+    ):
+        assert part in page
+
+
+def test_a_presets_page_lists_its_settings_and_links_its_parts(texts):
+    page = texts["preset/acme.md"]
+    settings = page.partition("## What it stands for")[2]
+    yaml = settings.partition("```yaml\n")[2].partition("```")[0]
+    assert parse(yaml)[0] == {
+        "algorithm": {
+            "advantage": "grpo",
+            "sample_filters": [{"name": "odd", "share": 0.25}],
+            "kl": {"in_loss": None},
+        }
+    }
+    assert "Its parts: `grpo`, [`odd`](../sample_filter/odd.md)." in page
+
+
+def test_every_place_where_a_config_selects_the_kind_is_named(texts):
+    page = texts["kl_controller/idle.md"]
+    assert "algorithm:\n  kl:\n    in_loss:\n      controller: idle\n" in page
+    assert "Or at `algorithm.kl.in_reward.controller`." in page
+
+
+def test_writing_removes_the_pages_of_plugins_that_are_gone_and_no_other_file(project, tmp_path):
+    assert write([project], tmp_path) == 4
+    assert drift([project], tmp_path) == []
+    gone = tmp_path / "policy_loss" / "gone.md"
+    gone.parent.mkdir()
+    gone.write_text((tmp_path / "preset" / "acme.md").read_text())
+    own = tmp_path / "preset" / "notes.md"
+    own.write_text("# By hand")
+    page = tmp_path / "sample_filter" / "odd.md"
+    page.write_text(page.read_text() + "more")
+    (tmp_path / "README.md").unlink()
+    assert drift([project], tmp_path) == [
+        f"{tmp_path / 'README.md'} does not exist",
+        f"{page} is not what its plugin says now",
+        f"{gone} is of a plugin that is gone",
+    ]
+    write([project], tmp_path)
+    assert drift([project], tmp_path) == []
+    assert own.exists()
+    assert not gone.parent.exists()
+
+
+def docs(*arguments):
+    command = [sys.executable, "-m", "dovetail_sdk", "docs", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_and_checks(project, tmp_path):
+    out = tmp_path / "pages"
+    missing = docs(project.directory, "-o", out, "--check")
+    assert missing.returncode == 1
+    assert f"- {out / 'README.md'} does not exist" in missing.stderr
+    assert f"→ python -m dovetail_sdk docs {project.directory}" in missing.stderr
+    assert not out.exists()
+    assert docs(project.directory, "-o", out).returncode == 0
+    checked = docs(project.directory, "-o", out, "--check")
+    assert (checked.returncode, checked.stdout) == (0, f"{out}: as the plugins say\n")
+
+
+def test_a_package_without_a_manifest_is_an_error(project, tmp_path):
+    (tmp_path / "src" / "acme_combinations").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    done = docs(tmp_path, "-o", tmp_path)
+    assert done.returncode == 1
+    assert "dovetail-plugin.json" in done.stderr
+
+
+def test_old_manifests_have_pages_too(project, tmp_path):
+    path = project.package_directory / "dovetail-plugin.json"
+    before = path.read_text()
+    manifest = json.loads(before)
+    for plugin in manifest["plugins"]:
+        plugin.pop("doc")
+        plugin.pop("settings", None)
+    path.write_text(json.dumps(manifest))
+    try:
+        texts = {str(file): text for file, text in pages([project]).items()}
+    finally:
+        path.write_text(before)
+    assert "Leaves out what is odd." in texts["sample_filter/odd.md"]
+    assert "What it stands for" not in texts["preset/acme.md"]
+
+
+INSTALLED = [e for e in default_index().entries() if e.usable and e.kind in HEADINGS and e.manifest]
+
+
+@pytest.mark.parametrize("entry", INSTALLED, ids=[f"{e.kind}/{e.name}" for e in INSTALLED])
+def test_the_config_to_copy_is_a_valid_one(entry):
+    page = page_of(entry.manifest)
+    if any(setting.default == "required" and "[]" not in setting.name for setting in page.settings):
+        pytest.skip("a setting has to be given")
+    config, _ = parse(page.example)
+    config_from_mapping({"model": {"path": "tiny"}, **config})
+
+
+@pytest.mark.skipif(not (ROOT / "docs" / "algorithms").is_dir(), reason="needs the checkout")
+def test_the_pages_of_this_checkout_are_as_the_plugins_say():
+    folders = [
+        ROOT / "core",
+        *(file.parent for file in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
+    ]
+    assert drift([read_project(folder) for folder in folders], ROOT / "docs" / "algorithms") == []

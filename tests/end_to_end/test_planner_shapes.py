@@ -1,0 +1,228 @@
+"""One run for each shape that a plan can take: critic, greedy baseline, reference, refill, correction, warm-up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from dovetail.config import load_config
+from dovetail.errors import NumericsError, PlanError
+from dovetail.flow.build import load_data, plan_from_data
+from dovetail.flow.run import resume, train
+
+CRITIC = ["algorithm.advantage=gae", "critic.optim.lr=1.0e-2"]
+PRESETS = (
+    "ppo",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "rloo",
+    "reinforce_plus_plus",
+    "remax",
+    "opo",
+    "gpg",
+    "gmpo",
+)
+
+
+def steps(run: Path) -> list[dict[str, float]]:
+    """The training steps' lines of metrics.jsonl."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "time/step" in line]
+
+
+def weights(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Every weight in a checkpoint, by role and name."""
+    folder = run / "checkpoints" / f"step_{step}"
+    return {
+        f"{file.parent.name}/{name}": value
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, value in load_file(file).items()
+    }
+
+
+def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_array_equal(value, b[name], err_msg=name)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Where the runs of `config` go."""
+    return tmp_path / "runs" / "tests"
+
+
+def stages(config: Path, *overrides: str) -> list[str]:
+    loaded = load_config(config, overrides)
+    return [stage.name for stage in plan_from_data(loaded.config, load_data(loaded.config)).stages]
+
+
+def test_a_critic_is_there_because_gae_requires_values(config, runs):
+    assert "values" not in stages(config)
+    train(config, [*CRITIC, "actor.mini_batch_size=2", "critic.epochs=2"])
+    first, *_, last = steps(runs / "run")
+    assert first["critic/value_loss"] > 0
+    assert first["critic/explained_variance"] <= 1
+    assert first["critic/grad_norm"] > 0
+    assert last["critic/value_mean"] != first["critic/value_mean"]
+    roles = {name.split("/")[0] for name in weights(runs / "run", 3)}
+    assert roles == {"actor", "critic"}
+
+
+def test_a_run_with_a_critic_resumes_bit_identically(config, runs):
+    settings = [*CRITIC, "actor.mini_batch_size=2"]
+    train(config, [*settings, "experiment=whole"])
+    train(config, [*settings, "experiment=parts", "trainer.total_steps=2"])
+    resume(runs / "parts", ["trainer.total_steps=3"])
+    assert_same(weights(runs / "parts", 3), weights(runs / "whole", 3))
+
+
+def test_while_the_critic_warms_up_the_actor_stays_as_it_is(config, runs, tiny):
+    train(config, [*CRITIC, "critic.warmup_steps=2"])
+    actor = {
+        step: {n: v for n, v in weights(runs / "run", step).items() if n.startswith("actor/")}
+        for step in (1, 2, 3)
+    }
+    before = load_file(tiny / "model.safetensors")
+    for name, value in actor[2].items():
+        np.testing.assert_array_equal(value, before[name.removeprefix("actor/")])
+    assert any((actor[3][name] != value).any() for name, value in actor[2].items())
+    assert steps(runs / "run")[0]["critic/value_loss"] > 0
+
+
+def test_remax_scores_a_greedy_response_to_every_prompt(config, runs):
+    overrides = ["algorithm.advantage=remax", "rollout.n=1"]
+    assert "baseline" in stages(config, *overrides)
+    train(config, overrides)
+    for step in steps(runs / "run"):
+        assert step["reward/baseline_mean"] >= 0
+
+
+def test_a_reference_is_there_for_kl_in_the_reward(config, runs):
+    overrides = ["algorithm.kl.in_reward.coef=0.05", "algorithm.advantage=reinforce_plus_plus"]
+    assert {"old_log_probs", "ref_log_probs", "shaping"} <= set(stages(config, *overrides))
+    train(config, overrides)
+    first, *_, last = steps(runs / "run")
+    assert first["reward/kl_penalty"] == pytest.approx(0, abs=1e-6)
+    assert last["reward/kl_penalty"] > 1e-4
+
+
+def test_groups_without_a_difference_are_replaced(config, runs, tmp_path):
+    # Prompts with an even sum always score 1: half of all groups teach nothing.
+    (tmp_path / "my_reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return 1.0 if int(ground_truth) % 2 == 0 else len(solution_str) % 7 / 7\n"
+    )
+    overrides = ["algorithm.sample_filters=[equal_rewards]", "algorithm.max_generation_rounds=6"]
+    train(config, [*overrides, "trainer.total_steps=2"])
+    for step in steps(runs / "run"):
+        assert step["filter/kept_groups"] == 4
+        assert step["filter/rounds"] >= 1
+    assert sum(step["filter/equal_rewards/dropped_groups"] for step in steps(runs / "run")) > 0
+    state = json.loads((runs / "run" / "checkpoints" / "step_2" / "state.json").read_text())
+    reasons = json.dumps(state["ledger"])
+    assert "filter:equal_rewards" in reasons
+
+
+def test_a_refilled_run_resumes_bit_identically(config, runs, tmp_path):
+    (tmp_path / "my_reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return 1.0 if int(ground_truth) % 2 == 0 else len(solution_str) % 7 / 7\n"
+    )
+    settings = ["algorithm.sample_filters=[equal_rewards]", "algorithm.max_generation_rounds=3"]
+    train(config, [*settings, "experiment=whole"])
+    train(config, [*settings, "experiment=parts", "trainer.total_steps=1"])
+    resume(runs / "parts", ["trainer.total_steps=3"])
+    assert_same(weights(runs / "parts", 3), weights(runs / "whole", 3))
+
+
+def test_a_step_without_any_group_left_counts_and_changes_nothing(config, runs, tmp_path, tiny):
+    (tmp_path / "my_reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return 1.0\n"
+    )
+    overrides = ["algorithm.sample_filters=[equal_rewards]", "trainer.total_steps=2"]
+    assert train(config, overrides)["steps"] == 2
+    before = load_file(tiny / "model.safetensors")
+    for name, value in weights(runs / "run", 2).items():
+        np.testing.assert_array_equal(value, before[name.removeprefix("actor/")])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.rollout_correction=decoupled_token_is"],
+        ["algorithm.rollout_correction=decoupled_seq_is_rs"],
+        ["algorithm.rollout_correction=bypass_ppo_clip", "actor.mini_batch_size=2"],
+        ["algorithm.rollout_correction=bypass_pg_is", "algorithm.policy_loss=reinforce"],
+    ],
+    ids=lambda overrides: overrides[0].split("=")[1],
+)
+def test_a_rollout_correction_reports_how_far_the_policies_are_apart(config, runs, overrides):
+    train(config, [*overrides, "trainer.total_steps=2"])
+    for step in steps(runs / "run"):
+        assert abs(step["rollout_corr/kl"]) < 1e-2
+        assert step["rollout_corr/training_ppl"] > 1
+
+
+def test_several_epochs_stop_early_once_the_policy_has_moved_too_far(config, runs):
+    overrides = ["actor.mini_batch_size=2", "actor.epochs=4", "actor.max_kl=1.0e-6"]
+    train(config, [*overrides, "trainer.total_steps=1"])
+    [step] = steps(runs / "run")
+    assert step["actor/early_stop"] == 1
+    assert 1 < step["actor/updates"] < 8
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_plan(config, preset):
+    document = yaml.safe_load(config.read_text())
+    del document["algorithm"]
+    config.write_text(yaml.safe_dump(document))
+    found = stages(config, f"algorithm.preset={preset}")
+    assert found[-1] == "weight_sync"
+    assert ("values" in found) == (preset == "ppo")
+    assert ("baseline" in found) == (preset == "remax")
+    assert ("filter" in found) == (preset == "dapo")
+
+
+def test_values_from_an_engine_without_a_value_head_are_refused_naming_both(config, monkeypatch):
+    from dovetail_train_fsdp2.engine import Fsdp2Engine
+
+    monkeypatch.setattr(Fsdp2Engine, "capabilities", frozenset({"deterministic"}))
+    with pytest.raises(PlanError, match=r"'gae'.*values.*'fsdp2'"):
+        stages(config, *CRITIC)
+
+
+def test_the_gate_measures_at_the_first_step_and_agrees(config, runs):
+    train(config, ["trainer.total_steps=2", "algorithm.gate.every=10"])
+    first, second = steps(runs / "run")
+    assert first["gate/prob_diff_mean"] < 1e-3
+    assert "gate/prob_diff_mean" not in second
+
+
+def test_a_model_that_gives_no_numbers_stops_the_step_and_names_its_samples(config, runs, tiny):
+    broken = runs.parent / "broken"
+    broken.mkdir(parents=True)
+    for file in tiny.iterdir():
+        if file.suffix != ".safetensors":
+            (broken / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tiny / "model.safetensors")
+    # One token's row of the tied output layer is enough to spoil every softmax.
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["model.embed_tokens.weight"][-1] = np.nan
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NumericsError, match="sample"):
+        train(
+            config, [f"ref.path={broken}", "algorithm.kl.in_loss.coef=0.1", "trainer.total_steps=1"]
+        )
+    [faults] = (runs / "run" / "faults").glob("*.json")
+    assert "train.e0" in faults.read_text()
