@@ -10,12 +10,14 @@ from types import ModuleType
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "arithmetic"
-SHORT = 30
+SHORT = 20
 """Steps in which the reward must have risen."""
 RISE = 0.05
 """By how much at least: the mean of five steps of 256 samples is known to about 0.012."""
 SOLVED = 0.8
 """Held-out accuracy at which the task counts as solved; it starts below 0.3."""
+ENOUGH = 40
+"""Steps in which those four solve it."""
 SOLVERS = ("preset: ppo", "preset: grpo", "preset: dapo", "preset: gspo")
 
 
@@ -48,7 +50,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in algorithms.MATRIX if name not in SOLVERS])
 def test_the_reward_rises(config, name):
-    result = algorithms.run(config, name, SHORT)
+    result = algorithms.run(config, name, SHORT, validate=False)
     assert "error" not in result, result.get("error")
     assert result["last"] > result["first"] + RISE
 
@@ -57,7 +59,7 @@ def test_the_reward_rises(config, name):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_task_is_solved(config, name):
-    result = algorithms.run(config, name)
+    result = algorithms.run(config, name, ENOUGH)
     assert "error" not in result, result.get("error")
     assert result["before"] < 0.4
     assert result["after"] > SOLVED

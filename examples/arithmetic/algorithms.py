@@ -194,11 +194,18 @@ def base_config(directory: Path, model: Path, data: Path, seed: int = 1) -> Path
     return path
 
 
-def run(config: Path, name: str, steps: int = STEPS, threads: int | None = None) -> dict[str, Any]:
-    """Train one entry of the matrix in a process of its own.
+def run(
+    config: Path,
+    name: str,
+    steps: int = STEPS,
+    *,
+    threads: int | None = None,
+    validate: bool = True,
+) -> dict[str, Any]:
+    """Train one entry of the matrix in a process of its own, with validation before and after, or without any.
 
     Returns:
-        `before` and `after`: held-out accuracy; `first` and `last`: mean reward of the first and the last steps;
+        `before` and `after`: held-out accuracy, or None; `first` and `last`: mean reward of the first and the last steps;
         `seconds`; `error`: the end of what it printed, where it failed.
     """
     experiment = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
@@ -206,6 +213,8 @@ def run(config: Path, name: str, steps: int = STEPS, threads: int | None = None)
     command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config), *MATRIX[name]]
     command += [f"experiment={experiment}", f"trainer.total_steps={steps}"]
     command += ["trainer.validate_every=0", "trainer.save_every=0"]
+    if not validate:
+        command += ["trainer.validate_before=false", "trainer.validate_after=false"]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
@@ -253,7 +262,9 @@ def main() -> int:
     print("| algorithm | accuracy before | after | reward, first 5 steps | last 5 | seconds |")
     print("|---|---|---|---|---|---|", flush=True)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        runs = pool.map(lambda name: run(config, name, arguments.steps, arguments.threads), names)
+        runs = pool.map(
+            lambda name: run(config, name, arguments.steps, threads=arguments.threads), names
+        )
         for name, result in zip(names, runs, strict=True):
             if "error" in result:
                 failed += 1

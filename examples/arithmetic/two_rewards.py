@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 ANSWER = re.compile(r"#### (-?\d+)\s*$")
-FORM_WEIGHT = 0.2
 
 
 def compute_score(
@@ -15,8 +14,8 @@ def compute_score(
     ground_truth: Any,
     extra_info: Any = None,  # noqa: ARG001
 ) -> dict[str, float]:
-    """The score, and its parts `correct` and `form`, each 0 or 1."""
+    """Whether the number is right, and its two parts `correct` and `form`, each 0 or 1."""
     found = ANSWER.search(solution_str)
     form = float(found is not None)
     correct = float(found is not None and found[1] == str(ground_truth))
-    return {"score": correct + FORM_WEIGHT * form, "correct": correct, "form": form}
+    return {"score": correct, "correct": correct, "form": form}

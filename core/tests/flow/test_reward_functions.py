@@ -12,10 +12,10 @@ import pytest
 
 from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.flow.reward_functions import build_functions, check_sources
+from dovetail.flow.reward_functions import InstalledFunctions, build_functions, check_sources
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction, RewardSample
+from dovetail.interfaces.reward import RewardFunction, RewardManager, RewardSample
 
 
 class Fours(RewardFunction):
@@ -64,6 +64,24 @@ class Shelf:
 
     def known(self) -> list[str]:
         return ["fours", "maths/fours", "fives"]
+
+    def manager(self, section: PluginSection) -> type[RewardManager]:
+        return {"single": RewardManager, "own": Own}[str(section.name)]
+
+
+class Own(RewardManager):
+    """Brings groups, and scores them with fours of its own."""
+
+    name = "own"
+    unit = "group"
+
+    @classmethod
+    def needs_functions(cls, config: Any) -> bool:
+        return False
+
+    @classmethod
+    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+        return {"first": PluginSection(name="fours")}
 
 
 def functions(**section: Any) -> Any:
@@ -158,3 +176,49 @@ def test_a_users_function_with_other_parameters_is_refused(tmp_path: Path) -> No
     file.write_text("def compute_score(answer):\n    return 7.0\n")
     with pytest.raises(ConfigError, match=r"my_reward.py:compute_score needs a parameter 'answer'"):
         build_functions(RewardSection(function=PluginSection(path=str(file))), PluginContext())
+
+
+def test_functions_of_a_managers_own_are_checked_and_need_no_source() -> None:
+    found = functions(manager=PluginSection(name="own"))
+    check_sources(found, [row(0), row(1, "anything")])
+    with pytest.raises(DataError, match="row 1: fours can't score it: 3 is odd"):
+        check_sources(found, [row(0), row(1, truth=3)])
+
+
+def test_a_function_on_groups_needs_a_manager_that_brings_groups(tmp_path: Path) -> None:
+    file = tmp_path / "ranks.py"
+    file.write_text(
+        "def compute_score(solution_strs):\n    return [1.0] * len(solution_strs)\n\n"
+        "compute_score.unit = 'group'\n"
+    )
+    rank = PluginSection(path=str(file))
+    for manager, fits in (("naive", False), ("group", True)):
+        section = RewardSection(function=rank, manager=PluginSection(name=manager))
+        found = build_functions(section, PluginContext())
+        if fits:
+            check_sources(found, [row(0)])
+            continue
+        with pytest.raises(
+            ConfigError, match=r"ranks\.py:compute_score scores whole groups, and reward\.manager"
+        ) as error:
+            check_sources(found, [row(0)])
+        assert "set reward.manager.name=group" in str(error.value)
+
+
+def test_files_of_functions_are_named_for_other_processes(tmp_path: Path) -> None:
+    file = tmp_path / "my_reward.py"
+    file.write_text("def compute_score(solution_str):\n    return 7.0\n")
+    section = RewardSection(
+        function=PluginSection(path=str(file)), functions={"a": PluginSection(name="fives")}
+    )
+    found = build_functions(section, PluginContext(), loader=Both())
+    assert [(ref.path, ref.attribute) for ref in found.files()] == [(str(file), "compute_score")]
+
+
+class Both(Shelf):
+    """Files too."""
+
+    def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
+        if section.path is None:
+            return super().selected(section, context)
+        return InstalledFunctions().selected(section, context)

@@ -144,6 +144,59 @@ def test_waiting_for_a_place_does_not_count_as_running() -> None:
     assert len(outcomes) == 6
 
 
+def test_what_the_manager_marks_as_waiting_does_not_count() -> None:
+    async def queued(unit: RewardUnit) -> Any:
+        await asyncio.sleep(0.05)
+        with unit.time.waiting():
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(0.02)
+        return ones(unit, 0)
+
+    manager = Manager(lambda unit, _: queued(unit))
+    outcomes, _ = run(manager, ["a", "b"], timeout=0.2)
+    assert [outcome.value for outcome in outcomes.values()] == [1.0, 1.0]
+    assert manager.units[0].time.limit == 0.2
+
+
+def test_running_counts_again_after_waiting() -> None:
+    async def hangs_later(unit: RewardUnit) -> Any:
+        with unit.time.waiting():
+            await asyncio.sleep(0.1)
+        await asyncio.Event().wait()
+
+    began = time.monotonic()
+    outcomes, _ = run(Manager(lambda unit, _: hangs_later(unit)), ["a"], timeout=0.1)
+    assert outcomes["a"].kind is FailureKind.TIMEOUT
+    assert 0.2 <= time.monotonic() - began < 2.0
+
+
+def test_time_counts_again_only_when_no_sample_of_the_unit_waits() -> None:
+    async def one(unit: RewardUnit, seconds: float) -> None:
+        with unit.time.waiting():
+            await asyncio.sleep(seconds)
+
+    async def group(unit: RewardUnit) -> Any:
+        await asyncio.gather(*(one(unit, seconds) for seconds in (0.05, 0.3)))
+        return ones(unit, 0)
+
+    manager = Manager(lambda unit, _: group(unit), unit="group")
+    outcomes, _ = run(manager, ["a0", "a1"], group_size=2, timeout=0.1)
+    assert [outcome.value for outcome in outcomes.values()] == [1.0, 1.0]
+
+
+def test_a_manager_that_queues_gets_every_unit_at_once() -> None:
+    class Queue(Manager):
+        queues = True
+
+    async def slow(unit: RewardUnit) -> Any:
+        await asyncio.sleep(0.01)
+        return ones(unit, 0)
+
+    manager = Queue(lambda unit, _: slow(unit), capacity=1)
+    run(manager, [f"s{i}" for i in range(12)], concurrency=2)
+    assert manager.most == 12
+
+
 def test_a_late_answer_is_late_even_where_the_manager_swallows_its_cancellation() -> None:
     async def stubborn(unit: RewardUnit) -> Any:
         try:

@@ -50,6 +50,21 @@ class Ratio(PolicyLoss):
         return TokenLosses(losses_T=-inputs.columns["advantages"] * ratio_T)
 
 
+class Anchored(PolicyLoss):
+    """−A π / π_rollout."""
+
+    name = "anchored"
+    api = ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"advantages", "rollout_log_probs"})
+
+    def token_losses(self, inputs):
+        ratio_T = (inputs.log_probs_T - inputs.columns["rollout_log_probs"]).exp()
+        return TokenLosses(losses_T=-inputs.columns["advantages"] * ratio_T)
+
+
 class Curious(PolicyLoss):
     """−H · c, where c is what `prepare` made: old log-probabilities less their mean over the mini-batch."""
 
@@ -228,7 +243,7 @@ def test_weights_made_before_the_update_multiply_the_policy_loss_alone():
 
 @given(
     seed=st.integers(0, 1000),
-    loss=st.sampled_from([Plain, Ratio]),
+    loss=st.sampled_from([Plain, Ratio, Anchored]),
     mode=st.sampled_from(["decoupled", "bypass", "disabled"]),
 )
 def test_the_correction_is_its_definition(seed, loss, mode):
@@ -240,7 +255,9 @@ def test_the_correction_is_its_definition(seed, loss, mode):
     pg = -flat(batch, "advantages")
     if loss is Ratio:
         pg = pg * np.exp(log_probs - flat(batch, "old_log_probs"))
-    if mode == "decoupled" or (mode == "bypass" and loss is Plain):
+    if loss is Anchored:
+        pg = pg * ratio
+    elif mode == "decoupled" or (mode == "bypass" and loss is Plain):
         pg = pg * np.minimum(ratio, 2)
     if mode != "disabled":
         pg = np.where(ratio >= 0.5, pg, 0)
@@ -249,7 +266,7 @@ def test_the_correction_is_its_definition(seed, loss, mode):
     count = max(mask.sum(), 1)
     np.testing.assert_allclose(grads["log_probs"], expected / count, rtol=1e-3, atol=1e-5)
     assert ("rollout_corr/ratio" in metrics) == (mode != "disabled" and mask.any())
-    assert ("rollout_log_probs" in goal.requires) == (mode != "disabled")
+    assert ("rollout_log_probs" in goal.requires) == (mode != "disabled" or loss is Anchored)
 
 
 def test_the_correction_does_not_look_at_masked_tokens():

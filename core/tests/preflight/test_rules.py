@@ -17,6 +17,7 @@ CASES = {
     ],
     "max_kl_never_fires": [
         ("one update", ["actor.max_kl=0.1"], "warning", "a step has one update"),
+        ("no ratio", ["actor.max_kl=0.1", "actor.epochs=2", "algorithm.policy_loss=gpg"], "error", "measures no KL"),
     ],
     "loss_aggregation_overridden": [
         ("gspo", ["algorithm.policy_loss=gspo"], "warning", "gspo prescribes seq_mean_token_mean"),
@@ -40,6 +41,7 @@ CASES = {
     ],
     "weights_ignored": [
         ("ppo", ["algorithm.rollout_correction=bypass_pg_is"], "warning", "bypass_pg_is weighs by sequence"),
+        ("dppo", ["algorithm.rollout_correction=decoupled_token_is", "algorithm.policy_loss=dppo"], "warning", "decoupled_token_is weighs by token"),
     ],
     "token_budget": [
         ("critic", ["algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2047"], "error", "1024 + 1024 = 2048"),

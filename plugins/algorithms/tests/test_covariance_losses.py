@@ -181,7 +181,7 @@ def test_hashes_differ_by_sample_position_and_seed():
     assert np.array_equal(token_hashes(["b"], rows.slice(0, 1), 0), hashes[0][1000:])
 
 
-def test_the_defaults_are_those_of_the_paper():
+def test_the_defaults_are_those_of_the_reference():
     assert (ClipCovConfig().share, ClipCovConfig().cov_low, ClipCovConfig().cov_high) == (
         2e-4,
         1,

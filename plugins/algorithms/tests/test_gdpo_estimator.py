@@ -87,17 +87,15 @@ def test_a_dominant_component_does_not_drown_the_others():
     np.testing.assert_allclose(advantages[1], advantages[2], atol=1e-4)
 
 
-def broken(components, **config):
+def broken(parts, **config):
     batch = Batch(
         {
-            "reward_components": components,
-            "response_mask": Ragged.from_list([[True]] * len(components), dtype=bool),
+            "reward_components": parts,
+            "response_mask": Ragged.from_list([[True]] * len(parts), dtype=bool),
         }
     )
     with pytest.raises(ColumnError) as caught:
-        Gdpo(GdpoConfig(**config), PluginContext()).estimate(
-            batch, Groups.of(np.zeros(len(components)))
-        )
+        Gdpo(GdpoConfig(**config), PluginContext()).estimate(batch, Groups.of(np.zeros(len(parts))))
     return str(caught.value)
 
 

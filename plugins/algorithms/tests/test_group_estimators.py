@@ -1,16 +1,18 @@
 """Estimators that compare the samples of one prompt, against loops written from the papers."""
 
 import statistics
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import GrpoConfig, GrpoPasskConfig
+from dovetail_algorithms.estimators import lengths
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.gpg import Gpg
 from dovetail_algorithms.estimators.grpo import Grpo
@@ -75,11 +77,11 @@ def one_advantage(name, rows, i):
         case "rloo":
             return reward - statistics.fmean(others)
         case "opo":
-            lengths = [length(row) for row in members]
-            if not sum(lengths):
+            tokens = [length(row) for row in members]
+            if not sum(tokens):
                 return centred
-            return reward - sum(n * r for n, r in zip(lengths, member_rewards, strict=True)) / sum(
-                lengths
+            return reward - sum(n * r for n, r in zip(tokens, member_rewards, strict=True)) / sum(
+                tokens
             )
         case "gpg":
             informative = sum(len({r for g, r, _ in rows if g == row[0]}) > 1 for row in rows)
@@ -133,6 +135,7 @@ def plain(pairs):
 
 
 @by_name
+@settings(max_examples=60)
 @given(rows=trajectories)
 def test_advantages_equal_the_papers_formula(name, rows):
     rows = [(group, float(np.float32(reward)), parts) for group, reward, parts in rows]
@@ -155,6 +158,7 @@ def test_advantages_equal_the_papers_formula(name, rows):
 
 
 @by_name
+@settings(max_examples=60)
 @given(rows=trajectories)
 def test_groups_of_one_and_groups_without_signal_are_counted(name, rows):
     groups = [row[0] for row in rows for _ in row[2]]
@@ -211,6 +215,7 @@ def test_trajectories_of_two_groups_may_share_an_id(name):
 
 
 @by_name
+@settings(max_examples=60)
 @given(rows=trajectories, scale=st.sampled_from([0.25, 8.0]), shift=st.sampled_from([-4.0, 16.0]))
 def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_the_scale(
     name, rows, scale, shift
@@ -231,6 +236,7 @@ def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_the_scale(
 
 
 @by_name
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_rewards_that_are_not_finite_stay_visible(name):
     result = estimate(name, plain([(0, float("nan")), (0, 1.0), (1, 0.0), (1, 1.0)]))
     assert not np.isfinite(result.advantages[0])
@@ -273,3 +279,11 @@ def test_two_best_samples_have_no_lead():
 def test_the_best_sample_alone_has_the_lead_over_the_second():
     result = estimate("grpo_passk", plain([(0, 0.25), (0, 1.0), (0, 0.0)]))
     assert result.advantages.tolist() == [0, 0.75, 0]
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=30), max_size=12), st.integers(1, 3))
+def test_policy_lengths_count_the_mask_a_row(rows, part):
+    mask = Ragged.from_list(rows, dtype=bool)
+    with mock.patch.object(lengths, "PART", part):
+        assert lengths.policy_lengths(mask).tolist() == [sum(row) for row in rows]
+    assert lengths.policy_lengths(mask.slice(1, len(rows))).tolist() == [sum(r) for r in rows[1:]]

@@ -294,7 +294,7 @@ def test_extreme_ratios_stay_finite_in_float32(case, difference, advantage):
     assert np.isfinite([*losses, *gradient, *metrics.values()]).all()
 
 
-@pytest.mark.parametrize("name", CASES.keys() - {"gpg", "reinforce"})
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"gpg", "reinforce"}))
 def test_every_loss_with_a_ratio_reports_the_same_metrics(name):
     _, _, metrics = run(CASES[name], [[Token(1.0, -1.0, -1.1)]])
     assert metrics.keys() >= {

@@ -38,7 +38,7 @@ samples = st.lists(
 def using(kind):
     with (
         mock.patch.object(
-            scans, "compiled", lambda: scans_compiled if kind == "compiled" else None
+            scans, "compiled", return_value=scans_compiled if kind == "compiled" else None
         ),
         mock.patch.object(baselines_eager, "BLOCK", 8 if kind == "eager" else 1 << 17),
     ):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardSample
+from dovetail.interfaces.reward import Outcome, RewardManager, RewardSample
 from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail_rewards.config import NaiveConfig
+from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_sdk.testing import release_hung
 
@@ -43,3 +45,28 @@ def sample() -> Callable[..., RewardSample]:
         return RewardSample(sample_id=name, solution_str=text, **{**defaults, **fields})
 
     return make
+
+
+@pytest.fixture
+def run() -> Callable[..., dict[str, Outcome]]:
+    """Scores samples with a manager, through the Scorer; `groups` are the numbers of samples in each group."""
+
+    def score(
+        manager: RewardManager,
+        samples: Sequence[RewardSample],
+        *,
+        groups: Sequence[int] | None = None,
+        **limits: Any,
+    ) -> dict[str, Outcome]:
+        sizes = groups or [1] * len(samples)
+        named = [(group, size) for group, size in enumerate(sizes) for _ in range(size)]
+
+        async def main() -> dict[str, Outcome]:
+            scorer = Scorer(manager, **{"timeout": 30.0, **limits})
+            for sample, (group, size) in zip(samples, named, strict=True):
+                scorer.add(sample, group=group, group_size=size)
+            return await scorer.finish()
+
+        return asyncio.run(main())
+
+    return score

@@ -26,7 +26,7 @@ from dovetail.interfaces.reward import (
     Score,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail_rewards.config import NaiveConfig
+from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_sdk.testing import FAILURES, release_hung, reward_that_fails
 
@@ -82,17 +82,11 @@ def test_signatures_of_every_form_work(manager, sample, function) -> None:
     assert score_one(manager(function), sample(text="4")).value == 4.0
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda solution: 1.0, "needs a parameter 'solution' .* nearest: 'solution_str'"),
-        (lambda responses, ground_truths: [1.0], r"takes lists \('responses'\)"),
-        (lambda solution_strs: [1.0], r"takes lists \('solution_strs'\)"),
-    ],
-)
-def test_a_function_that_needs_other_parameters_is_refused(manager, function, message) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        manager(function)
+def test_a_function_that_needs_other_parameters_is_refused(manager) -> None:
+    with pytest.raises(
+        ConfigError, match=r"needs a parameter 'solution' .* nearest: 'solution_str'"
+    ) as error:
+        manager(lambda solution: 1.0)
     assert "def compute_score(data_source, solution_str, ground_truth" in str(error.value)
 
 
@@ -301,7 +295,7 @@ from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardSample
 from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail_rewards.config import NaiveConfig
+from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 
 async def main():

@@ -105,6 +105,7 @@ def test_a_users_file_that_fails_in_every_way_never_gives_a_number() -> None:
         "exception": FailureKind.EXCEPTION,
         "exit": FailureKind.EXCEPTION,
         "hang": FailureKind.TIMEOUT,
+        "unreachable": FailureKind.UNREACHABLE,
         **dict.fromkeys(
             (
                 "nan",

@@ -255,7 +255,7 @@ class RewardSection:
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Further tries of a retryable failure."""
     concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Units scored at once."""
+    """Units scored at once; managers that queue for themselves, such as `parallel`, have limits of their own."""
     max_failure_share: float = attrs.field(
         default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
@@ -267,7 +267,8 @@ class TrainerSection(PluginSection):
     """Base of every trainer's config."""
 
     total_epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Passes over the training prompts."""
+    """Passes over the training prompts: they make prompts · epochs / data.train_batch_size steps. Prompts that replace
+    groups which a filter left out come on top, from the passes after."""
     total_steps: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Stop after this many steps, whatever the epochs."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))

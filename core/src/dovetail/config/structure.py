@@ -204,15 +204,22 @@ def _section_hook(declared: Any, converter: Converter) -> Hook:
 def _field_hook(field: Field, converter: Converter) -> Hook:
     validator = field.attribute.validator
     # attrs stops at a class's first failing validator; its stock ones need no instance and can run apart.
-    stock = type(validator).__module__ in ("attr.validators", "attr._make")
+    stock = _stock_parts(validator)
 
     def hook(value: Any, _: Any) -> Any:
         structured = converter.structure(value, field.type)
-        if validator is not None and stock:
-            validator(None, field.attribute, structured)
+        for part in stock:
+            part(None, field.attribute, structured)
         return structured
 
     return hook
+
+
+def _stock_parts(validator: Any) -> list[Any]:
+    """The validators of attrs' own that a validator is, or is made of."""
+    if together := getattr(validator, "_validators", None):
+        return [part for each in together for part in _stock_parts(each)]
+    return [validator] if type(validator).__module__ == "attr.validators" else []
 
 
 def _faults(error: Exception, path: KeyPath) -> Iterator[Fault]:

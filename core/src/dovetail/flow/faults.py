@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.batch import Batch
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import DovetailError, PluginBrokenError, RewardError
 from dovetail.flow.generation import Sample
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
@@ -63,18 +63,34 @@ def check_failures(
 
 
 def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:
-    """The estimator's answer.
+    """The estimator's answer. It sees the batch, and can't write into it.
 
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
     name = f"advantage {type(estimator).__name__!r}"
-    result = _answer(name, estimator.estimate, batch, groups)
+    result = _answer(name, estimator.estimate, _read_only(batch), groups)
     if not isinstance(result, Advantages):
         raise PluginBrokenError(
             f"{name} returned {type(result).__name__}",
             hint="`estimate` returns dovetail.interfaces.Advantages(advantages=…)",
         )
+    promised = "returns" in type(estimator).provides(estimator.config)
+    for what, values, needed in (
+        ("advantages", result.advantages, True),
+        ("returns", result.returns, promised),
+    ):
+        if (values is not None or needed) and (why := _misfit(values, batch)):
+            raise PluginBrokenError(
+                f"{name} returned {what} that are {why}",
+                hint="float32, [N] for a figure a sample, or a Ragged that lines up with response_mask",
+            )
+    for metric, figure in result.metrics.items():
+        if isinstance(figure, bool) or not isinstance(figure, int | float | np.number):
+            raise PluginBrokenError(
+                f"{name} returned the metric {metric!r} as {type(figure).__name__} {figure!r}",
+                hint="metrics are numbers",
+            )
     return result
 
 
@@ -101,6 +117,38 @@ def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[n
             hint="`keep` returns a NumPy array of bool, one a sample",
         )
     return result
+
+
+def _misfit(values: object, batch: Batch) -> str | None:
+    """Why this is no column of advantages or returns; None where it is one."""
+    if isinstance(values, Ragged):
+        if values.dtype != np.float32:
+            return f"ragged {values.dtype}"
+        mask = batch["response_mask"]
+        fits = np.array_equal(values.offsets, mask.offsets)
+        return None if fits else f"{len(values.values)} values for {len(mask.values)} tokens"
+    if not isinstance(values, np.ndarray):
+        return "absent" if values is None else f"a {type(values).__name__}"
+    if values.dtype != np.float32 or values.shape != (len(batch),):
+        return f"{values.dtype} of shape {values.shape} for {len(batch)} samples"
+    return None
+
+
+def _read_only(batch: Batch) -> Batch:
+    """The same columns, in arrays that refuse to be written to."""
+    return Batch(
+        {name: _locked(column) for name, column in batch.columns.items()}, length=len(batch)
+    )
+
+
+def _locked(column: Any) -> Any:
+    if isinstance(column, Ragged):
+        return Ragged(_locked(column.values), column.offsets)
+    if not isinstance(column, np.ndarray):
+        return column
+    view = column.view()
+    view.flags.writeable = False
+    return view
 
 
 def _answer(name: str, method: Callable[..., Any], *arguments: object) -> object:

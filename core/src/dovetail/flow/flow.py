@@ -87,12 +87,13 @@ class Flow(GenerationStages):
             return batch
         parts, now, algorithm = self._parts, self._now, self._parts.config.algorithm
         controller = parts.kl_controllers.get("in_reward")
+        penalty = algorithm.kl.in_reward
         with self._phase("advantage"):
             shaped = shape_rewards(
                 batch,
                 overlong=algorithm.overlong_penalty,
                 max_response_length=parts.config.data.max_response_length,
-                kl=algorithm.kl.in_reward,
+                kl=penalty if penalty is not None and penalty.coef else None,
                 kl_factor=controller.value if controller is not None else 1.0,
             )
             groups = Groups.of(batch["group_id"], batch["trajectory_id"])

@@ -57,14 +57,15 @@ class Comparison:
         most = most_truncation(sampling)
         difference_K = rollout_K - train_K
         allowed_K = np.clip(difference_K, 0.0, most)
-        checked = weight_version is not None and version_K is not None
         return cls(
             train_K=train_K,
             rollout_K=rollout_K,
             raw_K=raw_K,
             version_K=version_K,
             row_K=row_K,
-            stale_K=version_K != weight_version if checked else np.zeros(len(train_K), np.bool_),
+            stale_K=np.not_equal(version_K, weight_version)
+            if version_K is not None and weight_version is not None
+            else np.zeros(len(train_K), np.bool_),
             beyond_K=difference_K - allowed_K,
             gap_K=_gap(rollout_K, train_K),
             unexplained_K=_gap(rollout_K, train_K + allowed_K),
@@ -83,7 +84,8 @@ class Comparison:
         """What each token counts in the judgement."""
         if self.truncated and self.raw_gap_K is not None:
             # Allowing for truncation hides half of an error; the raw log-probabilities show all of it.
-            return np.maximum(self.unexplained_K, self.raw_gap_K)
+            judged_K: np.ndarray = np.maximum(self.unexplained_K, self.raw_gap_K)
+            return judged_K
         return self.unexplained_K
 
     @property

@@ -100,7 +100,7 @@ def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Find
         _other_temperature_column(found, sampling)
         or _raw_agree(found, bound)
         or _last_tokens(found, bound)
-        or _one_sign(found, sampling)
+        or _one_sign(found, sampling, bound)
         or _other_temperature(found)
     )
 
@@ -144,7 +144,10 @@ def _last_tokens(found: Comparison, bound: float) -> Finding | None:
     )
 
 
-def _one_sign(found: Comparison, sampling: SamplingParams) -> Finding | None:
+def _one_sign(found: Comparison, sampling: SamplingParams, bound: float) -> Finding | None:
+    if found.raw_gap_K is not None and found.mean(found.raw_gap_K) > bound:
+        # Before any transform the two differ as well: leaving tokens out is not what does it.
+        return None
     beyond = found.beyond_K[np.abs(found.beyond_K) > NOTICEABLE]
     if len(beyond) < ENOUGH or np.mean(beyond > 0) < ONE_SIGN:
         return None

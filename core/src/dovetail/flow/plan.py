@@ -96,6 +96,8 @@ def _objective(config: RunConfig, chosen: Mapping[str, Chosen], demands: Demands
         correction is not None
         and demands.correct_before
         and "rollout_is_weights" in correction.provides()
+        # A loss with a ratio to the rollout policy corrects for it itself.
+        and "rollout_log_probs" not in loss.requires()
     )
     requires = set(loss.requires()) | loss.cls.prepares(loss.config)
     requires -= {"entropies"} - loss.cls.prepares(loss.config)

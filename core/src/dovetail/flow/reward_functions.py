@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,8 +14,9 @@ from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError, PluginNotFoundError, nearest
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces.reward import RewardFunction, RewardManager
 from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions
+from dovetail.interfaces.runtime import PluginRef
 
 SHOWN = 5
 """Complaints of one kind that a message lists."""
@@ -28,11 +30,15 @@ class FunctionLoader(Protocol):
         ...
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
-        """The installed one whose name or alias is this data source; None where there is none."""
+        """The installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
         ...
 
     def known(self) -> list[str]:
         """Names and aliases of the installed ones."""
+        ...
+
+    def manager(self, section: PluginSection) -> type[RewardManager]:
+        """The class of the reward manager that a config section selects."""
         ...
 
 
@@ -47,17 +53,26 @@ class InstalledFunctions:
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
         from dovetail.plugins.index import default_index
 
+        name = data_source
         try:
-            default_index().find("reward_function", data_source)
+            default_index().find("reward_function", name)
         except PluginNotFoundError:
-            return None
-        return self.selected(PluginSection(name=data_source), context)
+            patterns = [alias for alias in self.known() if "*" in alias]
+            name = next((each for each in patterns if fnmatchcase(data_source, each)), "")
+            if not name:
+                return None
+        return self.selected(PluginSection(name=name), context)
 
     def known(self) -> list[str]:
         from dovetail.plugins.index import default_index
 
         entries = [e for e in default_index().entries("reward_function") if e.usable]
         return [name for entry in entries for name in (entry.name, *entry.aliases)]
+
+    def manager(self, section: PluginSection) -> type[RewardManager]:
+        from dovetail.plugins.load import load_class, ref_for
+
+        return cast("type[RewardManager]", load_class(ref_for("reward_manager", section)))
 
 
 @attrs.frozen(eq=False)
@@ -66,6 +81,19 @@ class _Rule:
 
     call: RewardCall
     check_row: Callable[[Any], str | None]
+
+
+@attrs.frozen(kw_only=True)
+class Judges:
+    """How a manager goes about its rows."""
+
+    manager: str = "naive"
+    unit: str = "sample"
+    """What it scores at once."""
+    needs_functions: bool = True
+    """Whether it scores with the functions of the reward section."""
+    own: tuple[_Rule, ...] = ()
+    """Functions of its own."""
 
 
 class ConfiguredFunctions(RewardFunctions):
@@ -94,6 +122,40 @@ class ConfiguredFunctions(RewardFunctions):
         if data_source not in self._rules:
             self._rules[data_source] = self._make(data_source)
         return self._rules[data_source]
+
+    def files(self) -> tuple[PluginRef, ...]:
+        sections = [*self._section.functions.values(), self._section.function]
+        return tuple(
+            PluginRef(
+                kind="reward_function",
+                name=section.attribute or "compute_score",
+                path=section.path,
+                attribute=section.attribute or "compute_score",
+            )
+            for section in sections
+            if section is not None and section.path is not None
+        )
+
+    def judges(self) -> Judges:
+        """What the manager asks of the rows and of the functions that score them.
+
+        Raises:
+            PluginError: the manager, or a function that its own config selects, can't be loaded.
+        """
+        section = self._section.manager
+        if section is None or section.name is section.path is None:
+            return Judges()
+        manager = self._loader.manager(section)
+        own = manager.own_functions(section)
+        return Judges(
+            manager=section.name or manager.name,
+            unit=manager.unit,
+            needs_functions=manager.needs_functions(section),
+            own=tuple(
+                _rule(self._loader.selected(function, self._context), function)
+                for function in own.values()
+            ),
+        )
 
     def complaint(self, data_source: str | None, where: str = "") -> str:
         """What is wrong with a source that nothing scores."""
@@ -153,26 +215,43 @@ def build_functions(
 
 
 def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
-    """Check that every row can be scored: its source has a function, and that function accepts its ground truth.
+    """Check that every row can be scored: its source has a function where the manager needs one, the functions accept its
+    ground truth, and those that score whole groups get whole groups.
 
     Raises:
-        ConfigError: some sources have no function; names each with its first row.
+        ConfigError: some sources have no function, each named with its first row; or a function scores groups, and
+            the manager single samples.
         DataError: some ground truths can't be scored; names the first rows.
+        PluginError: the manager can't be loaded.
     """
+    judges = functions.judges()
     unmapped: dict[str | None, Prompt] = {}
     bad_rows = []
+    grouped: set[str] = set()
     for prompt in prompts:
-        rule = functions.rule_for(prompt.data_source)
-        if rule is None:
-            unmapped.setdefault(prompt.data_source, prompt)
-            continue
-        problem = rule.check_row(prompt.ground_truth)
-        if problem:
-            bad_rows.append(f"{prompt}: {rule.call.name} can't score it: {problem}")
+        rules = list(judges.own)
+        if judges.needs_functions:
+            rule = functions.rule_for(prompt.data_source)
+            if rule is None:
+                unmapped.setdefault(prompt.data_source, prompt)
+                continue
+            rules.append(rule)
+        for rule in rules:
+            problem = rule.check_row(prompt.ground_truth)
+            if problem:
+                bad_rows.append(f"{prompt}: {rule.call.name} can't score it: {problem}")
+            if rule.call.unit == "group":
+                grouped.add(rule.call.name)
     if unmapped:
         problems = [functions.complaint(source, str(row)) for source, row in unmapped.items()]
         raise ConfigError(
             _listed(problems), hint=functions.mend(next(iter(unmapped))), problems=problems
+        )
+    if grouped and judges.unit != "group":
+        raise ConfigError(
+            f"{', '.join(sorted(grouped))} scores whole groups, and reward.manager.name={judges.manager} brings "
+            "single samples",
+            hint="set reward.manager.name=group",
         )
     if bad_rows:
         raise DataError(

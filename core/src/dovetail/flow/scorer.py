@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from dovetail.errors import RewardError
@@ -17,12 +18,15 @@ from dovetail.interfaces.reward import (
     RewardManager,
     RewardSample,
     RewardUnit,
+    RunningTime,
     Score,
 )
 from dovetail.interfaces.reward_calls import finite_float
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""
+ANY_NUMBER = 1 << 30
+"""Places for a manager that queues its units itself."""
 
 
 class Scorer:
@@ -32,9 +36,11 @@ class Scorer:
 
     Args:
         manager: what scores; started.
-        timeout: seconds that one try of a unit may run. Waiting for a free place does not count.
+        timeout: seconds that one try of a unit may run. Waiting for a free place does not count, nor does what the
+            manager marks as waiting (`RewardUnit.time`).
         retries: further tries of a unit with a retryable failure; the last try counts.
-        concurrency: units scored at once, as far as the manager's capacity allows.
+        concurrency: units scored at once, as far as the manager's capacity allows; a manager that queues for
+            itself (`RewardManager.queues`) gets every unit at once.
         backoff: seconds before the first retry; doubles with each.
     """
 
@@ -50,7 +56,8 @@ class Scorer:
         self._manager = manager
         self._timeout = timeout
         self._retries = retries
-        self._places = min(concurrency, manager.capacity or concurrency)
+        places = min(concurrency, manager.capacity or concurrency)
+        self._places = ANY_NUMBER if manager.queues else places
         self._backoff = backoff
         self._finished = True
         self._begin()
@@ -142,6 +149,7 @@ class Scorer:
         """One try; whatever the manager does, one valid outcome a sample."""
         name = type(self._manager).name
         limit = asyncio.timeout(self._timeout)
+        unit = attrs.evolve(unit, time=_CountedTime(self._timeout, limit))
         try:
             async with limit:
                 answer = await self._manager.score(unit)
@@ -162,6 +170,27 @@ class Scorer:
     def _timed_out(self, unit: RewardUnit, name: str) -> list[Outcome]:
         message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"
         return _all_failed(unit, FailureKind.TIMEOUT, message)
+
+
+class _CountedTime(RunningTime):
+    """The running time of one try: moves the end of its time-out by as long as the unit waits."""
+
+    def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
+        super().__init__(seconds)
+        self._limit = limit
+        self._left: float | None = None
+
+    def stop(self) -> None:
+        when = self._limit.when()
+        if when is not None and not self._limit.expired():
+            self._left = when - asyncio.get_running_loop().time()
+            self._limit.reschedule(None)
+
+    def go_on(self) -> None:
+        # None where the time-out struck before, and this is the way out of it
+        if self._left is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
+            self._left = None
 
 
 def _all_failed(unit: RewardUnit, kind: FailureKind, message: str) -> list[Outcome]:

@@ -160,7 +160,7 @@ def _scoring(
             ("algorithm.overlong_penalty", config.algorithm.overlong_penalty),
             ("algorithm.kl.in_reward", config.algorithm.kl.in_reward),
         )
-        if value is not None
+        if value is not None and getattr(value, "coef", 1)
     ]
     if shaping:
         yield Stage(name="shaping", who="rewards", because=", ".join(shaping))

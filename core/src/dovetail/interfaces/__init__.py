@@ -33,14 +33,17 @@ _HOME = {
         "RewardManager",
         "RewardSample",
         "RewardUnit",
+        "RunningTime",
         "Score",
     ),
     "reward_calls": (
         "RewardCall",
         "RewardFunctions",
+        "configured_functions",
         "failure_from",
         "finite_float",
         "outcome_from",
+        "outcomes_from",
     ),
     "advantage": ("ADVANTAGE_API", "AdvantageEstimator", "Advantages", "Groups"),
     "policy_loss": (

@@ -47,7 +47,7 @@ class LossInputs:
         """int64 [T]: which sample each token belongs to."""
         lengths_N = self.offsets_N1.diff()
         index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
-        return index_N.repeat_interleave(lengths_N)
+        return index_N.repeat_interleave(lengths_N, output_size=self.log_probs_T.shape[0])
 
 
 @attrs.frozen(kw_only=True, eq=False)

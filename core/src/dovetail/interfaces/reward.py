@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
+from dovetail.config.sections import PluginSection
 from dovetail.interfaces.plugin import Plugin
 
-REWARD_MANAGER_API = "1.0"
-REWARD_FUNCTION_API = "1.0"
+REWARD_MANAGER_API = "1.1"
+REWARD_FUNCTION_API = "1.1"
 
 
 class FailureKind(StrEnum):
@@ -47,11 +49,44 @@ class RewardSample:
     finish_reason: str = "stop"
 
 
+class RunningTime:
+    """How long a try of a unit may run, and which of its time counts: running does, waiting in a queue does not.
+
+    Args:
+        limit: seconds; None for any.
+    """
+
+    def __init__(self, limit: float | None = None) -> None:
+        self.limit = limit
+        self._waits = 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time inside is not counted. Where several samples of a unit wait, it counts again when none does."""
+        self._waits += 1
+        if self._waits == 1:
+            self.stop()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if self._waits == 0:
+                self.go_on()
+
+    def stop(self) -> None:
+        """Count no further; whoever enforces the limit overrides it."""
+
+    def go_on(self) -> None:
+        """Count again; whoever enforces the limit overrides it."""
+
+
 @attrs.frozen(kw_only=True)
 class RewardUnit:
     """What is scored together: one sample, or a whole group where the manager's `unit` is "group"."""
 
     samples: tuple[RewardSample, ...]
+    time: RunningTime = attrs.field(factory=RunningTime, eq=False, repr=False)
+    """What its time-out counts. A manager that queues says `with unit.time.waiting():` while the unit only waits."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -85,6 +120,19 @@ class RewardManager(Plugin):
 
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """Whether `score` gets single samples or whole groups."""
+    queues: ClassVar[bool] = False
+    """It wants every unit at once and queues them itself, saying `unit.time.waiting()`; `reward.concurrency` and
+    `capacity` do not hold then."""
+
+    @classmethod
+    def needs_functions(cls, config: Any) -> bool:
+        """Whether it scores with the functions of the reward section, so that every row must have one."""
+        return True
+
+    @classmethod
+    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+        """Reward functions that its own config selects, by a name for messages; each must accept every ground truth."""
+        return {}
 
     @property
     def capacity(self) -> int | None:
@@ -103,7 +151,16 @@ class RewardManager(Plugin):
 
 
 class RewardFunction(Plugin):
-    """Scores one sample by rule. In a user's file a plain function with `compute_score`'s signature does as well."""
+    """Scores one sample by rule. In a user's file a plain function with `compute_score`'s signature does as well.
+
+    A plain function may carry `pure` and `unit` as attributes.
+    Its name and its aliases are the `data_source`s that it scores where the config says nothing else; in an alias `*` stands for any text: `aime*`.
+    """
+
+    pure: ClassVar[bool] = False
+    """The same parameters always get the same answer, so that scores may be cached by content."""
+    unit: ClassVar[Literal["sample", "group"]] = "sample"
+    """`group`: scores depend on the other samples of the group, so that a manager must bring groups whole."""
 
     @abstractmethod
     def compute_score(
@@ -113,7 +170,10 @@ class RewardFunction(Plugin):
         ground_truth: Any,
         extra_info: Mapping[str, Any] | None = None,
     ) -> float | Mapping[str, Any]:
-        """A finite number, or a mapping with `score` and further parts."""
+        """A finite number, or a mapping with `score` and further parts; also an awaitable of one.
+
+        `token_rewards` in the mapping is a reward for each response token; `score` is then their sum, and may be left out.
+        """
 
     @classmethod
     def check_row(cls, config: Any, ground_truth: Any) -> str | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.errors import ConfigError, nearest
+from dovetail.errors import ConfigError
 from dovetail.interfaces.reward import (
     Failure,
     FailureKind,
@@ -18,9 +18,27 @@ from dovetail.interfaces.reward import (
     RewardSample,
     Score,
 )
+from dovetail.interfaces.reward_signature import PARAMETERS, Form, signature_of
 
-PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""What a reward function may ask for, by name."""
+if TYPE_CHECKING:
+    from dovetail.config.sections import RewardSection
+    from dovetail.interfaces.plugin import PluginContext
+    from dovetail.interfaces.runtime import PluginRef
+
+__all__ = [
+    "ANSWER",
+    "PARAMETERS",
+    "RewardCall",
+    "RewardFunctions",
+    "configured_functions",
+    "failure_from",
+    "finite_float",
+    "outcome_from",
+    "outcomes_from",
+]
+
+TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
+"""What a reward function calls its rewards of single tokens."""
 ANSWER = "pred"
 """What a reward function calls the answer that it found in a response: something to vote on, never a figure."""
 
@@ -28,10 +46,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class RewardCall:
-    """A reward function, ready to be called with a sample.
+    """A reward function, ready to be called with samples.
 
     Args:
-        function: a plain function (also async) with any of `PARAMETERS`, or with `**kwargs`.
+        function: a plain function (also async) with any of `PARAMETERS`, or with `**kwargs`; on lists
+            (`solution_strs`, `ground_truths`, …), or on pairs (`solution_a`, `solution_b`).
         name: what messages call it, such as `my_reward.py:compute_score`.
 
     Raises:
@@ -41,12 +60,32 @@ class RewardCall:
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
         self.name = str(name or getattr(function, "__qualname__", type(function).__name__))
-        self._positional, self._keywords = _parameters(function, self.name)
+        self._signature = signature_of(function, self.name)
+
+    @property
+    def form(self) -> Form:
+        """What a call gets: one sample, lists over samples, or a pair."""
+        return self._signature.form
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of RewardSample that the function sees."""
+        return self._signature.fields
 
     @property
     def is_async(self) -> bool:
         """Calling it makes a coroutine and runs none of its code."""
         return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def pure(self) -> bool:
+        """Whether it says that the same parameters always get the same answer."""
+        return bool(self._declared("pure", False))
+
+    @property
+    def unit(self) -> str:
+        """`group` where its scores depend on the other samples of a group."""
+        return "group" if self.form == "pair" else str(self._declared("unit", "sample"))
 
     @property
     def file(self) -> str | None:
@@ -55,11 +94,39 @@ class RewardCall:
         return code.co_filename if code is not None else None
 
     def __call__(self, sample: RewardSample) -> Any:
-        """What the function returns for this sample; an awaitable where it is async."""
-        positional = [getattr(sample, name) for name in self._positional]
-        return self.function(
-            *positional, **{name: getattr(sample, name) for name in self._keywords}
+        """What the function returns for this sample; an awaitable where it is async.
+
+        A function on lists gets lists of one.
+        """
+        if self.form == "list":
+            answer = self.on_list((sample,))
+            return _first_later(answer) if inspect.isawaitable(answer) else _first(answer)
+        return self._call(lambda name: getattr(sample, name))
+
+    def on_list(self, samples: Sequence[RewardSample]) -> Any:
+        """What a function on lists returns for these samples; judge it by `outcomes_from`."""
+        return self._call(
+            lambda name: [getattr(sample, self._signature.field(name)) for sample in samples]
         )
+
+    def on_pair(self, first: RewardSample, second: RewardSample) -> Any:
+        """What a function on pairs returns: how far the first response is the better one, from 0 to 1."""
+        return self._call(
+            lambda name: getattr(
+                second if name == "solution_b" else first, self._signature.field(name)
+            )
+        )
+
+    def _call(self, value: Callable[[str], Any]) -> Any:
+        return self.function(
+            *(value(name) for name in self._signature.positional),
+            **{name: value(name) for name in self._signature.keywords},
+        )
+
+    def _declared(self, what: str, default: Any) -> Any:
+        """An attribute of the function, or of the RewardFunction that it is a method of."""
+        owner = getattr(self.function, "__self__", None)
+        return getattr(self.function, what, getattr(owner, what, default))
 
     def __repr__(self) -> str:
         return f"RewardCall({self.name})"
@@ -81,6 +148,10 @@ class RewardFunctions:
         }
         self._default = RewardCall(default) if default is not None else None
 
+    def files(self) -> tuple[PluginRef, ...]:
+        """Functions that come from files: another process loads them before it unpickles this."""
+        return ()
+
     def function_for(self, data_source: str | None) -> RewardCall:
         """The function that scores rows of this source.
 
@@ -97,32 +168,72 @@ class RewardFunctions:
         return call
 
 
+def configured_functions(section: RewardSection, context: PluginContext) -> RewardFunctions:
+    """The reward functions that a section selects, as core makes them for a run; for managers that have their own.
+
+    Raises:
+        PluginError: a selected function can't be loaded.
+        ConfigError: a user's function needs parameters that rewards are not given.
+    """
+    from dovetail.flow.reward_functions import build_functions
+
+    return build_functions(section, context)
+
+
 def outcome_from(value: Any, name: str) -> Outcome:
-    """Judge what a reward function returned.
+    """Judge what a reward function returned for one sample.
 
     Args:
         value: a finite number (int, float, bool or a NumPy scalar), or a mapping with `score` and further
             parts: finite numbers become components, the rest extras, and so does `pred`, the answer that was found
-            in the response, whatever it is. All else is a failure.
+            in the response, whatever it is. `token_rewards` in the mapping are rewards of single tokens, T finite
+            numbers; `score` is then their sum, and may be left out. All else is a failure.
         name: the function, for messages.
     """
     parts: Mapping[Any, Any] = {}
+    rewards_T = None
     if isinstance(value, Mapping):
-        if "score" not in value:
-            return _invalid(
-                name, f"a mapping without 'score' (keys: {', '.join(map(str, value)) or 'none'})"
-            )
-        parts = {str(key): part for key, part in value.items() if key != "score"}
-        value = value["score"]
+        parts = {str(key): part for key, part in value.items()}
+        if parts.get(TOKEN_REWARDS) is not None:
+            rewards_T = _token_rewards(parts[TOKEN_REWARDS])
+            if rewards_T is None:
+                return _invalid(name, f"{TOKEN_REWARDS} = {_described(parts[TOKEN_REWARDS])}")
+            parts.setdefault("score", float(rewards_T.sum(dtype=np.float64)))
+        if "score" not in parts:
+            return _invalid(name, f"a mapping without 'score' (keys: {', '.join(parts) or 'none'})")
+        value = parts["score"]
+        parts = {key: part for key, part in parts.items() if key not in ("score", TOKEN_REWARDS)}
     score = finite_float(value)
     if score is None:
         return _invalid(name, _described(value))
     figures = {key: None if key == ANSWER else finite_float(part) for key, part in parts.items()}
     return Score(
         value=score,
+        token_rewards=rewards_T,
         components={key: figure for key, figure in figures.items() if figure is not None},
         extras={key: part for key, part in parts.items() if figures[key] is None},
     )
+
+
+def outcomes_from(value: Any, count: int, name: str) -> list[Outcome]:
+    """Judge what a reward function on lists returned: each entry by itself, as `outcome_from` does.
+
+    Args:
+        value: a list, a tuple or an array of `count` entries. Anything else fails every sample, since nobody can tell
+            which entry belongs to which.
+        count: samples that it was called with.
+        name: the function, for messages.
+    """
+    entries = _entries(value)
+    if entries is None:
+        failure = _invalid(name, f"{_described(value)} for {count} samples", "a list of rewards")
+    elif len(entries) != count:
+        failure = _invalid(
+            name, f"{len(entries)} rewards for {count} samples", "one for each, in order"
+        )
+    else:
+        return [outcome_from(entry, name) for entry in entries]
+    return [failure] * count
 
 
 def finite_float(value: Any) -> float | None:
@@ -163,9 +274,39 @@ def _where(error: BaseException, file: str | None) -> str:
     return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
 
 
-def _invalid(name: str, what: str) -> Failure:
-    message = f"{name} returned {what}; a reward is a finite number, or a mapping with 'score'"
+def _invalid(
+    name: str, what: str, wanted: str = "a finite number, or a mapping with 'score'"
+) -> Failure:
+    message = f"{name} returned {what}; a reward is {wanted}"
     return Failure(kind=FailureKind.INVALID_VALUE, message=message)
+
+
+def _entries(value: Any) -> Sequence[Any] | None:
+    """The entries of a list, a tuple, or a one-dimensional array or tensor; None for anything else."""
+    if isinstance(value, (list, tuple)):
+        return value
+    if getattr(value, "ndim", None) == 1 and callable(getattr(value, "tolist", None)):
+        listed = value.tolist()
+        return listed if isinstance(listed, list) else None
+    return None
+
+
+def _token_rewards(value: Any) -> np.ndarray | None:
+    """float32 [T], or None where they are not a list of finite numbers."""
+    entries = _entries(value)
+    if entries is None or any(finite_float(entry) is None for entry in entries):
+        return None
+    return np.asarray(entries, np.float32)
+
+
+def _first(answer: Any) -> Any:
+    """The only entry of what a function on lists returned; anything else as it is, and so no reward."""
+    entries = _entries(answer)
+    return entries[0] if entries is not None and len(entries) == 1 else answer
+
+
+async def _first_later(answer: Awaitable[Any]) -> Any:
+    return _first(await answer)
 
 
 def _described(value: Any) -> str:
@@ -179,39 +320,3 @@ def _described(value: Any) -> str:
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
-
-
-def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names to pass by position, and by keyword."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some compiled functions have none
-        return (), PARAMETERS
-    positional: list[str] = []
-    keywords: list[str] = []
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            keywords = [known for known in PARAMETERS if known not in positional]
-            break
-        if parameter.name not in PARAMETERS:
-            if parameter.default is parameter.empty:
-                raise _unknown_parameter(name, parameter.name)
-            continue
-        (positional if parameter.kind is parameter.POSITIONAL_ONLY else keywords).append(
-            parameter.name
-        )
-    return tuple(positional), tuple(keywords)
-
-
-def _unknown_parameter(name: str, parameter: str) -> ConfigError:
-    if parameter in {f"{known}s" for known in PARAMETERS} | {"responses", "solutions"}:
-        problem = f"{name} takes lists ({parameter!r}); rewards are computed one sample at a time"
-    else:
-        close = nearest(parameter, PARAMETERS)
-        problem = f"{name} needs a parameter {parameter!r} that a reward is not given"
-        problem += f"; nearest: {close!r}" if close else ""
-    return ConfigError(
-        problem, hint=f"write def compute_score({', '.join(PARAMETERS[:3])}, extra_info=None)"
-    )

@@ -59,8 +59,7 @@ def masked_moments(
     mean = sum_ / count
     own = 0.0
     for _, chosen in _chosen(values_T, mask_T):
-        chosen -= mean
-        own += float(np.dot(chosen, chosen))
+        own += float(np.square(np.subtract(chosen, mean, out=chosen), out=chosen).sum())
     squares = float(total.sum(np.array([own], np.float64))[0])
     return Moments(count, mean, squares / (count - 1) if count > 1 else 0.0)
 

@@ -72,8 +72,9 @@ class PolicyObjective(Objective):
         self._prepares = cls.prepares(config)
         mode = type(correction).mode(correction.config) if correction is not None else "disabled"
         self._correction = None if mode == "disabled" else correction
-        # In bypass mode a ratio to the old policy is the ratio to the rollout policy already.
-        self._weighs = mode == "decoupled" or "old_log_probs" not in wanted
+        # A loss with a ratio to the rollout policy corrects for it itself; in bypass mode the old policy is that one.
+        anchors = {"rollout_log_probs"} | ({"old_log_probs"} if mode == "bypass" else set())
+        self._weighs = not wanted & anchors
 
     @property
     def outputs(self) -> frozenset[str]:

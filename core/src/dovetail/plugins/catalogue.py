@@ -19,7 +19,8 @@ _PROVIDES: dict[str, dict[str, str]] = {
     },
     "dovetail-rewards": {
         "reward_manager": "naive",
-        "reward_function": "gsm8k exact_match regex_format",
+        "reward_function": "gsm8k exact_match regex_format math dapo_math geometry3k multiple_choice fuzzy_match json_schema "
+        "length_penalty repetition_penalty instruction_following",
     },
 }
 FIRST_PARTY: dict[str, dict[str, str]] = {}

@@ -63,10 +63,11 @@ class CorrectionWithoutLogProbs(PreflightRule):
 
 
 class WeightsIgnored(PreflightRule):
-    """A bypass correction has importance weights, but the loss has a ratio of its own, so that they are never used.
+    """A correction has importance weights, but the loss has a ratio to the rollout policy, so that they are never used.
 
-    In bypass mode the rollout policy is the old one: the ratio of a loss such as PPO's already is the correction, and
-    weights besides would correct twice. They are left out, and only rejection works.
+    A loss such as `dppo` is anchored on the rollout policy. In bypass mode the rollout policy is the old one, so that the
+    ratio of a loss such as PPO's already is the correction. Weights besides would correct twice: they are left out,
+    and only rejection works.
     """
 
     name = "weights_ignored"
@@ -75,10 +76,12 @@ class WeightsIgnored(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         correction = correction_of(config)
         loss = selected("policy_loss", config.algorithm.policy_loss)
-        if correction is None or loss is None or "old_log_probs" not in ratio_columns(loss):
+        if correction is None or loss is None:
             return
         weights = getattr(correction.config, "weights", None)
-        if correction.cls.mode(correction.config) == "bypass" and weights is not None:
+        bypass = correction.cls.mode(correction.config) == "bypass"
+        anchors = {"rollout_log_probs"} | ({"old_log_probs"} if bypass else set())
+        if weights is not None and ratio_columns(loss) & anchors:
             yield self.warning(
                 f"algorithm.rollout_correction = {correction.name} weighs by {weights}, but "
                 f"algorithm.policy_loss = {loss.name} has a ratio to the rollout policy itself, so the weights are "

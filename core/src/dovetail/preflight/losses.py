@@ -61,17 +61,26 @@ class MaxKlNeverFires(PreflightRule):
     """`actor.max_kl` is set where there is nothing that it could stop.
 
     The KL to the old policy is 0 in a step's first update by construction: with one update a rollout no bound is ever
-    passed, and whoever set it believes in a safeguard that is not there.
+    passed, and whoever set it believes in a safeguard that is not there. A loss without a ratio measures no KL at all.
     """
 
     name = "max_kl_never_fires"
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if config.actor.max_kl is not None and count(config, None).updates_per_step == 1:
+        if config.actor.max_kl is None:
+            return
+        loss = selected("policy_loss", config.algorithm.policy_loss)
+        if loss is not None and not ratio_columns(loss):
+            yield self.error(
+                f"actor.max_kl = {config.actor.max_kl:g}, but algorithm.policy_loss = {loss.name} has no ratio to an "
+                "older policy, and so measures no KL that could end a step's updates",
+                hint="set actor.max_kl=null, or choose a loss with a ratio such as algorithm.policy_loss=ppo_clip",
+            )
+        elif count(config, None).updates_per_step == 1:
             yield self.warning(
                 f"actor.max_kl = {config.actor.max_kl:g}, but a step has one update, in which the policy is the old one",
-                hint="leave actor.max_kl out, or set actor.mini_batch_size or actor.epochs for several updates",
+                hint="set actor.max_kl=null, or actor.epochs=2 for several updates",
             )
 
 

@@ -1,4 +1,4 @@
-"""Config classes of the reward managers and functions. Nothing here imports more than the config sections."""
+"""Config classes of the reward functions. Nothing here imports more than the config sections."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str | None) -> N
         raise ValueError(
             f"{attribute.name}={value!r} is not a regular expression: {error}"
         ) from error
-
-
-@attrs.frozen(kw_only=True)
-class NaiveConfig(PluginSection):
-    """The reward manager that runs functions in this process."""
-
-    workers: int = attrs.field(default=8, validator=attrs.validators.ge(1))
-    """Samples scored at once, as far as reward.concurrency allows. Few leave the interpreter to generation; many suit functions that wait for a network."""
-    max_hung: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
 
 
 @attrs.frozen(kw_only=True)

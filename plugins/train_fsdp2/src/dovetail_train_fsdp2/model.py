@@ -140,7 +140,7 @@ def _check_directory(path: str) -> None:
     elif path.startswith(("/", ".", "~")) or path.count("/") > 1:
         raise ModelError(
             f"model directory {path!r} does not exist",
-            hint="check model.path; a relative path counts from where the command runs",
+            hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
         )
 
 

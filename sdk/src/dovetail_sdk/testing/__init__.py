@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib
 
 _HOME = {
-    "failing_reward": ("FAILURES", "release_hung", "reward_that_fails"),
+    "failing_reward": (
+        "FAILURES",
+        "LIST_FAILURES",
+        "PROCESS_FAILURES",
+        "release_hung",
+        "reward_that_fails",
+    ),
     "groups": ("SimulatedGroup",),
     "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),
     "scripted_rollout": ("Script", "ScriptedRollout"),

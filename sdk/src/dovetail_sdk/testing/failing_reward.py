@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -20,14 +22,30 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fails as the row asks by `extra_info["fail"]`, one of FAILURES; else 1.0 where the response is the ground truth.
+    """Fails as the row asks by `extra_info["fail"]`, one of FAILURES or PROCESS_FAILURES; else 1.0 where the response
+    is the ground truth.
 
     Selected in a config by file: `reward.function: {path: …/failing_reward.py, attribute: compute_score}`.
     """
     how = (extra_info or {}).get("fail")
     if how is not None:
-        return FAILURES[how]()
+        return (FAILURES | PROCESS_FAILURES)[how]()
     return float(solution_str.strip() == str(ground_truth).strip())
+
+
+def compute_scores(
+    data_sources: list[str | None],
+    solution_strs: list[str],
+    ground_truths: list[Any],
+    extra_infos: list[Mapping[str, Any] | None],
+) -> Any:
+    """The same on lists; `extra_info["fail"]` may be one of LIST_FAILURES too, which spoils the whole call."""
+    rows = list(zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True))
+    for row in rows:
+        how = (row[3] or {}).get("fail")
+        if how in LIST_FAILURES:
+            return LIST_FAILURES[how](len(rows))
+    return [compute_score(*row) for row in rows]
 
 
 def reward_that_fails(how: str, share: Callable[[str], bool] | None = None) -> Callable[..., Any]:
@@ -60,8 +78,19 @@ def _hang() -> float:
     return 1.0
 
 
+def _refuse() -> float:
+    raise ConnectionRefusedError("no judge listens")
+
+
 def _exit() -> float:
     sys.exit(3)
+
+
+def _spin() -> float:
+    """Never ends, and heeds no signal that can be handled."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    while True:
+        pass
 
 
 FAILURES: dict[str, Callable[[], Any]] = {
@@ -72,8 +101,22 @@ FAILURES: dict[str, Callable[[], Any]] = {
     "infinity": lambda: math.inf,
     "text": lambda: "1.0",
     "none": lambda: None,
+    "unreachable": _refuse,
     "list": lambda: [1.0],
     "mapping_without_score": lambda: {"reward": 1.0},
     "mapping_with_nan": lambda: {"score": math.nan, "format": 1.0},
 }
 """Ways to fail, by name."""
+
+PROCESS_FAILURES: dict[str, Callable[[], Any]] = {
+    "crash": lambda: os._exit(3),
+    "kill": lambda: os.kill(os.getpid(), 9),
+    "spin": _spin,
+}
+"""Ways to fail that take the process along, by name: only for managers that run functions in processes of their own."""
+LIST_FAILURES: dict[str, Callable[[int], Any]] = {
+    "too_few": lambda count: [1.0] * (count - 1),
+    "too_many": lambda count: [1.0] * (count + 1),
+    "one_number": lambda count: 1.0,  # noqa: ARG005
+}
+"""Ways in which a result on lists is none, by name."""

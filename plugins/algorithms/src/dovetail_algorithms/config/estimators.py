@@ -8,7 +8,7 @@ import attrs
 
 from dovetail.config.sections import PluginSection
 
-_SHARE = [attrs.validators.ge(0), attrs.validators.le(1)]
+_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
 """A discount: between 0 and 1, both included."""
 
 
@@ -80,7 +80,7 @@ class GrpoPasskConfig(PluginSection):
     """Divide the lead by the group's standard deviation of rewards."""
 
 
-def _as_many_as_components(config: Any, attribute: Any, weights: tuple[float, ...]) -> None:
+def _as_many_as_components(config: Any, _attribute: Any, weights: tuple[float, ...]) -> None:
     """Weights stand for components by position, which only a list of names fixes."""
     if weights and len(weights) != len(config.components):
         names = ", ".join(config.components) or "none named"

@@ -8,9 +8,9 @@ import attrs
 
 from dovetail.config.sections import PluginSection
 
-_SHARE = [attrs.validators.ge(0), attrs.validators.le(1)]
-_NOT_NEGATIVE = attrs.validators.ge(0)
-_POSITIVE = attrs.validators.gt(0)
+_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
+_NOT_NEGATIVE: Any = attrs.validators.ge(0)
+_POSITIVE: Any = attrs.validators.gt(0)
 
 
 def _absent_or_above_one(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:

@@ -58,7 +58,7 @@ def _optimal_baseline(
     advantages, returns,
 ):  # fmt: skip
     widest = longest(offsets, bounds[low], bounds[high])
-    x, w, index = np.empty(widest), np.empty(widest), np.empty(widest, np.int64)
+    x, w, index = np.empty(widest + 1), np.empty(widest + 1), np.empty(widest + 1, np.int32)
     total, weight = np.empty(widest), np.empty(widest)
     for group in range(low, high):
         first, last = bounds[group], bounds[group + 1]
@@ -72,26 +72,38 @@ def _optimal_baseline(
             recur(x, kept, 1.0)
             scatter(x, index, kept, returns[start:end])
             _running(w, kept, weights[row])
-            if compact or kept == end - start:
-                for k in range(kept):
-                    total[k] += w[k] * x[k]
-                    weight[k] += w[k]
-            else:
-                for k in range(kept):
-                    total[index[k]] += w[k] * x[k]
-                    weight[index[k]] += w[k]
+            _add_up(x, w, index, kept, compact or kept == end - start, total, weight)
         for at in range(reach):
             total[at] = total[at] / (weight[at] + EPSILON) if at < second[group] else 0.0
         for row in range(first, last):
             start, end = offsets[row], offsets[row + 1]
             kept = keep(mask[start:end], returns[start:end], x, index)
-            if compact or kept == end - start:
-                for k in range(kept):
-                    x[k] -= total[k]
-            else:
-                for k in range(kept):
-                    x[k] -= total[index[k]]
+            _subtract(x, index, kept, compact or kept == end - start, total)
             scatter(x, index, kept, advantages[start:end])
+
+
+@kernel
+@no_type_check
+def _add_up(x, w, index, kept, in_order, total, weight):
+    if in_order:
+        for k in range(kept):
+            total[k] += w[k] * x[k]
+            weight[k] += w[k]
+        return
+    for k in range(kept):
+        total[index[k]] += w[k] * x[k]
+        weight[index[k]] += w[k]
+
+
+@kernel
+@no_type_check
+def _subtract(x, index, kept, in_order, total):
+    if in_order:
+        for k in range(kept):
+            x[k] -= total[k]
+        return
+    for k in range(kept):
+        x[k] -= total[index[k]]
 
 
 @kernel

@@ -55,7 +55,7 @@ def optimal_baseline(
         base = np.cumsum(reach) - reach
         begin = ends_1[:-1] if compact or kept is None else offsets_N1[first:last] - tokens.start
         pair_K = np.repeat(base[group] - begin, counts)
-        pair_K += np.arange(len(pair_K)) if compact or kept is None else kept
+        pair_K += np.arange(len(pair_K)) if compact or kept is None else np.flatnonzero(kept)
         baseline_P = _weighted_mean(pair_K, sums_K, energy_K, spare_K, int(reach.sum()))
         position_P = np.arange(len(baseline_P)) - np.repeat(base, reach)
         baseline_P[position_P >= np.repeat(second_G[low:high], reach)] = 0

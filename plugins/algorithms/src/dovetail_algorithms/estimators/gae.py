@@ -42,7 +42,7 @@ class Gae(TokenEstimator):
             self.config.lam,
         )
         if self.config.whiten:
-            advantages_T = whiten(advantages_T, mask.values, self.context.reduction)
+            advantages_T = whiten(advantages_T, mask.values, self.context.reduction, in_place=True)
         return Advantages(
             advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
         )

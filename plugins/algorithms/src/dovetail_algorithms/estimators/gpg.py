@@ -34,4 +34,6 @@ class Gpg(ScoreBaseline):
         sizes_G = groups.sizes_G
         informative = sizes_G[comparable_G(scores_N, groups)].sum()
         counts = self.context.reduction.sum(np.array([sizes_G.sum(), informative], np.float64))
-        return deviations(scores_N, groups) * (counts[0] / max(counts[1], 1.0))
+        alpha = float(counts[0]) / max(float(counts[1]), 1.0)
+        advantages_N: np.ndarray = alpha * deviations(scores_N, groups)
+        return advantages_N

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Float64, Real
+from jaxtyping import Bool, Float64, Real
 
 from dovetail.batch import Batch
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
@@ -24,7 +24,7 @@ class GroupBaseline(AdvantageEstimator):
 
     api: ClassVar[str] = ">=1.0,<2"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    scope = "group"
+    scope: ClassVar[Literal["sample", "group", "batch"]] = "group"
     level = "sample"
 
     @classmethod
@@ -70,15 +70,16 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
 
     The mean of equal numbers is off by a rounding error, which a division by a spread of 0 would blow up.
     """
-    return np.where(
+    deviations_N: np.ndarray = np.where(
         comparable_G(scores_N, groups)[groups.index_N],
         scores_N - groups.mean_N(scores_N),
         scores_N - scores_N,  # 0, but what is not finite stays so
     )
+    return deviations_N
 
 
-def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> np.ndarray:
-    """Bool [G]: groups of two trajectories or more whose rewards are not all equal."""
+def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.ndarray, "G"]:
+    """Which groups, bool [G], have a comparison: those of two trajectories or more whose rewards are not all equal."""
     smallest_G = np.full(groups.count, np.inf)
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)

@@ -19,8 +19,11 @@ from dovetail_algorithms.config.estimators import (
 from dovetail_algorithms.estimators.baselines import optimal_baseline
 from dovetail_algorithms.estimators.group_baseline import group_metrics
 from dovetail_algorithms.estimators.lengths import policy_lengths
+from dovetail_algorithms.estimators.parts import in_threads
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
+PART = 1 << 17
+"""Tokens that one thread works on at once."""
 ROUNDING = 1e-6
 """A negative energy this small is the rounding error of a probability near 1."""
 
@@ -38,7 +41,7 @@ class OptimalTokenBaseline(TokenEstimator):
     """
 
     name = "optimal_token_baseline"
-    Config: Any = OptimalTokenBaselineConfig
+    Config: ClassVar[Any] = OptimalTokenBaselineConfig
     scope = "group"
     positions_among_own: ClassVar[bool] = False
     """Whether tool tokens are left out of the count of positions."""
@@ -97,30 +100,48 @@ class TirOptimalTokenBaseline(OptimalTokenBaseline):
     """
 
     name = "tir_optimal_token_baseline"
-    Config: Any = TirOptimalTokenBaselineConfig
+    Config: ClassVar[Any] = TirOptimalTokenBaselineConfig
     positions_among_own = True
 
 
 def _energies_T(columns: Batch) -> Float32[np.ndarray, "T"]:
     """float32 [T]: ρ² (1 − 2π + Σπ²) of each token, of which those with mask 0 hold anything."""
-    energies_T = np.exp(columns["old_log_probs"].values.astype(np.float32, copy=False))
-    energies_T *= -2
-    energies_T += 1
-    energies_T += columns["sum_pi_squared"].values
-    energies_T[(energies_T < 0) & (energies_T > -ROUNDING)] = 0
-    if "rollout_is_weights" in columns:
-        energies_T *= columns["rollout_is_weights"].values
-        energies_T *= columns["rollout_is_weights"].values
+    log_probs_T, squares_T = columns["old_log_probs"].values, columns["sum_pi_squared"].values
+    weights = columns["rollout_is_weights"].values if "rollout_is_weights" in columns else None
+    energies_T = np.empty(len(log_probs_T), np.float32)
+    starts = range(0, len(log_probs_T), PART)
+
+    def work(part: int) -> None:
+        block = slice(starts[part], starts[part] + PART)
+        out = energies_T[block]
+        np.exp(log_probs_T[block], out=out, dtype=np.float32, casting="same_kind")
+        out *= -2
+        out += 1
+        out += squares_T[block]
+        if out.min() < 0:
+            out[(out < 0) & (out > -ROUNDING)] = 0
+        if weights is not None:
+            out *= weights[block]
+            out *= weights[block]
+
+    in_threads(len(starts), work)
     return energies_T
 
 
 def own_reach(mask: Ragged) -> Int64[np.ndarray, "N"]:
     """int64 [N]: position after the last token with mask 1 in each row; 0 where there is none."""
-    own = np.flatnonzero(mask.values)
-    before_N1 = np.searchsorted(own, mask.offsets)
-    reach_N = np.zeros(len(mask), np.int64)
-    any_N = before_N1[1:] > before_N1[:-1]
-    reach_N[any_N] = own[before_N1[1:][any_N] - 1] + 1 - mask.offsets[:-1][any_N]
+    reach_N = mask.lengths.copy()
+    some = np.flatnonzero(reach_N > 0)
+    # Most responses end with a token of the policy; only the others are searched.
+    late = some[~mask.values[mask.offsets[some + 1] - 1]]
+    if len(late):
+        rows = mask.take(late)
+        own = np.flatnonzero(rows.values)
+        bounds = np.searchsorted(own, rows.offsets)
+        found = bounds[1:] > bounds[:-1]
+        last = own[bounds[1:][found] - 1]
+        reach_N[late] = 0
+        reach_N[late[found]] = last + 1 - rows.offsets[:-1][found]
     return reach_N
 
 

@@ -27,7 +27,7 @@ class ReinforcePlusPlus(TokenEstimator):
         mask = self.mask(columns)
         rewards_T = columns["token_rewards"].values
         returns_T = discounted_returns(rewards_T, mask.values, mask.offsets, self.config.gamma)
-        advantages_T = whiten(returns_T.copy(), mask.values, self.context.reduction)
+        advantages_T = whiten(returns_T, mask.values, self.context.reduction)
         return Advantages(
             advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
         )

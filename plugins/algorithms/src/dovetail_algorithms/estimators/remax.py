@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dovetail.batch import Batch
 from dovetail.interfaces.advantage import Advantages, Groups
 from dovetail_algorithms.config.estimators import RemaxConfig
-from dovetail_algorithms.estimators.scans import discounted_returns
+from dovetail_algorithms.estimators.scans import rewards_to_go
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
@@ -31,11 +29,9 @@ class Remax(TokenEstimator):
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
         mask = self.mask(columns)
-        rewards_T = columns["token_rewards"].values
-        returns_T = discounted_returns(rewards_T, mask.values, mask.offsets, 1.0)
-        advantages_T = np.repeat(columns["baseline_scores"].astype(np.float32), mask.lengths)
-        np.subtract(returns_T, advantages_T, out=advantages_T)
-        advantages_T *= mask.values
+        advantages_T, returns_T = rewards_to_go(
+            columns["token_rewards"].values, mask.values, mask.offsets, columns["baseline_scores"]
+        )
         return Advantages(
             advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
         )

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, Real
 
 from dovetail.interfaces.plugin import Reduction
-from dovetail.numerics import whiten as whiten_eager
 from dovetail.numerics.masked import EPSILON, ROUNDING
 from dovetail_algorithms.estimators import scans_eager
 
@@ -83,26 +82,70 @@ def gae(
     return pair
 
 
+def rewards_to_go(
+    rewards_T: Real[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    offsets_N1: Int64[np.ndarray, "N1"],
+    baseline_N: Real[np.ndarray, "N"],
+) -> tuple[Float32[np.ndarray, "T"], Float32[np.ndarray, "T"]]:
+    """G_t = Σ_{s≥t} R_s over the tokens with mask 1, and G_t − b.
+
+    Args:
+        rewards_T: [T], packed end to end; rewards on tokens with mask 0 are ignored.
+        mask_T: bool [T].
+        offsets_N1: int64 [N + 1], where each sample begins.
+        baseline_N: [N], b of each sample.
+
+    Returns:
+        G − b and G, float32 [T] each, added up in float64; 0 where the mask is False.
+    """
+    rewards_T, baseline_N = np.asarray(rewards_T, np.float32), np.asarray(baseline_N, np.float32)
+    pair: tuple[np.ndarray, np.ndarray] = _scans().rewards_to_go(
+        rewards_T, mask_T, offsets_N1, baseline_N
+    )
+    return pair
+
+
 def whiten(
-    values_T: Float32[np.ndarray, "T"], mask_T: Bool[np.ndarray, "T"], reduction: Reduction
+    values_T: Float32[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    reduction: Reduction,
+    *,
+    in_place: bool = False,
 ) -> Float32[np.ndarray, "T"]:
-    """`dovetail.numerics.whiten`. The values may be overwritten.
+    """(x − mean) / √(variance + 1e-8) over what the mask selects, as `dovetail.numerics.whiten`, on several threads.
 
     Args:
         values_T: float32 [T].
         mask_T: bool [T].
         reduction: sums over the ranks that hold the other parts of the batch.
+        in_place: overwrite the values.
+
+    Returns:
+        float32 [T]; 0 where the mask is False.
     """
-    kernels = compiled()
-    if kernels is None:
-        return whiten_eager(values_T, mask_T, reduction)
-    own_count, own_mean, own_squares = kernels.moments(values_T, mask_T)
+    own_count, own_mean, own_squares = _merged(_scans().moments(values_T, mask_T))
     total = reduction.sum(np.array([own_count, own_count * own_mean], np.float64))
     count, mean = float(total[0]), float(total[1]) / max(float(total[0]), 1.0)
     squares = own_squares + own_count * (own_mean - mean) ** 2
     if count:
         squares = float(reduction.sum(np.array([squares], np.float64))[0])
     var = squares / (count - 1) if count > 1 else 0.0
+    # The mean of equal values is off by a rounding error, which is no signal.
     equal = math.sqrt(var) <= ROUNDING * abs(mean)
-    kernels.standardise(values_T, mask_T, mean, 0.0 if equal else 1 / math.sqrt(var + EPSILON))
-    return values_T
+    out_T = values_T if in_place else np.empty_like(values_T)
+    factor = 0.0 if equal else 1 / math.sqrt(var + EPSILON)
+    _scans().standardise(values_T, mask_T, mean, factor, out_T)
+    return out_T
+
+
+def _merged(parts: np.ndarray) -> tuple[float, float, float]:
+    """Count, mean, and squared deviations from it of all parts together, from those of each."""
+    count = mean = squares = 0.0
+    for own_count, own_mean, own_squares in parts.tolist():
+        if own_count:
+            shift, both = own_mean - mean, count + own_count
+            squares += own_squares + shift * shift * count * own_count / both
+            mean += shift * own_count / both
+            count = both
+    return count, mean, squares

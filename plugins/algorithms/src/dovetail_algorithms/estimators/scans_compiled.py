@@ -15,7 +15,7 @@ from typing import Any, no_type_check
 
 import numba  # type: ignore[import-untyped, import-not-found, unused-ignore]
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from dovetail_algorithms.estimators.parts import in_parts, in_threads
 
@@ -76,47 +76,62 @@ def discounted_returns(
     return returns_T
 
 
-def moments(values_T: Float32[np.ndarray, "T"], mask_T: Bool[np.ndarray, "T"]) -> Moments:
-    """Count, mean and variance of what the mask selects, as `masked_moments` gives them in one process."""
-    cuts = np.append(np.arange(0, len(mask_T), PART), len(mask_T))
-    parts = np.zeros((len(cuts) - 1, 3))
-    in_threads(
-        len(parts),
-        lambda part: _moments(
-            values_T[cuts[part] : cuts[part + 1]], mask_T[cuts[part] : cuts[part + 1]], parts[part]
+def rewards_to_go(
+    rewards_T: Float32[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    offsets_N1: Int64[np.ndarray, "N1"],
+    baseline_N: Float32[np.ndarray, "N"],
+) -> tuple[Float32[np.ndarray, "T"], Float32[np.ndarray, "T"]]:
+    """As `scans.rewards_to_go`."""
+    advantages_T = np.empty(len(mask_T), np.float32)
+    returns_T = np.empty(len(mask_T), np.float32)
+    in_parts(
+        offsets_N1,
+        PART,
+        lambda low, high: _to_go(
+            rewards_T, mask_T, offsets_N1, low, high, baseline_N, advantages_T, returns_T
         ),
     )
-    count = mean = squares = 0.0
-    for n, own_mean, own_squares in parts.tolist():
-        if n:
-            shift = own_mean - mean
-            mean += shift * n / (count + n)
-            squares += own_squares + shift * shift * count * n / (count + n)
-            count += n
-    return count, mean, squares
+    return advantages_T, returns_T
+
+
+def moments(
+    values_T: Float32[np.ndarray, "T"], mask_T: Bool[np.ndarray, "T"]
+) -> Float64[np.ndarray, "parts 3"]:
+    """Count, mean, and sum of squared deviations from it, of what the mask selects in each part: float64 [parts, 3]."""
+    starts = range(0, len(mask_T), PART)
+    parts = np.zeros((len(starts), 3))
+
+    def work(part: int) -> None:
+        block = slice(starts[part], starts[part] + PART)
+        _moments(values_T[block], mask_T[block], parts[part])
+
+    in_threads(len(starts), work)
+    return parts
 
 
 def standardise(
-    values_T: Float32[np.ndarray, "T"], mask_T: Bool[np.ndarray, "T"], mean: float, factor: float
+    values_T: Float32[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    mean: float,
+    factor: float,
+    out_T: Float32[np.ndarray, "T"],
 ) -> None:
-    """In place (x − mean) · factor, and 0 where the mask is False."""
+    """Write (x − mean) · factor, and 0 where the mask is False. `out_T` may be `values_T`."""
     starts = range(0, len(mask_T), PART)
-    in_threads(
-        len(starts),
-        lambda part: _standardise(
-            values_T[starts[part] : starts[part] + PART],
-            mask_T[starts[part] : starts[part] + PART],
-            float(mean),
-            float(factor),
-        ),
-    )
+
+    def work(part: int) -> None:
+        block = slice(starts[part], starts[part] + PART)
+        _standardise(values_T[block], mask_T[block], mean, factor, out_T[block])
+
+    in_threads(len(starts), work)
 
 
 @kernel
 @no_type_check
 def _gae(rewards, values, mask, offsets, low, high, gamma, decay, advantages, returns):
     widest = longest(offsets, low, high)
-    x, v, index = np.empty(widest), np.empty(widest + 1), np.empty(widest, np.int64)
+    x, v, index = np.empty(widest + 1), np.empty(widest + 1), np.empty(widest + 1, np.int32)
     for row in range(low, high):
         start, end = offsets[row], offsets[row + 1]
         kept = keep(mask[start:end], rewards[start:end], x, index)
@@ -133,12 +148,27 @@ def _gae(rewards, values, mask, offsets, low, high, gamma, decay, advantages, re
 @no_type_check
 def _discounted(rewards, mask, offsets, low, high, gamma, returns):
     widest = longest(offsets, low, high)
-    x, index = np.empty(widest), np.empty(widest, np.int64)
+    x, index = np.empty(widest + 1), np.empty(widest + 1, np.int32)
     for row in range(low, high):
         start, end = offsets[row], offsets[row + 1]
         kept = keep(mask[start:end], rewards[start:end], x, index)
         recur(x, kept, gamma)
         scatter(x, index, kept, returns[start:end])
+
+
+@kernel
+@no_type_check
+def _to_go(rewards, mask, offsets, low, high, baseline, advantages, returns):
+    widest = longest(offsets, low, high)
+    x, index = np.empty(widest + 1), np.empty(widest + 1, np.int32)
+    for row in range(low, high):
+        start, end = offsets[row], offsets[row + 1]
+        kept = keep(mask[start:end], rewards[start:end], x, index)
+        recur(x, kept, 1.0)
+        scatter(x, index, kept, returns[start:end])
+        for k in range(kept):
+            x[k] -= baseline[row]
+        scatter(x, index, kept, advantages[start:end])
 
 
 @kernel
@@ -154,22 +184,23 @@ def longest(offsets, low, high):
 @kernel
 @no_type_check
 def keep(mask, values, x, index):
-    """Values of the kept tokens to the front of x, their positions to index; returns how many there are."""
+    """Values of the kept tokens to the front of x, their positions to index; returns how many there are.
+
+    Where all are kept, the index is left as it was: nothing looks at it.
+    """
     kept = 0
     for t in range(len(mask)):
         kept += mask[t]
     if kept == len(mask):
         for t in range(len(mask)):
             x[t] = values[t]
-        for t in range(len(mask)):
-            index[t] = t
         return kept
-    kept = 0
+    # Without a branch: what is not kept is overwritten by the next.
+    place = 0
     for t in range(len(mask)):
-        if mask[t]:
-            x[kept] = values[t]
-            index[kept] = t
-            kept += 1
+        x[place] = values[t]
+        index[place] = t
+        place += mask[t]
     return kept
 
 
@@ -255,6 +286,6 @@ def _moments(values, mask, out):
 
 @kernel
 @no_type_check
-def _standardise(values, mask, mean, factor):
+def _standardise(values, mask, mean, factor, out):
     for t in range(len(mask)):
-        values[t] = (values[t] - mean) * factor if mask[t] else 0.0
+        out[t] = (values[t] - mean) * factor if mask[t] else 0.0

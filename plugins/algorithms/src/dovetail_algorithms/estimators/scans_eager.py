@@ -6,12 +6,11 @@ Legend: T tokens, K policy tokens of a block, N samples, R rows.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from dovetail_algorithms.estimators.parts import in_parts
+from dovetail_algorithms.estimators.parts import in_parts, in_threads
 
 BLOCK = 1 << 17
 """Tokens of a block: some arrays of them fit a core's own cache."""
@@ -41,12 +40,12 @@ def gae(
     def work(low: int, high: int) -> None:
         tokens, kept, ends_1 = own_tokens(mask_T, offsets_N1, low, high)
         last_K = ends_1[1:][ends_1[1:] > ends_1[:-1]] - 1
-        values_K = rooms.take(values_T[tokens], kept, "values")
+        values_K = values_T[tokens] if kept is None else values_T[tokens][kept]
         sums_K = rooms.get("sums", len(values_K))
         np.multiply(values_K[1:], gamma, out=sums_K[:-1])
         sums_K[last_K] = 0
         sums_K -= values_K
-        sums_K += rooms.take(rewards_T[tokens], kept, "rewards")
+        sums_K += rewards_T[tokens] if kept is None else rewards_T[tokens][kept]
         backward(sums_K, last_K, gamma * lam, rooms.get("spare", len(sums_K)))
         put(sums_K, tokens, kept, advantages_T)
         sums_K += values_K
@@ -77,6 +76,72 @@ def discounted_returns(
     return returns_T
 
 
+def rewards_to_go(
+    rewards_T: Float32[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    offsets_N1: Int64[np.ndarray, "N1"],
+    baseline_N: Float32[np.ndarray, "N"],
+) -> tuple[Float32[np.ndarray, "T"], Float32[np.ndarray, "T"]]:
+    """As `scans.rewards_to_go`."""
+    advantages_T = np.empty(len(mask_T), np.float32)
+    returns_T = np.empty(len(mask_T), np.float32)
+    rooms = Rooms(offsets_N1)
+
+    def work(low: int, high: int) -> None:
+        tokens, kept, ends_1 = own_tokens(mask_T, offsets_N1, low, high)
+        last_K = ends_1[1:][ends_1[1:] > ends_1[:-1]] - 1
+        sums_K = rooms.floats(rewards_T[tokens], kept, "sums")
+        backward(sums_K, last_K, 1.0, rooms.get("spare", len(sums_K)))
+        put(sums_K, tokens, kept, returns_T)
+        sums_K -= np.repeat(baseline_N[low:high], np.diff(ends_1))
+        put(sums_K, tokens, kept, advantages_T)
+
+    in_parts(offsets_N1, BLOCK, work)
+    return advantages_T, returns_T
+
+
+def moments(
+    values_T: Float32[np.ndarray, "T"], mask_T: Bool[np.ndarray, "T"]
+) -> Float64[np.ndarray, "parts 3"]:
+    """As `scans_compiled.moments`."""
+    starts = range(0, len(mask_T), BLOCK)
+    parts = np.zeros((len(starts), 3))
+    rooms = Rooms(np.zeros(1, np.int64))
+
+    def work(part: int) -> None:
+        block = slice(starts[part], starts[part] + BLOCK)
+        mask = mask_T[block]
+        chosen = rooms.floats(values_T[block], None if mask.all() else mask, "values")
+        if len(chosen):
+            mean = chosen.mean()
+            chosen -= mean
+            parts[part] = len(chosen), mean, np.square(chosen, out=chosen).sum()
+
+    in_threads(len(starts), work)
+    return parts
+
+
+def standardise(
+    values_T: Float32[np.ndarray, "T"],
+    mask_T: Bool[np.ndarray, "T"],
+    mean: float,
+    factor: float,
+    out_T: Float32[np.ndarray, "T"],
+) -> None:
+    """As `scans_compiled.standardise`."""
+    starts = range(0, len(mask_T), BLOCK)
+
+    def work(part: int) -> None:
+        block = slice(starts[part], starts[part] + BLOCK)
+        mask, out = mask_T[block], out_T[block]
+        np.subtract(values_T[block], np.float32(mean), out=out)
+        out *= np.float32(factor)
+        if not mask.all():
+            out *= mask
+
+    in_threads(len(starts), work)
+
+
 class Rooms(threading.local):
     """Arrays that hold any block, by name, for each thread: fresh memory costs more than what is done in it."""
 
@@ -84,23 +149,15 @@ class Rooms(threading.local):
         self._size = max(BLOCK, int(np.diff(offsets_N1).max(initial=0)))
         self._rooms: dict[str, np.ndarray] = {}
 
-    def get(self, name: str, count: int, dtype: Any = np.float64) -> np.ndarray:
+    def get(self, name: str, count: int) -> Float64[np.ndarray, "count"]:
         """The first `count` values of the room, which hold anything."""
         if name not in self._rooms:
-            self._rooms[name] = np.empty(self._size, dtype)
+            self._rooms[name] = np.empty(self._size)
         return self._rooms[name][:count]
-
-    def take(self, values: np.ndarray, kept: np.ndarray | None, name: str) -> np.ndarray:
-        """The kept values of a block: float32, themselves where all are kept."""
-        if kept is None:
-            return values
-        out = self.get(name, len(kept), values.dtype)
-        # Without a mode NumPy would check the indices in a copy first.
-        return values.take(kept, out=out, mode="clip")
 
     def floats(self, values: np.ndarray, kept: np.ndarray | None, name: str) -> np.ndarray:
         """The kept values of a block as float64, in a room of that name."""
-        chosen = self.take(values, kept, f"{name} as they are")
+        chosen = values if kept is None else values[kept]
         out = self.get(name, len(chosen))
         out[:] = chosen
         return out
@@ -112,16 +169,15 @@ def own_tokens(
     """The policy's tokens in samples low … high − 1.
 
     Returns:
-        The samples' tokens; int64 [K], which of these are kept, or None where all are; and int64
-        [samples + 1], where among the K each sample begins, and the last ends.
+        The samples' tokens; their mask, or None where it is True throughout; and int64 [samples + 1], where
+        among the K kept tokens each sample begins, and the last ends.
     """
     tokens = slice(int(offsets_N1[low]), int(offsets_N1[high]))
     ends = offsets_N1[low : high + 1] - tokens.start
     mask = mask_T[tokens]
-    kept = None if mask.all() else np.flatnonzero(mask)
-    if kept is not None:
-        ends = np.searchsorted(kept, ends)
-    return tokens, kept, ends
+    if mask.all():
+        return tokens, None, ends
+    return tokens, mask, np.searchsorted(np.flatnonzero(mask), ends)
 
 
 def backward(

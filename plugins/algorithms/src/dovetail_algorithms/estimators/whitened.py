@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.batch import Ragged
-from dovetail.interfaces import Reduction
 from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.plugin import Reduction
 from dovetail.numerics import whiten_weighted
 from dovetail_algorithms.estimators.lengths import policy_lengths
 

@@ -14,7 +14,7 @@ class Cispo(PolicyLoss):
 
     Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip takes the gradient of a token away; here every token keeps it,
     rare ones that open a new line of thought included, and only its weight is bounded. The paper bounds it above
-    alone (`clip_low: null`) and names no value; 2510.13786 finds caps of 4 to 8 alike, hence clip_high = 4.
+    alone (`clip_low: null`) and tunes the bound; the default, clip_high = 4, caps weights at 5 and so meets outliers only.
 
     For several updates per rollout, and for rollouts that lag behind. Aggregation: `token_mean`, as in the paper.
     """

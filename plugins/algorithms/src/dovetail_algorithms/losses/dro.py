@@ -20,7 +20,7 @@ class Dro(PolicyLoss):
 
     Paper: Direct Reward Optimisation, arXiv 2405.19107, by token here. No importance ratio multiplies the
     gradient: the square draws the policy back to where the rollouts came from, and in equilibrium
-    log π − log π_old = A / beta. Defaults to the paper's beta = 1 (its τ).
+    log π − log π_old = A / beta (the paper's τ; 1 by default).
 
     For data that is far off-policy, where ratios would be useless. Aggregation: any; `token_mean` weighs tokens alike.
     Nothing is clipped, so the clip shares are 0.

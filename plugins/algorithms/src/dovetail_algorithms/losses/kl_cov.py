@@ -24,13 +24,16 @@ from dovetail_algorithms.losses.ratio import (
 
 CHOSEN = "kl_cov_penalised"
 
+ROUNDING = 1e-5
+"""Nats: two passes over one policy differ by less."""
+
 
 class KlCov(PolicyLoss):
     """L = −A ρ, and coef · |log π − log π_old| more on the chosen tokens; ρ = exp(clamp(log π − log π_old, ±20)).
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
     log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. The highest `share` =
-    2e-4 of all tokens, at least one, are held near the old policy with the paper's coef = 1; the others are free.
+    2e-4 of all tokens, at least one, are held near the old policy with coef = 1; the others are free.
 
     Means and ranking are over the whole mini-batch, ties broken by a hash of sample and position, so that neither
     micro-batches nor ranks nor order matter. It reads `old_log_probs` before the update, hence a pass for them.
@@ -65,7 +68,9 @@ class KlCov(PolicyLoss):
         plain_T = -(inputs.columns["advantages"] * ratio_T)
         # The distance is not clamped as the ratio is, so that the penalty never lets go.
         distance_T, chosen_T = log_probs_T.detach() - old_T, inputs.columns[CHOSEN]
-        pull_T = distance_T.sign() * chosen_T * self.config.coef
+        # In a step's first update π is π_old: the sign of a rounding error must not become a pull of full strength.
+        apart_T = distance_T.abs() > ROUNDING
+        pull_T = distance_T.sign() * apart_T * chosen_T * self.config.coef
 
         tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
         metrics = clip_metrics(tokens) | ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)

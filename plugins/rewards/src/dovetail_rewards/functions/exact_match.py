@@ -21,6 +21,7 @@ class ExactMatch(RewardFunction):
     name: ClassVar[str] = "exact_match"
     api: ClassVar[str] = ">=1.0,<2"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
     Config: ClassVar[type[ExactMatchConfig]] = ExactMatchConfig
 
     def __init__(self, config: ExactMatchConfig, context: PluginContext) -> None:

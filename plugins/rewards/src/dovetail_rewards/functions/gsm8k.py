@@ -13,6 +13,8 @@ from dovetail_rewards.config import Gsm8kConfig
 # A sign counts only where it does not join two words or numbers: `3-5` ends with 5, `= -5` with -5.
 _SIGN = r"(?:(?<![\w)])[-+−]\$?|\$ ?[-+−]?)?"
 _NUMBER = rf"{_SIGN}(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_LONGEST = 1000
+"""Characters beyond which digits are no number."""
 _STRICT = re.compile(rf"####\s*({_NUMBER})")
 _FLEXIBLE = re.compile(rf"({_NUMBER})")
 
@@ -29,6 +31,7 @@ class Gsm8k(RewardFunction):
     api: ClassVar[str] = ">=1.0,<2"
     aliases: ClassVar[tuple[str, ...]] = ("openai/gsm8k",)
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
     Config: ClassVar[type[Gsm8kConfig]] = Gsm8kConfig
 
     def compute_score(
@@ -65,6 +68,8 @@ def _number(value: Any) -> Decimal | None:
     text = str(value).strip().removesuffix(".")
     for noise, plain in ((",", ""), ("$", ""), ("−", "-"), (" ", "")):
         text = text.replace(noise, plain)
+    if len(text) > _LONGEST:
+        return None
     try:
         number = Decimal(text)
     except InvalidOperation:

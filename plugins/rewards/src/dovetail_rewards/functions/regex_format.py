@@ -21,6 +21,7 @@ class RegexFormat(RewardFunction):
     name: ClassVar[str] = "regex_format"
     api: ClassVar[str] = ">=1.0,<2"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
     Config: ClassVar[type[RegexFormatConfig]] = RegexFormatConfig
 
     def __init__(self, config: RegexFormatConfig, context: PluginContext) -> None:

@@ -20,7 +20,7 @@ def random_batch(
     declared: Iterable[Column] = (),
     component_names: tuple[str, ...] = ("accuracy", "format"),
 ) -> Batch:
-    """groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
+    """Groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
 
     Args:
         required: columns that are there beside `group_id`, `scores`, `token_rewards` and `response_mask`.
@@ -109,6 +109,6 @@ _MAKERS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "entropies": lambda rng, count: rng.uniform(0.0, 3.0, count),
     "sum_pi_squared": lambda rng, count: rng.uniform(0.0, 1.0, count),
     "rollout_is_weights": lambda rng, count: rng.uniform(0.5, 2.0, count),
-    "temperature": lambda rng, count: np.ones(count),
+    "temperature": lambda _, count: np.ones(count),
 }
 """How to draw a column of the glossary whose values are not just any number."""

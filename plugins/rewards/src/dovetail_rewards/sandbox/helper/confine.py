@@ -1,4 +1,6 @@
 """What a process gives up before it runs a program: limits, user, capabilities, files, system calls."""
+# A small process that imports little and works with descriptors has no use for pathlib.
+# ruff: noqa: PTH109, PTH112, PTH116, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ from .wire import Request, Setup
 STACK = 64 << 20
 _DAC_READ_SEARCH = 1 << 2
 _LAST_CAPABILITY = 63
+SLOTS = 256
+"""Private users of one helper."""
 _SPARE = 4
 """Processes of the helper's own that count against the private user or namespace."""
 
@@ -24,19 +28,33 @@ def own_processes(setup: Setup) -> bool:
     return setup["level"] in ("namespaces", "bubblewrap")
 
 
-def private_user(slot: int) -> int | None:
-    """The user id that a run of this slot gets where the helper is root; None elsewhere.
+def private_users() -> int | None:
+    """The first of the user ids that runs get, one a slot, where the helper is root; None elsewhere.
 
     Far above people's ids where the system maps them all; the highest mapped ones in a container with few.
     """
     if os.geteuid() != 0:
         return None
-    with open("/proc/self/uid_map") as lines:  # noqa: PTH123
-        extents = [tuple(map(int, line.split())) for line in lines]
-    top = max(start + count for start, _, count in extents)
-    if top > (1 << 31):
-        return (1 << 30) + ((os.getpid() & 0x3FFFFF) << 8) + slot % 256
-    return top - 2 - slot % 256 if top > 1024 else None  # noqa: PLR2004 - people's and services' ids
+    with open("/proc/self/uid_map") as lines:
+        top = max(int(first) + int(count) for first, _, count in map(str.split, lines))
+    if top > 1 << 31:
+        return (1 << 30) + (os.getpid() % (1 << 22)) * SLOTS
+    if top < SLOTS * 8:
+        raise OSError(f"root here, but only {top} user ids are mapped: none to run programs as")
+    return top - 2 - SLOTS
+
+
+def open_to_all(paths: list[str]) -> bool:
+    """Whether a user without any rights of its own can reach and read all of these paths."""
+    for path in paths:
+        modes = [os.stat(path).st_mode & 0o5]
+        parent = os.path.dirname(path)
+        while parent != "/":
+            modes.append(os.stat(parent).st_mode & 0o1 | 0o4)
+            parent = os.path.dirname(parent)
+        if any(not mode & 0o4 or (not mode & 0o1 and os.path.isdir(path)) for mode in modes):
+            return False
+    return True
 
 
 def confine(setup: Setup, request: Request, *, user: int | None, readable: list[str]) -> None:
@@ -50,8 +68,9 @@ def confine(setup: Setup, request: Request, *, user: int | None, readable: list[
     _set_limits(request, count_processes=alone)
     keep = 0
     if user is not None:
-        # Landlock narrows what this capability reads: an interpreter in a home directory closed to other users
-        keep = _DAC_READ_SEARCH if setup["level"] == "subprocess" else 0
+        # Landlock narrows what this capability reads: an interpreter in a home directory closed to others
+        by_landlock = setup["level"] == "subprocess"
+        keep = _DAC_READ_SEARCH if by_landlock and not open_to_all(readable) else 0
         sc.prctl(sc.SET_KEEPCAPS, 1)
         _drop_bounding(keep)
         os.setgroups([])
@@ -62,7 +81,7 @@ def confine(setup: Setup, request: Request, *, user: int | None, readable: list[
     sc.prctl(sc.SET_NO_NEW_PRIVS, 1)
     if setup["level"] == "subprocess":
         devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
-        landlock.restrict([*readable, *devices], [os.getcwd(), "/dev/null"])  # noqa: PTH109
+        landlock.restrict([*readable, *devices], [os.getcwd(), "/dev/null"])
     seccomp.install(
         only_itself=None if alone else os.getpid(), may_fork=alone and request["processes"] > 1
     )

@@ -15,7 +15,7 @@ from .wire import Request, Setup
 
 FAULT = b"!"
 """First byte of a report that says what kept the program from starting."""
-STATUS = struct.Struct("<i")
+STATUS = struct.Struct("<xi")
 STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
 """Where the descriptors lie in a first process and below it."""
 
@@ -27,7 +27,7 @@ def place(descriptors: list[int]) -> None:
         os.dup2(fd, free + offset, inheritable=True)
     for target in range(len(descriptors)):
         os.dup2(free + target, target, inheritable=True)
-    os.closerange(len(descriptors), os.sysconf("SC_OPEN_MAX") if free > 1 << 16 else 1 << 16)
+    os.closerange(len(descriptors), 1 << 20)
 
 
 def first_process(
@@ -37,7 +37,7 @@ def first_process(
     try:
         pid = os.fork()
     except OSError as error:
-        _fault(error)
+        fault(error)
     if pid == 0:
         _become(setup, request, user, readable)
     for fd in (STDIN, STDOUT, STDERR, PAYLOAD):
@@ -57,12 +57,13 @@ def _become(setup: Setup, request: Request, user: int | None, readable: list[str
         confine.confine(setup, request, user=user, readable=readable)
         program.write_files(payload)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the program must not run
-        _fault(error)
+        fault(error)
     os.close(REPORT)
     program.run(payload, setup["packages"])
 
 
-def _fault(error: BaseException) -> NoReturn:
+def fault(error: BaseException) -> NoReturn:
+    """Report what kept the program from starting, and leave."""
     os.write(REPORT, FAULT + f"{type(error).__name__}: {error}"[:2000].encode())
     os._exit(1)
 
@@ -76,5 +77,5 @@ def main() -> NoReturn:
         os.chdir(jail.WORK)
         sc.prctl(sc.SET_PDEATHSIG, signal.SIGKILL)
     except BaseException as error:  # noqa: BLE001
-        _fault(error)
+        fault(error)
     first_process(setup, request, user=user, readable=readable)

@@ -1,4 +1,6 @@
 """The file system that confined programs see: the interpreter and the system's libraries, read-only, and a box in memory."""
+# A small process that imports little and works with descriptors has no use for pathlib.
+# ruff: noqa: PTH102, PTH103, PTH112, PTH114, PTH115, PTH120, PTH211
 
 from __future__ import annotations
 
@@ -6,24 +8,42 @@ import os
 import sys
 
 from . import syscalls as sc
+from .watch import MOST_FILES
 
 BOX = "/box"
 WORK = f"{BOX}/work"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-LINKS = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm", "/dev/fd": "/proc/self/fd"}  # noqa: S108 - inside the jail
+_LINKS = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm", "/dev/fd": "/proc/self/fd"}  # noqa: S108 - inside the jail
 FOLDERS = ("work", "tmp", "shm")
 """What a fresh box holds: the working directory, /tmp and /dev/shm."""
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache", "/etc/localtime")
+_SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+)
 _BASE = "/tmp"  # noqa: S108 - a mount of our own covers it, in our namespace alone
-_MOST_FILES = 10_000
 
 
 def readable(extra: list[str]) -> list[str]:
     """Existing paths that the interpreter needs, each once and none inside another; links stay links."""
-    prefixes = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)]  # noqa: PTH120
+    prefixes = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)]
     paths = [os.path.realpath(path) for path in (*prefixes, *extra)]
     wanted = sorted(path for path in {*_SYSTEM, *paths} if os.path.lexists(path) and path != "/")
     return [p for p in wanted if not any(p.startswith(f"{other}/") for other in wanted)]
+
+
+def links(paths: list[str]) -> dict[str, str]:
+    """Links into the box, by place; none where a readable path lies below."""
+    return {
+        link: target
+        for link, target in _LINKS.items()
+        if not any(path.startswith(f"{link}/") for path in paths)
+    }
 
 
 def build(paths: list[str]) -> None:
@@ -34,8 +54,8 @@ def build(paths: list[str]) -> None:
     """
     sc.mount("none", "/", None, sc.RECURSIVE | sc.PRIVATE)
     sc.mount("tmpfs", _BASE, "tmpfs", sc.NO_SUID | sc.NO_DEV, "mode=0755,size=1m")
-    os.mkdir(f"{_BASE}/new", 0o755)  # noqa: PTH102 - a small process without pathlib
-    os.mkdir(f"{_BASE}/old", 0o755)  # noqa: PTH102
+    os.mkdir(f"{_BASE}/new", 0o755)
+    os.mkdir(f"{_BASE}/old", 0o755)
     sc.pivot_root(_BASE, f"{_BASE}/old")
     os.chdir("/")
     sc.mount("/new", "/new", None, sc.BIND | sc.RECURSIVE)
@@ -44,9 +64,9 @@ def build(paths: list[str]) -> None:
     for path in DEVICES:
         _bind(path, devices=True)
     for folder in (BOX, "/dev"):
-        os.makedirs(f"/new{folder}", 0o755, exist_ok=True)  # noqa: PTH103
-    for link, target in LINKS.items():
-        os.symlink(target, f"/new{link}")  # noqa: PTH211
+        os.makedirs(f"/new{folder}", 0o755, exist_ok=True)
+    for link, target in links(paths).items():
+        os.symlink(target, f"/new{link}")
     os.chdir("/new")
     sc.pivot_root(".", ".")
     sc.unmount(".")
@@ -56,22 +76,22 @@ def build(paths: list[str]) -> None:
 
 def fill_box(size: int, user: int, group: int) -> None:
     """Mount a fresh box of `size` bytes that belongs to a user; it goes with the mount namespace."""
-    data = f"mode=0755,size={size},nr_inodes={_MOST_FILES}"
+    data = f"mode=0755,size={size},nr_inodes={MOST_FILES}"
     sc.mount("tmpfs", BOX, "tmpfs", sc.NO_SUID | sc.NO_DEV, data)
     for name in FOLDERS:
-        os.mkdir(f"{BOX}/{name}", 0o700)  # noqa: PTH102
+        os.mkdir(f"{BOX}/{name}", 0o700)
         os.chown(f"{BOX}/{name}", user, group)
 
 
 def _bind(path: str, *, devices: bool = False) -> None:
     """Show a path of the old root at the same place of the new one, read-only; a link is made anew."""
     old, new = f"/old{path}", f"/new{path}"
-    os.makedirs(os.path.dirname(new), 0o755, exist_ok=True)  # noqa: PTH103, PTH120
-    if os.path.islink(old):  # noqa: PTH114
-        os.symlink(os.readlink(old), new)  # noqa: PTH115, PTH211
+    os.makedirs(os.path.dirname(new), 0o755, exist_ok=True)
+    if os.path.islink(old):
+        os.symlink(os.readlink(old), new)
         return
-    if os.path.isdir(old):  # noqa: PTH112
-        os.makedirs(new, 0o755, exist_ok=True)  # noqa: PTH103
+    if os.path.isdir(old):
+        os.makedirs(new, 0o755, exist_ok=True)
     else:
         os.close(os.open(new, os.O_CREAT | os.O_WRONLY, 0o644))
     sc.mount(old, new, None, sc.BIND | sc.RECURSIVE)

@@ -1,4 +1,6 @@
 """Landlock: which files a process may touch, without privileges (Linux 5.13; signals and abstract sockets from 6.12)."""
+# A small process that imports little and works with descriptors has no use for pathlib.
+# ruff: noqa: PTH112
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def _allow(rules: int, path: str, access: int) -> None:
     except FileNotFoundError:
         return
     try:
-        rule = _PathRule(access if os.path.isdir(path) else access & _FILES, fd)  # noqa: PTH112 - a small process without pathlib
+        rule = _PathRule(access if os.path.isdir(path) else access & _FILES, fd)
         syscall(f"landlock rule for {path}", _ADD, rules, 1, ctypes.byref(rule), 0)
     finally:
         os.close(fd)

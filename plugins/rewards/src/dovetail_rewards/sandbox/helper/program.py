@@ -1,4 +1,6 @@
 """Runs one program in a process that is confined already: Python source in this very interpreter, or a command."""
+# A small process that imports little and works with descriptors has no use for pathlib.
+# ruff: noqa: PTH103, PTH109, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -23,31 +25,29 @@ _NO_FLUSH = 120  # Python's own exit status for output that could not be written
 
 def read(fd: int) -> Payload:
     """The payload, from a descriptor that is closed after."""
-    with open(fd, "rb") as file:  # noqa: PTH123
+    with open(fd, "rb") as file:
         return cast("Payload", json.loads(file.read()))
 
 
 def write_files(payload: Payload) -> None:
     """Write the program's files below the working directory."""
     for name, content in payload.get("files", {}).items():
-        folder = os.path.dirname(name)  # noqa: PTH120
+        folder = os.path.dirname(name)
         if folder:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        with open(name, "wb") as file:  # noqa: PTH123
+            os.makedirs(folder, exist_ok=True)
+        with open(name, "wb") as file:
             file.write(base64.b64decode(content))
 
 
 def run(payload: Payload, packages: list[str]) -> NoReturn:
     """Run it; never returns."""
-    work = os.getcwd()  # noqa: PTH109
+    work = os.getcwd()
     os.environ.update(HOME=work, TMPDIR=work)
     if "argv" in payload:
         _execute(payload["argv"])
-    sys.path[:] = [work, *(path for path in sys.path if path != _HERE), *packages]
+    own = [path for path in sys.path if path.startswith(sys.base_prefix)]
+    sys.path[:] = [work, *own, *packages]
     _leave(_interpret(payload["source"]))
-
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 
 def _execute(argv: list[str]) -> NoReturn:
@@ -63,7 +63,7 @@ def _interpret(source: str) -> int:
     """The exit status of a Python program that is run as `python solution.py` would."""
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         handling = {"r": "strict", "w": "backslashreplace"}[mode]
-        stream = open(fd, mode, encoding="utf-8", errors=handling, closefd=False)  # noqa: SIM115, PTH123
+        stream = open(fd, mode, encoding="utf-8", errors=handling, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     main = types.ModuleType("__main__")
@@ -97,7 +97,7 @@ def _leave(status: int) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter itself calls
         atexit._run_exitfuncs()  # noqa: SLF001
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOBase):
+            if isinstance(stream, io.TextIOBase) and not stream.closed:
                 stream.flush()
     except BaseException:  # noqa: BLE001 - a program may do anything here
         status = status or _NO_FLUSH

@@ -51,6 +51,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
     "fanotify_init": (300, 262),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
@@ -86,6 +88,28 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "ioperm": (173, None),
 }
 """Refused whatever the arguments. `socket` is among them: no address family, hence no network at any level."""
+
+SAME_USER: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "truncate": (76, 45),
+}
+"""Refused as well to a program that has the run's own user id: Landlock does not keep it from the attributes of that user's files."""
 
 JUDGED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),
@@ -136,7 +160,8 @@ def build(*, only_itself: int | None, may_fork: bool) -> list[_Instruction]:
     ]
     if architecture == _ARCHITECTURES["x86_64"][1]:
         program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
-    for numbers in DENIED.values():
+    denied = DENIED if only_itself is None else {**DENIED, **SAME_USER}
+    for numbers in denied.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
     for name, body in _judgements(only_itself, may_fork):
@@ -148,7 +173,7 @@ def build(*, only_itself: int | None, may_fork: bool) -> list[_Instruction]:
 def install(*, only_itself: int | None, may_fork: bool) -> None:
     """Put this process, and all that it starts, under the filter for good."""
     program = build(only_itself=only_itself, may_fork=may_fork)
-    filters = (_Filter * len(program))(*program)
+    filters = (_Filter * len(program))(*(_Filter(*step) for step in program))
     prctl(SET_NO_NEW_PRIVS, 1)
     number = {"x86_64": 317, "aarch64": 277}[platform.machine()]
     syscall("seccomp filter", number, 1, 0, ctypes.byref(_Program(len(program), filters)))

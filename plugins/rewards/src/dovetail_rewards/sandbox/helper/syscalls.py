@@ -46,18 +46,18 @@ def syscall(what: str, number: int, *arguments: object) -> int:
 
 
 def prctl(option: int, value: int = 0, third: int = 0) -> None:
-    """An operation on this process: prctl(2)."""
+    """An operation on this process itself (the system call of that name)."""
     longs = [ctypes.c_ulong(number) for number in (value, third, 0, 0)]
     checked(_libc.prctl(option, *longs), f"prctl({option}, {value})")
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process, or for its next children where processes are meant: unshare(2)."""
+    """New namespaces for this process, or for its next children where processes are meant."""
     checked(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """Mount a file system, or bind a path: mount(2)."""
+    """Mount a file system, or bind a path."""
     name = kind.encode() if kind else None
     result = _libc.mount(
         source.encode(), target.encode(), name, ctypes.c_ulong(flags), data.encode()
@@ -71,7 +71,7 @@ def unmount(target: str) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Make `new` the root directory and hang the old one below it: pivot_root(2)."""
+    """Make `new` the root directory and hang the old one below it."""
     syscall(f"pivot_root to {new}", _PIVOT_ROOT, new.encode(), old.encode())
 
 

@@ -1,0 +1,128 @@
+"""What a reward function wants to be called with, told from its parameters: one sample, lists, or a pair."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.errors import ConfigError, nearest
+
+Form = Literal["sample", "list", "pair"]
+"""One sample a call, lists over samples, or two responses to compare."""
+
+PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""What a reward function may ask for, by name; all that `**kwargs` brings."""
+FURTHER = ("prompt", "response_ids", "finish_reason")
+"""What it may ask for besides."""
+_SAMPLE = {name: name for name in (*PARAMETERS, *FURTHER)}
+_LIST = {
+    **{f"{name}s": name for name in (*PARAMETERS, "prompt", "finish_reason")},
+    "responses": "solution_str",
+    "response_ids": "response_ids",
+}
+_PAIR = {
+    **{name: name for name in ("data_source", "ground_truth", "extra_info", "prompt")},
+    "solution_a": "solution_str",
+    "solution_b": "solution_str",
+}
+_TABLES: Mapping[Form, Mapping[str, str]] = {"sample": _SAMPLE, "list": _LIST, "pair": _PAIR}
+"""Parameter → field of RewardSample, for each form."""
+POSITIONAL_LISTS = "compute_reward"
+"""A function of this name takes responses and ground truths by position, whatever its parameters are called."""
+
+
+@attrs.frozen(kw_only=True)
+class Signature:
+    """The names that a function is called with."""
+
+    form: Form
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of RewardSample that the function sees."""
+        table = _TABLES[self.form]
+        return frozenset(table[name] for name in (*self.positional, *self.keywords))
+
+    def field(self, parameter: str) -> str:
+        """The field of RewardSample that a parameter is filled from."""
+        return _TABLES[self.form][parameter]
+
+
+def signature_of(function: Callable[..., Any], name: str) -> Signature:
+    """Read a reward function's parameters.
+
+    Args:
+        function: any callable.
+        name: what messages call it.
+
+    Raises:
+        ConfigError: it needs a parameter that rewards are not given.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some compiled functions have none
+        return Signature(form="sample", positional=(), keywords=PARAMETERS)
+    names = {parameter.name for parameter in parameters}
+    positional: list[str] = []
+    if _takes_positional_lists(function, parameters):
+        form: Form = "list"
+        positional = ["responses", "ground_truths"]
+        parameters = parameters[2:]
+    elif {"solution_a", "solution_b"} <= names:
+        form = "pair"
+    else:
+        form = "list" if names & (_LIST.keys() - _SAMPLE.keys()) else "sample"
+    keywords: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            keywords += [n for n in _all_of(form) if n not in positional and n not in keywords]
+            break
+        if parameter.name not in _TABLES[form]:
+            if parameter.default is parameter.empty:
+                raise _unknown(name, parameter.name, form)
+            continue
+        chosen = positional if parameter.kind is parameter.POSITIONAL_ONLY else keywords
+        chosen.append(parameter.name)
+    return Signature(form=form, positional=tuple(positional), keywords=tuple(keywords))
+
+
+def _takes_positional_lists(
+    function: Callable[..., Any], parameters: list[inspect.Parameter]
+) -> bool:
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return (
+        getattr(function, "__name__", "") == POSITIONAL_LISTS
+        and len(parameters) >= 2
+        and all(parameter.kind in by_position for parameter in parameters[:2])
+        and not {parameter.name for parameter in parameters[:2]} & _SAMPLE.keys()
+    )
+
+
+def _all_of(form: Form) -> Iterable[str]:
+    """What `**kwargs` brings."""
+    if form == "list":
+        return tuple(f"{name}s" for name in PARAMETERS)
+    if form == "pair":
+        return ("solution_a", "solution_b", "data_source", "ground_truth", "extra_info")
+    return PARAMETERS
+
+
+def _unknown(name: str, parameter: str, form: Form) -> ConfigError:
+    known = tuple(_TABLES[form])
+    close = nearest(parameter, known)
+    what = {"sample": "a reward", "list": "a reward on lists", "pair": "a comparison"}[form]
+    problem = f"{name} needs a parameter {parameter!r} that {what} is not given"
+    problem += f"; nearest: {close!r}" if close else f"; there are: {', '.join(known)}"
+    written = {
+        "sample": f"def compute_score({', '.join(PARAMETERS[:3])}, extra_info=None)",
+        "list": "def compute_score(data_sources, solution_strs, ground_truths, extra_infos)",
+        "pair": "def compare(prompt, solution_a, solution_b, ground_truth)",
+    }
+    return ConfigError(problem, hint=f"write {written[form]}")

@@ -1,0 +1,89 @@
+"""`dovetail reward try`: score rows before a run, and see what a reward does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dovetail.config.sections import RewardSection
+
+_YAML = (".yaml", ".yml")
+
+
+@click.group()
+def reward() -> None:
+    """Try rewards outside a run."""
+
+
+@reward.command("try")
+@click.argument("reward_source", metavar="FILE")
+@click.argument("dataset", metavar="DATASET")
+@click.option(
+    "--responses", metavar="FILE", help="Responses to score: a line for each row, in order."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: every sample and the figures.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, such as reward.timeout=5.",
+)
+@click.option("--prompt-key", default="prompt", show_default=True, help="The column of the prompt.")
+def try_reward(
+    reward_source: str,
+    dataset: str,
+    responses: str | None,
+    limit: int | None,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    prompt_key: str,
+) -> None:
+    """Score the rows of DATASET with FILE, and show scores, errors and times.
+
+    FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config (its section reward), the name of
+    an installed reward function, or a dash: the functions that the rows' data_source selects.
+    DATASET is a parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
+
+    Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
+    """
+    from dovetail.interfaces.reward_trial import read_trial, try_rewards
+    from dovetail_rewards.trial_report import as_json as plain
+    from dovetail_rewards.trial_report import show
+
+    section = _section(reward_source, dataset, overrides)
+    rows = read_trial(dataset, responses, limit=limit, prompt_key=prompt_key)
+    samples = try_rewards(section, rows)
+    if as_json:
+        click.echo(json.dumps(plain(samples), indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    show(samples, Console(highlight=False))
+
+
+def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSection:
+    """The reward section that FILE stands for, with the overrides."""
+    from dovetail.config.load import config_from_mapping, load_config
+
+    path, _, attribute = source.partition(":")
+    if path.endswith(_YAML):
+        return load_config(path, overrides).config.reward
+    function: dict[str, Any] | None = {"name": source}
+    if source == "-":
+        function = None
+    elif path.endswith(".py") or Path(path).is_file():
+        function = {"path": path, **({"attribute": attribute} if attribute else {})}
+    reward_section = {} if function is None else {"function": function}
+    # Model and data are never looked at: a config is not whole without them.
+    mapping = {
+        "model": {"path": "none"},
+        "data": {"train_files": [dataset]},
+        "reward": reward_section,
+    }
+    return config_from_mapping(mapping, overrides).config.reward

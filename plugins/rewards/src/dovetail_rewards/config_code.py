@@ -1,0 +1,57 @@
+"""Config class of the reward by test cases."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.sections import PluginSection
+
+_above_zero: Any = attrs.validators.gt(0)
+
+
+@attrs.frozen(kw_only=True)
+class CodeConfig(PluginSection):
+    """The response's program passes the row's test cases, in a sandbox."""
+
+    scoring: Literal["all", "share"] = "all"
+    """all: `score` where every test passes, and it stops at the first that does not; share: `score` times the share of tests that pass."""
+    score: float = 1.0
+    """For a program that passes."""
+    miss_score: float = 0.0
+    """For one that does not; with share, for one that passes no test."""
+    no_code_score: float = 0.0
+    """For a response without a code block."""
+    extract: Literal["fenced", "whole"] = "fenced"
+    """fenced: the last fenced code block; whole: the whole response is the program."""
+    max_tests: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
+    )
+    """Only the first so many tests of a row; None means all."""
+    max_timeouts: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    """With share: after so many tests that ran out of time the others count as not passed."""
+    parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Tests of one response that run at once; responses are scored in parallel anyway."""
+    tolerance: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
+    """Numbers with a decimal point may differ by so much, absolutely or relative to the expected one; 0 compares texts."""
+    time_limit: float = attrs.field(default=4.0, validator=_above_zero)
+    """Seconds of CPU a test may take; three times that and 2 s on the clock, without time spent waiting for a core."""
+    memory_mb: int = attrs.field(default=1024, validator=attrs.validators.ge(32))
+    """Memory of a program, in MiB."""
+    output_kb: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """Output of a program, in KiB; more ends it."""
+    processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    """Processes and threads of a program."""
+    level: Literal["auto", "namespaces", "bubblewrap", "subprocess", "limits"] = "auto"
+    """How programs are isolated; auto takes the best that works here, and never less than minimum_level."""
+    minimum_level: Literal["namespaces", "bubblewrap", "subprocess", "limits"] = "subprocess"
+    """The weakest isolation to accept; without it the run does not start."""
+    python: str | None = None
+    """Interpreter of the programs; None means this one. Its packages are not visible."""
+    packages: tuple[str, ...] = ()
+    """Directories with packages that programs may import, such as a virtual environment's site-packages."""
+    preload: tuple[str, ...] = ()
+    """Modules loaded once rather than by every program, such as `numpy`."""
+    service: str | None = None
+    """A sandbox service to use in place of this machine, such as `http://sandbox:8080` (SandboxFusion's `/run_code`)."""

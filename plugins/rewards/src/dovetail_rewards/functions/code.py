@@ -1,0 +1,109 @@
+"""`code`: the response's program passes the row's test cases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_code import CodeConfig
+from dovetail_rewards.functions.code_cases import CaseRunner
+from dovetail_rewards.functions.code_sandboxes import runner_for
+from dovetail_rewards.functions.code_truth import Tests, parse_truth
+
+_FENCED = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.DOTALL | re.MULTILINE
+)
+
+
+class Code(RewardFunction):
+    """Test cases, run in a sandbox: by standard input and output, by calls of a function, or by assertions.
+
+    The ground truth is a mapping, or JSON of one: `{"inputs": […], "outputs": […]}`; with `fn_name` for calls;
+    or `{"tests": "assert …"}`. A program that fails, in whatever way, does not pass; a fault of the sandbox
+    raises, so that the sample has no score at all.
+    """
+
+    name: ClassVar[str] = "code"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = ("apps", "taco", "codecontests", "codeforces")
+    capabilities: ClassVar[frozenset[str]] = frozenset({"sandboxed"})
+    Config: ClassVar[type[CodeConfig]] = CodeConfig
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; `passed_share`, and `first_failure` with `stderr` where a test did not pass.
+
+        Raises:
+            ValueError: the ground truth holds no test cases.
+            SandboxError: the sandbox could not be had.
+        """
+        source = self._source(solution_str)
+        tests = _first(parse_truth(ground_truth), self.config.max_tests)
+        total = _count(tests)
+        if source is None:
+            return {
+                "score": self.config.no_code_score,
+                "passed_share": 0.0,
+                "first_failure": "no code block",
+            }
+        cases = CaseRunner(self.config, runner_for(self.config)).run(source, tests)
+        share = sum(case.passed for case in cases) / total
+        found: dict[str, Any] = {"score": self._score(share), "passed_share": share}
+        for number, case in enumerate(cases):
+            if not case.passed:
+                found["first_failure"] = f"test {number + 1} of {total}: {case.why}"
+                found["stderr"] = case.stderr
+                break
+        return found
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        """Why this ground truth can't be scored, or None.
+
+        Raises:
+            SandboxError: this machine has no level of isolation that is good enough.
+        """
+        runner_for(config)
+        try:
+            parse_truth(ground_truth)
+        except ValueError as error:
+            return f"ground truth {ground_truth!r:.80} holds no test cases: {error}"
+        return None
+
+    def _source(self, response: str) -> str | None:
+        """The program in a response; None where there is none."""
+        if self.config.extract == "whole":
+            return response if response.strip() else None
+        blocks = _FENCED.findall(response)
+        return blocks[-1][1] if blocks and blocks[-1][1].strip() else None
+
+    def _score(self, share: float) -> float:
+        hit, miss = float(self.config.score), float(self.config.miss_score)
+        if self.config.scoring == "share":
+            return miss + (hit - miss) * share
+        return hit if share == 1.0 else miss
+
+
+def _count(tests: Tests) -> int:
+    return len(tests.tests if hasattr(tests, "tests") else tests.inputs)
+
+
+def _first(tests: Tests, most: int | None) -> Tests:
+    """Only the first so many tests."""
+    if most is None:
+        return tests
+    parts = {
+        name: getattr(tests, name)[:most]
+        for name in ("inputs", "outputs", "tests")
+        if hasattr(tests, name)
+    }
+    return attrs.evolve(tests, **parts)

@@ -1,0 +1,186 @@
+"""Runs a program against test cases in a sandbox."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attrs
+
+from dovetail_rewards.config_code import CodeConfig
+from dovetail_rewards.functions.code_compare import same_output, same_value
+from dovetail_rewards.functions.code_drivers import Driver, Told, assert_driver, call_driver
+from dovetail_rewards.functions.code_truth import (
+    AssertTests,
+    CallTests,
+    StdinTests,
+    Tests,
+    value_of,
+)
+from dovetail_rewards.sandbox import Limits, Program, Result, Runner, Verdict
+
+_SHOWN = 200
+_CALL_OUTPUT = 8 << 20
+"""Bytes that all calls of one run may return together."""
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """One test case and what came of it."""
+
+    passed: bool
+    """Whether the program passed it."""
+    why: str = ""
+    """What was wrong otherwise."""
+    stderr: str = ""
+    """The end of what the program wrote as errors."""
+    timeout: bool = False
+    """Whether it ran out of time."""
+
+
+class CaseRunner:
+    """Runs the cases of one row in order, as far as the config asks for.
+
+    Args:
+        config: limits, and when to stop.
+        runner: the sandbox.
+    """
+
+    def __init__(self, config: CodeConfig, runner: Runner) -> None:
+        self._config = config
+        self._runner = runner
+        self._limits = Limits(
+            cpu_s=config.time_limit,
+            memory=config.memory_mb << 20,
+            output=config.output_kb << 10,
+            processes=config.processes,
+        )
+
+    def run(self, source: str, tests: Tests) -> list[Case]:
+        """The cases that were run, in order; the first failing one is the last where `scoring` is all.
+
+        Raises:
+            SandboxError: the sandbox could not be had.
+        """
+        if isinstance(tests, StdinTests):
+            cases = self._stdin_cases(source, tests)
+        else:
+            cases = self._driven_cases(source, tests)
+        done: list[Case] = []
+        timeouts = 0
+        for case in cases:
+            done.append(case)
+            timeouts += case.timeout
+            if not case.passed and self._config.scoring == "all":
+                break
+            if timeouts >= self._config.max_timeouts:
+                break
+        return done
+
+    def _stdin_cases(self, source: str, tests: StdinTests) -> Iterator[Case]:
+        pairs = list(zip(tests.inputs, tests.outputs, strict=True))
+
+        def one(pair: tuple[str, str]) -> Case:
+            text, expected = pair
+            result = self._runner.run(Program(source=source, stdin=text.encode()), self._limits)
+            if result.verdict is not Verdict.OK:
+                return _ended(result)
+            printed = result.stdout.decode("utf-8", "replace")
+            if same_output(printed, expected, self._config.tolerance):
+                return Case(passed=True)
+            return Case(passed=False, why=_wrong(printed, expected), stderr=_tail(result))
+
+        yield one(pairs[0])  # most programs that fail do so at once
+        yield from _some_at_once(one, pairs[1:], self._config.parallel)
+
+    def _driven_cases(self, source: str, tests: CallTests | AssertTests) -> Iterator[Case]:
+        """All cases in one process; after one that ended it, the rest in another."""
+        texts: Sequence[Any] = tests.inputs if isinstance(tests, CallTests) else tests.tests
+        begin = 0
+        while begin < len(texts):
+            driver = self._driver(source, tests, begin)
+            count = len(texts) - begin
+            limits = attrs.evolve(
+                self._limits,
+                cpu_s=self._config.time_limit * (count + 1),
+                output=max(self._limits.output, _CALL_OUTPUT),
+            )
+            result = self._runner.run(driver.program, limits)
+            told = driver.read(result.stdout)
+            for number in range(count):
+                begin += 1
+                if number not in told:
+                    yield _ended(result)
+                    if not told:  # the code itself fails: it would in each further process
+                        yield from (_ended(result) for _ in range(count - 1))
+                        return
+                    break
+                yield self._judged(tests, begin - 1, told[number], result)
+
+    def _driver(self, source: str, tests: CallTests | AssertTests, begin: int) -> Driver:
+        seconds = self._config.time_limit
+        if isinstance(tests, CallTests):
+            return call_driver(source, tests.function, tests.inputs[begin:], seconds)
+        return assert_driver(source, tests.setup, tests.tests[begin:], seconds)
+
+    def _judged(
+        self, tests: CallTests | AssertTests, number: int, told: Told, result: Result
+    ) -> Case:
+        if not told.returned:
+            return Case(passed=False, why=told.error, stderr=_tail(result))
+        if isinstance(tests, AssertTests):
+            return Case(passed=True)
+        expected = tests.outputs[number]
+        if any(same_value(told.value, one, self._config.tolerance) for one in _accepted(expected)):
+            return Case(passed=True)
+        return Case(passed=False, why=_wrong(repr(told.value), repr(expected)))
+
+
+def _accepted(expected: Any) -> Iterator[Any]:
+    """The values that an expected one stands for: itself, the JSON that it holds, the one element of its list."""
+    for one in (expected, value_of(expected) if isinstance(expected, str) else expected):
+        yield one
+        if isinstance(one, (list, tuple)) and len(one) == 1:
+            yield one[0]
+
+
+def _some_at_once(
+    work: Callable[[tuple[str, str]], Case], pairs: list[tuple[str, str]], parallel: int
+) -> Iterator[Case]:
+    if parallel == 1:
+        yield from map(work, pairs)
+        return
+    with ThreadPoolExecutor(parallel) as pool:
+        for chunk in range(math.ceil(len(pairs) / parallel)):
+            yield from pool.map(work, pairs[chunk * parallel : (chunk + 1) * parallel])
+
+
+def _ended(result: Result) -> Case:
+    """A case during which the program ended, other than by giving an answer."""
+    why = str(result.verdict)
+    if result.verdict is Verdict.OK:
+        why = "the program ended before the test did"
+    elif result.verdict is Verdict.TIMEOUT:
+        why = f"timeout after {result.cpu_s:.1f} s of CPU, {result.wall_s:.1f} s on the clock"
+    elif result.signal is not None:
+        why = f"crashed by signal {result.signal}"
+    elif result.exit_status:
+        last = _tail(result).rstrip().rpartition("\n")[2]
+        why = f"{result.verdict}, exit status {result.exit_status}: {last}"
+    timeout = result.verdict is Verdict.TIMEOUT
+    return Case(passed=False, why=why, stderr=_tail(result), timeout=timeout)
+
+
+def _wrong(given: str, expected: str) -> str:
+    return f"gave {_cut(given)!r}, expected {_cut(expected)!r}"
+
+
+def _cut(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _tail(result: Result) -> str:
+    return result.stderr[-2000:].decode("utf-8", "replace")

@@ -1,0 +1,65 @@
+"""Whether what a program gave is what a test expects."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def same_output(printed: str, expected: str, tolerance: float) -> bool:
+    """Compare output line by line, and the words of a line one by one.
+
+    White space between words, at the ends of lines and of the output does not count; all other
+    differences do. Where both words are numbers and one has a decimal point or exponent, they may differ by
+    `tolerance`, absolutely or relative to the expected one.
+    """
+    ours, theirs = _lines(printed), _lines(expected)
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def same_value(returned: Any, expected: Any, tolerance: float) -> bool:
+    """Compare values as JSON has them: lists in order, mappings by key, numbers as numbers, true apart from 1.
+
+    A float may differ by `tolerance`, absolutely or relative to the expected one.
+    """
+    if isinstance(returned, bool) or isinstance(expected, bool):
+        return returned is expected
+    if isinstance(returned, (int, float)) and isinstance(expected, (int, float)):
+        if isinstance(returned, int) and isinstance(expected, int):
+            return returned == expected
+        return _close(returned, expected, tolerance)
+    if isinstance(returned, list) and isinstance(expected, list):
+        return len(returned) == len(expected) and all(
+            same_value(a, b, tolerance) for a, b in zip(returned, expected, strict=True)
+        )
+    if isinstance(returned, dict) and isinstance(expected, dict):
+        return returned.keys() == expected.keys() and all(
+            same_value(value, expected[key], tolerance) for key, value in returned.items()
+        )
+    return type(returned) is type(expected) and bool(returned == expected)
+
+
+def _lines(text: str) -> list[list[str]]:
+    """The words of each line, without empty lines at the end or the beginning."""
+    return [line.split() for line in text.strip().splitlines()]
+
+
+def _same_word(ours: str, theirs: str, tolerance: float) -> bool:
+    if ours == theirs:
+        return True
+    if not tolerance or not any(mark in ours + theirs for mark in ".eE"):
+        return False
+    try:
+        return _close(float(ours), float(theirs), tolerance)
+    except ValueError:
+        return False
+
+
+def _close(ours: float, theirs: float, tolerance: float) -> bool:
+    try:
+        return math.isclose(ours, theirs, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(theirs)))
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -1,0 +1,152 @@
+"""Programs that call a response's code inside the sandbox and tell, case by case, what came of it.
+
+What a test expects of a return value stays outside. What they tell is judged outside too: a response that
+writes to their channel gains nothing but an unreadable line. Assertions have to go inside, with a token that marks each one
+that held; code that sets out to find the token in its own process can forge it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from dovetail_rewards.sandbox import Program
+
+_CLOCK_FACTOR = 10
+
+_COMMON = """
+import json, os, signal, sys, types
+def drive():
+    told = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdin = open(os.devnull)
+    task = json.load(open(0, encoding="utf-8"))
+    module = types.ModuleType("solution")
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["solution"] = module
+    exec(task["prelude"], module.__dict__)
+    exec(compile(task["source"], "solution.py", "exec"), module.__dict__)
+    def limited(number):
+        for name in (signal.SIGPROF, signal.SIGALRM):
+            signal.signal(name, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, task["seconds"])
+        signal.setitimer(signal.ITIMER_REAL, task["seconds"] * task["clock"])
+    def tell(number, **what):
+        what["case"] = number
+        data = (json.dumps(what, default=plain) + "\\n").encode()
+        while data:
+            data = data[os.write(told, data):]
+    def plain(value):
+        return value.tolist() if hasattr(value, "tolist") else list(value)
+    def said(error):
+        return f"{type(error).__name__}: {error}"[:300]
+"""
+
+_CALLS = """
+    function = getattr(module, task["function"], None)
+    if function is None:
+        function = getattr(module.Solution(), task["function"])
+    for number, arguments in enumerate(task["cases"]):
+        limited(number)
+        try:
+            tell(number, value=function(*arguments))
+        except BaseException as error:
+            tell(number, error=said(error))
+drive()
+"""
+
+_ASSERTS = """
+    for number, test in enumerate(task["cases"]):
+        limited(number)
+        try:
+            exec(compile(test, "test.py", "exec"), module.__dict__)
+        except BaseException as error:
+            tell(number, error=said(error))
+        else:
+            tell(number, held=task["token"])
+drive()
+"""
+
+_PRELUDE = """
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from typing import *
+from math import ceil, floor, gcd, inf, sqrt
+"""
+"""Names that solutions of such problems take for granted, as their sites provide them."""
+
+
+@attrs.frozen(kw_only=True)
+class Told:
+    """What a driver tells of one case."""
+
+    value: Any = None
+    """What the call returned, as JSON has it."""
+    returned: bool = False
+    """Whether it returned, or the assertion held."""
+    error: str = ""
+    """The exception otherwise."""
+
+
+@attrs.frozen(kw_only=True)
+class Driver:
+    """A program that runs some cases, and how to read what it tells."""
+
+    program: Program
+    """What to run."""
+    token: str = ""
+    """What marks an assertion that held; empty for calls."""
+
+    def read(self, stdout: bytes) -> dict[int, Told]:
+        """What it told, by case; cases that it did not come to are missing."""
+        found: dict[int, Told] = {}
+        for line in stdout.splitlines():
+            try:
+                what = json.loads(line)
+                case = what["case"]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
+            if isinstance(case, int) and case not in found:
+                found[case] = self._told(what)
+        return found
+
+    def _told(self, what: dict[str, Any]) -> Told:
+        if "error" in what:
+            return Told(error=str(what["error"]))
+        if self.token:
+            held = what.get("held") == self.token
+            return Told(returned=held, error="" if held else "a forged report")
+        return Told(value=what.get("value"), returned="value" in what)
+
+
+def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds: float) -> Driver:
+    """Calls `function`, or the method of that name of `Solution`, with each list of arguments.
+
+    Args:
+        source: the response's code.
+        function: the name.
+        cases: arguments of each call, JSON values.
+        seconds: of CPU for each call.
+    """
+    task = {"function": function, "cases": list(cases), "prelude": _PRELUDE}
+    return Driver(program=_program(_COMMON + _CALLS, source, seconds, task))
+
+
+def assert_driver(source: str, setup: str, tests: Iterable[str], seconds: float) -> Driver:
+    """Runs each test in the module of the response's code, after `setup`."""
+    token = secrets.token_hex(16)
+    task = {"cases": list(tests), "token": token, "prelude": setup}
+    return Driver(program=_program(_COMMON + _ASSERTS, source, seconds, task), token=token)
+
+
+def _program(driver: str, source: str, seconds: float, task: dict[str, Any]) -> Program:
+    told = {**task, "source": source, "seconds": seconds, "clock": _CLOCK_FACTOR}
+    return Program(source=driver, stdin=json.dumps(told).encode())

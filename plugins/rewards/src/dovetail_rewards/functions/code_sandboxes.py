@@ -1,0 +1,51 @@
+"""One sandbox a process for each set of options: reward functions with the same ones share it."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+
+from dovetail_rewards.config_code import CodeConfig
+from dovetail_rewards.sandbox import RemoteSandbox, Runner, Sandbox
+
+_lock = threading.Lock()
+
+
+def runner_for(config: CodeConfig) -> Runner:
+    """The sandbox that a config asks for; its helper starts with the first program.
+
+    Raises:
+        SandboxError: this machine has no level that is good enough.
+    """
+    with _lock:
+        return _made(
+            config.service,
+            config.level,
+            config.minimum_level,
+            config.python,
+            tuple(config.packages),
+            tuple(config.preload),
+        )
+
+
+@functools.cache
+def _made(
+    service: str | None,
+    level: str,
+    minimum: str,
+    python: str | None,
+    packages: tuple[str, ...],
+    preload: tuple[str, ...],
+) -> Runner:
+    if service is not None:
+        return RemoteSandbox(service)
+    sandbox = Sandbox(
+        level=level,
+        minimum=minimum,  # type: ignore[arg-type]  # the config's own choices
+        python=python,
+        packages=packages,
+        preload=preload,
+    )
+    atexit.register(sandbox.close)
+    return sandbox

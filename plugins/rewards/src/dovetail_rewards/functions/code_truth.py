@@ -1,0 +1,165 @@
+"""Ground truths of code: test cases in the forms that data sets have them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class StdinTests:
+    """A program reads each input and prints each output."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@attrs.frozen
+class CallTests:
+    """A function, or a method of the class `Solution`, gives each output for each list of arguments."""
+
+    function: str
+    inputs: tuple[list[Any], ...]
+    outputs: tuple[Any, ...]
+
+
+@attrs.frozen
+class AssertTests:
+    """Statements that hold in the program's own module: one or more assertions each, after `setup`."""
+
+    setup: str
+    tests: tuple[str, ...]
+
+
+Tests = StdinTests | CallTests | AssertTests
+
+
+def parse_truth(ground_truth: Any) -> Tests:
+    """The test cases of a row.
+
+    Args:
+        ground_truth: a mapping, or JSON of one, with `inputs` and `outputs`; with `fn_name` as well; or with
+            `tests` (text, or a list of texts), also `test_list` and `test_setup_code`, or `test` and `entry_point`.
+            A list of `{"input": …, "output": …}` does as well.
+
+    Raises:
+        ValueError: it is none of these; the message says what is missing.
+    """
+    truth = ground_truth
+    if isinstance(truth, str):
+        try:
+            truth = json.loads(truth)
+        except ValueError as error:
+            if "assert" not in truth:
+                raise ValueError(f"it is no JSON ({error}) and holds no assert") from error
+            truth = {"tests": truth}
+    if isinstance(truth, (list, tuple)):
+        truth = _from_list(truth)
+    if not isinstance(truth, Mapping):
+        raise ValueError(f"it is of type {type(truth).__name__}, not a mapping")  # noqa: TRY004 - one error for every bad row
+    if any(key in truth for key in ("tests", "test_list", "test")):
+        return _assert_tests(truth)
+    return _case_tests(truth)
+
+
+def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
+    """`inputs` and `outputs` from a list of cases, or tests from a list of texts."""
+    if cases and all(isinstance(case, str) for case in cases):
+        return {"tests": list(cases)}
+    if not all(isinstance(case, Mapping) and {"input", "output"} <= set(case) for case in cases):
+        raise ValueError("its list holds something else than texts or {input, output}")
+    names = {case["fn_name"] for case in cases if case.get("fn_name")}
+    if len(names) > 1:
+        raise ValueError(f"its list names several functions: {', '.join(sorted(map(str, names)))}")
+    found: dict[str, Any] = {
+        key: [case[key[:-1]] for case in cases] for key in ("inputs", "outputs")
+    }
+    return {**found, "fn_name": names.pop()} if names else found
+
+
+def _case_tests(truth: Mapping[Any, Any]) -> Tests:
+    inputs, outputs = truth.get("inputs"), truth.get("outputs")
+    if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)):
+        raise ValueError(f"inputs is {inputs!r:.60} and outputs {outputs!r:.60}, not two lists")  # noqa: TRY004
+    if len(inputs) != len(outputs):
+        raise ValueError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
+    if not inputs:
+        raise ValueError("there are no test cases")
+    function = truth.get("fn_name")
+    if not function:
+        return StdinTests(tuple(map(_text, inputs)), tuple(map(_text, outputs)))
+    if not isinstance(function, str) or not all(
+        part.isidentifier() for part in function.split(".")
+    ):
+        raise ValueError(f"fn_name {function!r:.60} is not the name of a function")
+    return CallTests(
+        function.rpartition(".")[2],
+        tuple(map(_arguments, inputs)),
+        tuple(outputs),
+    )
+
+
+def _assert_tests(truth: Mapping[Any, Any]) -> AssertTests:
+    tests = next(truth[key] for key in ("tests", "test_list", "test") if key in truth)
+    texts = [tests] if isinstance(tests, str) else tests
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"its tests are {tests!r:.60}, not a text or a list of texts")
+    if truth.get("entry_point"):
+        texts = [f"{texts[0]}\n\ncheck({truth['entry_point']})\n"]
+    elif len(texts) == 1:
+        texts = _split(texts[0])
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise ValueError("there are no tests")
+    setup = str(truth.get("test_setup_code") or "")
+    for text in (setup, *texts):
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            raise ValueError(f"test {text!r:.60} is no Python: {error}") from error
+    return AssertTests(setup, tuple(texts))
+
+
+def _split(text: str) -> list[str]:
+    """One test for each assertion at the top, with the statements before it."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError as error:
+        raise ValueError(f"its tests are no Python: {error}") from error
+    tests, lines, begin = [], text.splitlines(keepends=True), 0
+    for statement in statements:
+        if isinstance(statement, ast.Assert):
+            end = statement.end_lineno or statement.lineno
+            if end > begin:
+                tests.append("".join(lines[begin:end]))
+                begin = end
+    rest = "".join(lines[begin:])
+    if tests and rest.strip():
+        tests[-1] += rest
+    return tests or [text]
+
+
+def _text(value: Any) -> str:
+    """An input or output as text: a list is its lines, a number its digits."""
+    if isinstance(value, (list, tuple)):
+        return "\n".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _arguments(value: Any) -> list[Any]:
+    """Arguments of a call: a list of them, or a text with JSON of one argument a line."""
+    if isinstance(value, str):
+        return [value_of(line) for line in value.splitlines() if line.strip()]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def value_of(text: str) -> Any:
+    """JSON where a text is some, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

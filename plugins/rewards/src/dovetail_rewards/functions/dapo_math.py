@@ -1,0 +1,62 @@
+"""`dapo_math`: the answer after `Answer:` near the end of the response, +1 or −1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import DapoMathConfig
+from dovetail_rewards.functions.answers import complaint, last_boxed
+from dovetail_rewards.functions.math_answer import labelled_answer, math_truths
+from dovetail_rewards.functions.verified import Verifier
+
+
+class DapoMath(RewardFunction):
+    r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, −1 for all else.
+
+    The answer is the line after the last `Answer:` among the last `window` characters (or the last box there). It and
+    the ground truth, a text or a number, are compared once notation is made uniform: `$34$`, `34.` and `\boxed{34}` are 34.
+    """
+
+    name: ClassVar[str] = "dapo_math"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "math_dapo",
+        "math_dapo_reasoning",
+        "aime*",
+        "BytedTsinghua-SIA/DAPO-Math-17k",
+        "BytedTsinghua-SIA/AIME-2024",
+    )
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[DapoMathConfig]] = DapoMathConfig
+
+    def __init__(self, config: DapoMathConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._verifier = Verifier(config)
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; its part `correct` as 0 or 1; `pred`: the answer as written, or None.
+
+        Raises:
+            TimeoutError: a symbolic comparison exceeded `verify_timeout`.
+            RewardError: math-verify failed.
+        """
+        end = solution_str[-self.config.window :]
+        boxed = self.config.extract == "boxed"
+        pred = last_boxed(end) if boxed else labelled_answer(end, stated=True)
+        right = bool(pred) and self._verifier.right(pred or "", math_truths(ground_truth))
+        score = self.config.score if right else self.config.miss_score
+        return {"score": score, "correct": float(right), "pred": pred}
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        return complaint(ground_truth)

@@ -1,0 +1,94 @@
+"""`fuzzy_match`: how near the response comes to the ground truth, from 0 to 1."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from dovetail.errors import PluginNeedsError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import FuzzyMatchConfig
+from dovetail_rewards.functions.answers import accepted_texts, complaint
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class FuzzyMatch(RewardFunction):
+    """Likeness of texts; of several accepted ones the nearest counts.
+
+    token_f1 (SQuAD, arXiv:1606.05250): with c words in common, counted with their number, of p in the response and t in the
+    ground truth, F1 = 2c / (p + t). edit: 1 − d / max(p, t), where d is the Levenshtein distance in characters
+    and p and t are lengths (package rapidfuzz). With `threshold` the likeness becomes 1 or 0.
+    """
+
+    name: ClassVar[str] = "fuzzy_match"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[FuzzyMatchConfig]] = FuzzyMatchConfig
+
+    def __init__(self, config: FuzzyMatchConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._extract = re.compile(config.extract, re.DOTALL) if config.extract else None
+        self._likeness = _edit_likeness() if config.metric == "edit" else token_f1
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; its part `similarity` in [0, 1]; `pred`: the text that was compared, as it was compared, or None."""
+        answer = self._answer(solution_str)
+        if answer is None:
+            return {"score": 0.0, "similarity": 0.0, "pred": None}
+        pred = self._normal(answer)
+        truths = [self._normal(truth) for truth in accepted_texts(ground_truth)]
+        likeness = max((self._likeness(pred, truth) for truth in truths), default=0.0)
+        limit = self.config.threshold
+        result = likeness if limit is None else float(likeness >= limit)
+        return {"score": self.config.score * result, "similarity": likeness, "pred": pred}
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        return complaint(ground_truth)
+
+    def _answer(self, text: str) -> str | None:
+        if self._extract is None:
+            return text
+        found = None
+        for match in self._extract.finditer(text):
+            found = match
+        return found.group(1 if self._extract.groups else 0) if found else None
+
+    def _normal(self, text: str) -> str:
+        if not self.config.normalise:
+            return text.strip()
+        return " ".join(_ARTICLES.sub(" ", text.casefold().translate(_NO_PUNCTUATION)).split())
+
+
+def token_f1(answer: str, truth: str) -> float:
+    """F1 of two bags of words; two empty texts are alike, an empty and another are not."""
+    words, wanted = answer.split(), truth.split()
+    if not words or not wanted:
+        return float(words == wanted)
+    common = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted))
+
+
+def _edit_likeness() -> Callable[[str, str], float]:
+    if importlib.util.find_spec("rapidfuzz") is None:
+        raise PluginNeedsError(
+            "reward function 'fuzzy_match' with metric=edit needs the package rapidfuzz, which is not installed",
+            hint="pip install 'dovetail-rewards[fuzzy]', or set metric=token_f1",
+        )
+    from rapidfuzz.distance import Levenshtein
+
+    return lambda answer, truth: float(Levenshtein.normalized_similarity(answer, truth))

@@ -1,0 +1,63 @@
+r"""`geometry3k`: reasoning inside `<think>`, then the answer in a box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import Geometry3kConfig
+from dovetail_rewards.functions.answers import complaint, last_boxed
+from dovetail_rewards.functions.math_answer import math_truths
+from dovetail_rewards.functions.verified import Verifier
+
+
+class Geometry3k(RewardFunction):
+    r"""Form and answer of Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
+
+    The form: the response begins with `<think>`, closes it, and has a complete `\boxed{…}` after that. The
+    answer is the last box, wherever it stands; it is compared with the ground truth as `math` does.
+    """
+
+    name: ClassVar[str] = "geometry3k"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = ("hiyouga/geometry3k",)
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[Geometry3kConfig]] = Geometry3kConfig
+
+    def __init__(self, config: Geometry3kConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._verifier = Verifier(config)
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
+
+        Raises:
+            TimeoutError: the comparison exceeded `verify_timeout`.
+            RewardError: math-verify failed.
+        """
+        pred = last_boxed(solution_str)
+        right = bool(pred) and self._verifier.right(pred or "", math_truths(ground_truth))
+        in_form = self._in_form(solution_str)
+        weight = self.config.format_weight
+        score = weight * in_form + (1 - weight) * right
+        return {"score": score, "format": float(in_form), "correct": float(right), "pred": pred}
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        return complaint(ground_truth)
+
+    def _in_form(self, text: str) -> bool:
+        if not self.config.require_think:
+            return last_boxed(text) is not None
+        text = text.strip()
+        end = text.find("</think>")
+        return text.startswith("<think>") and end >= 0 and last_boxed(text[end:]) is not None

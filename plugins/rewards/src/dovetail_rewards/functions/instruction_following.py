@@ -1,0 +1,133 @@
+"""`instruction_following`: the response keeps to instructions that a program can check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from dovetail.errors import nearest
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import InstructionFollowingConfig
+from dovetail_rewards.functions.instructions import INSTRUCTIONS
+
+
+@attrs.frozen
+class _Wanted:
+    """One instruction of a row, with its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def complaint(self) -> str | None:
+        known = INSTRUCTIONS.get(self.name)
+        if known is not None:
+            return known.complaint(self.arguments)
+        close = nearest(self.name, INSTRUCTIONS)
+        return f"there is no instruction {self.name!r}" + (f"; nearest: {close!r}" if close else "")
+
+
+class InstructionFollowing(RewardFunction):
+    """Verifiable instructions in the manner of IFEval (arXiv:2311.07911), under its names: `keywords:existence` and 23 others.
+
+    The ground truth is `{"instruction_id_list": […], "kwargs": [{…}, …]}` as IFEval has it, or a list of `{"instruction": name, …arguments}`, or JSON
+    text of either; arguments that are null do not count. A response without a word keeps to nothing.
+    strict scoring looks at the response as it is; `loose` also without its first line, its last, both, and without asterisks.
+    """
+
+    name: ClassVar[str] = "instruction_following"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = ("ifeval", "google/IFEval")
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[InstructionFollowingConfig]] = InstructionFollowingConfig
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; its parts `share` of instructions kept and `all` of them as 0 or 1; `broken`: names of those that are not.
+
+        Raises:
+            ValueError: the ground truth holds no instructions, or wrong ones.
+        """
+        wanted = _instructions(ground_truth)
+        problem = _complaint(wanted)
+        if wanted is None or problem:
+            raise ValueError(problem)
+        texts = list(_versions(solution_str)) if self.config.loose else [solution_str]
+        texts = [text for text in texts if text.strip()]
+        kept = [
+            any(INSTRUCTIONS[one.name].holds(text, **one.arguments) for text in texts)
+            for one in wanted
+        ]
+        share = sum(kept) / len(kept)
+        result = share if self.config.scoring == "share" else float(all(kept))
+        broken = [one.name for one, good in zip(wanted, kept, strict=True) if not good]
+        return {
+            "score": self.config.score * result,
+            "share": share,
+            "all": float(all(kept)),
+            "broken": broken,
+        }
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        return _complaint(_instructions(ground_truth))
+
+
+def _instructions(ground_truth: Any) -> list[_Wanted] | None:
+    """The instructions of a row; None where the ground truth is of another form."""
+    if isinstance(ground_truth, str):
+        try:
+            ground_truth = json.loads(ground_truth)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(ground_truth, Mapping) and "instruction_id_list" in ground_truth:
+        names = ground_truth["instruction_id_list"]
+        arguments = ground_truth.get("kwargs")
+        if not _is_list(names) or not (arguments is None or _is_list(arguments)):
+            return None
+        arguments = [{}] * len(names) if arguments is None else arguments
+        pairs = list(zip(names, arguments, strict=True)) if len(names) == len(arguments) else []
+    elif _is_list(ground_truth) and all(isinstance(item, Mapping) for item in ground_truth):
+        pairs = [
+            (item.get("instruction"), {k: v for k, v in item.items() if k != "instruction"})
+            for item in ground_truth
+        ]
+    else:
+        return None
+    if not all(isinstance(n, str) and isinstance(a, (Mapping, type(None))) for n, a in pairs):
+        return None
+    return [
+        _Wanted(name, {key: value for key, value in (given or {}).items() if value is not None})
+        for name, given in pairs
+    ]
+
+
+def _complaint(wanted: Sequence[_Wanted] | None) -> str | None:
+    if not wanted:
+        return (
+            "ground truth holds no instructions; it is {'instruction_id_list': […], 'kwargs': […]} of equal lengths, "
+            "or a list of {'instruction': name, …}, also as JSON text"
+        )
+    return next((one.complaint for one in wanted if one.complaint), None)
+
+
+def _versions(text: str) -> Iterator[str]:
+    """The response, and the response without what is no fault: its first line, its last, both; each also without asterisks."""
+    lines = text.strip().split("\n")
+    for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
+        version = "\n".join(part).strip()
+        yield version
+        yield version.replace("*", "")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))

@@ -1,0 +1,93 @@
+"""The registry of instructions: a name, a function of the response, and the arguments that it needs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import attrs
+
+from dovetail.errors import nearest
+
+Check = TypeVar("Check", bound=Callable[..., bool])
+
+Relation = Literal["less than", "at least"]
+"""How a count is compared."""
+
+
+@attrs.frozen
+class Instruction:
+    """One kind of instruction."""
+
+    name: str
+    """Such as `keywords:existence`."""
+    holds: Callable[..., bool]
+    """`holds(text, **arguments)`: whether a response keeps to it."""
+    arguments: Mapping[str, Any]
+    """Argument → its type."""
+    optional: frozenset[str]
+    """Arguments that may be absent."""
+
+    def complaint(self, given: Mapping[str, Any]) -> str | None:
+        """What is wrong with arguments, or None."""
+        lacking = [
+            name for name in self.arguments if name not in given and name not in self.optional
+        ]
+        if lacking:
+            return f"{self.name} lacks {', '.join(lacking)}"
+        for name, value in given.items():
+            if name not in self.arguments:
+                close = nearest(name, self.arguments)
+                return f"{self.name} takes no {name!r}" + (f"; nearest: {close!r}" if close else "")
+            wanted = self.arguments[name]
+            if not _is(value, wanted):
+                return f"{self.name}: {name}={value!r:.60} is not {_named(wanted)}"
+        return None
+
+
+INSTRUCTIONS: dict[str, Instruction] = {}
+"""Name → instruction. `@instruction("my:name")` adds one; rows may then name it."""
+
+
+def instruction(name: str) -> Callable[[Check], Check]:
+    """Add a function to the registry.
+
+    Its first parameter is the response; its keyword parameters, annotated with `int`, `str`, `tuple[str, ...]` or `Relation`, are
+    the instruction's arguments.
+    """
+
+    def add(holds: Check) -> Check:
+        hints = get_type_hints(holds)
+        parameters = list(inspect.signature(holds).parameters.values())[1:]
+        INSTRUCTIONS[name] = Instruction(
+            name,
+            holds,
+            {parameter.name: hints[parameter.name] for parameter in parameters},
+            frozenset(p.name for p in parameters if p.default is not p.empty),
+        )
+        return holds
+
+    return add
+
+
+def compare(count: int, relation: str, bound: int) -> bool:
+    """Whether a count keeps to its bound."""
+    return count < bound if relation == "less than" else count >= bound
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
+    if get_origin(wanted) is tuple:
+        texts = isinstance(value, (list, tuple)) and len(value) > 0
+        return texts and all(isinstance(part, str) and part for part in value)
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, wanted) and value != ""
+
+
+def _named(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return " or ".join(map(repr, get_args(wanted)))
+    return {int: "a count", str: "a text"}.get(wanted, "a list of texts")

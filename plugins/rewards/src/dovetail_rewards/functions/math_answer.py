@@ -1,0 +1,88 @@
+r"""`math`: the MATH family. The boxed answer equals the ground truth mathematically."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import MathConfig
+from dovetail_rewards.functions.answers import accepted_texts, after_label, complaint, last_boxed
+from dovetail_rewards.functions.verified import Verifier
+
+
+class MathAnswer(RewardFunction):
+    r"""Rule of MATH (arXiv:2103.03874): the answer stands in the last `\boxed{…}`, or else after the last `Answer:`.
+
+    The ground truth is the answer as LaTeX, as plain text or as a number, boxed or not, or a list of accepted ones. Answer and ground truth
+    are the same where their texts are once notation is made uniform (`\dfrac12`, `$\frac{1}{2}$`), or where math-verify
+    finds them equal (`0.5`, `2^{-1}`). Right: `score`; another answer: `format_score`; none: `miss_score`.
+
+    math-verify runs in processes of its own, which are killed at `verify_timeout`: the sample then fails as `timeout`.
+    """
+
+    name: ClassVar[str] = "math"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "lighteval/MATH",
+        "DigitalLearningGmbH/MATH-lighteval",
+        "HuggingFaceH4/MATH-500",
+        "numina_aops_forum",
+        "numina_synthetic_math",
+        "numina_amc_aime",
+        "numina_synthetic_amc",
+        "numina_cn_k12",
+        "numina_olympiads",
+    )
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[MathConfig]] = MathConfig
+
+    def __init__(self, config: MathConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._verifier = Verifier(config)
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
+
+        Raises:
+            TimeoutError: the comparison exceeded `verify_timeout`.
+            RewardError: math-verify failed.
+        """
+        pred = self._answer(solution_str)
+        if pred is None:
+            return {"score": self.config.miss_score, "format": 0.0, "correct": 0.0, "pred": None}
+        right = self._verifier.right(pred, math_truths(ground_truth))
+        score = self.config.score if right else self.config.format_score
+        return {"score": score, "format": 1.0, "correct": float(right), "pred": pred}
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        return complaint(ground_truth)
+
+    def _answer(self, text: str) -> str | None:
+        for place in self.config.extract:
+            answer = last_boxed(text) if place == "boxed" else labelled_answer(text)
+            if answer:
+                return answer
+        return None
+
+
+def math_truths(ground_truth: Any) -> list[str]:
+    r"""The accepted answers, taken out of their `\boxed{…}` where they have one."""
+    return [last_boxed(text) or text for text in accepted_texts(ground_truth)]
+
+
+def labelled_answer(text: str, *, stated: bool = False) -> str | None:
+    """What follows the last label, taken out of its box where it has one, without a closing full stop."""
+    answer = after_label(text, stated=stated)
+    if answer is None:
+        return None
+    return last_boxed(answer) or answer.removesuffix(".").strip() or None

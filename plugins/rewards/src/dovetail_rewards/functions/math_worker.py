@@ -1,0 +1,86 @@
+"""The program of a process that compares mathematical answers with math-verify: one JSON request a line, one answer a line.
+
+It is started by path and imports nothing of Dovetail. It ends with its standard input, and at the latest a little after
+a request's own limit, so that none outlives the run even where sympy hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+GRACE = 1.0
+"""Seconds after a request's limit until the process ends itself; its parent kills it at the limit."""
+
+
+def compare(truths: Sequence[str], answer: str) -> dict[str, Any]:
+    """Whether an answer equals one of the accepted ones.
+
+    Returns:
+        `equal`; or `equal` False with `unread`: which side is no expression that math-verify reads.
+
+    Raises:
+        Exception: whatever sympy raises while it compares.
+    """
+    from math_verify import verify
+
+    found = _parsed(answer)
+    read = [gold for gold in map(_parsed, truths) if gold]
+    if not found or not read:
+        return {"equal": False, "unread": "ground truth" if found else "answer"}
+    equal = any(verify(gold, found, timeout_seconds=None, raise_on_error=True) for gold in read)
+    return {"equal": equal}
+
+
+def _parsed(text: str) -> list[Any]:
+    """What math-verify reads in a text, as if boxed; empty where it reads nothing."""
+    from math_verify import parse
+
+    # Without its own time-outs, which are signals and end as a wrong answer: the parent's limit ends as an error.
+    try:
+        return list(parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - the parser raises anything on what it can't read
+        return []
+
+
+def serve(memory: int) -> None:
+    """Answer requests until the input ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no library's print may look like an answer
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the run, which then closes the input
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    compare(["1"], "x")  # imports, and builds the grammar's tables
+    _say(replies, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, request["limit"] + GRACE)
+        try:
+            answer = compare(request["truths"], request["answer"])
+        except MemoryError:
+            _say(replies, {"error": f"it needs more than {memory >> 20} MiB of memory"})
+            return
+        except Exception as error:  # noqa: BLE001 - told to the parent, which raises
+            answer = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _say(replies, answer)
+
+
+def _say(replies: Any, answer: dict[str, Any]) -> None:
+    replies.write(json.dumps(answer) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

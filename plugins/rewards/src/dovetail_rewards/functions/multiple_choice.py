@@ -1,0 +1,104 @@
+"""`multiple_choice`: the letter that a response chooses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import MultipleChoiceConfig
+from dovetail_rewards.functions.answers import last_boxed, last_tag
+
+_STATEMENT = r"\b[Aa]nswer\b[*_\s]{0,4}(?:is|[:：=])[*_]{0,3}:?\s{0,4}(?:the\s)?(?:(?:[Oo]ption|[Cc]hoice)\s)?"
+_WRITTEN = r"[*_$\[]{0,3}(?:\\(?:text|mathrm|mathbf|textbf)\{)?"
+
+
+class MultipleChoice(RewardFunction):
+    r"""One letter, found where `extract` says, in that order; the first place that holds one counts.
+
+    Read as B: `\boxed{B}`, `\boxed{\text{(B)}}`, `<answer>B) Paris</answer>`, `the answer is (B)`, `Answer: **B**`, `(B)` alone
+    on the last line. The words A and I do not count as letters: in `the answer is A dog` nothing is chosen. The ground truth is a letter, also as `b`,
+    `(B)` or `B.`, or a list of them. Right: `score`; another letter: `format_score`; none: `miss_score`.
+    """
+
+    name: ClassVar[str] = "multiple_choice"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[MultipleChoiceConfig]] = MultipleChoiceConfig
+
+    def __init__(self, config: MultipleChoiceConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        letter = _letter(config.choices)
+        self._written = re.compile(_WRITTEN + letter)
+        self._statement = re.compile(_STATEMENT + _WRITTEN + letter)
+        self._alone = re.compile(rf"[^\w\s]{{0,8}}([{config.choices}])[^\w\s]{{0,8}}")
+        self._anywhere = re.compile(letter)
+        self._finders: dict[str, Callable[[str], str | None]] = {
+            "boxed": lambda text: self._inside(last_boxed(text)),
+            "tag": lambda text: self._inside(last_tag(text, "answer")),
+            "statement": lambda text: _last_letter(self._statement, text),
+            "line": self._line,
+            "last": lambda text: _last_letter(self._anywhere, text),
+        }
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score`; its parts `format` (a letter is chosen) and `correct` as 0 or 1; `pred`: the letter, or None."""
+        found = (self._finders[place](solution_str) for place in self.config.extract)
+        pred = next((letter for letter in found if letter), None)
+        right = pred is not None and pred in _truths(ground_truth, self.config.choices)
+        wrong = self.config.miss_score if pred is None else self.config.format_score
+        return {
+            "score": self.config.score if right else wrong,
+            "format": float(pred is not None),
+            "correct": float(right),
+            "pred": pred,
+        }
+
+    @classmethod
+    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+        if not _truths(ground_truth, config.choices):
+            return f"ground truth {ground_truth!r:.80} is not one of the letters {config.choices}"
+        return None
+
+    def _inside(self, text: str | None) -> str | None:
+        """The letter that a box or a tag begins with."""
+        match = self._written.match(text) if text else None
+        return _chosen(match)
+
+    def _line(self, text: str) -> str | None:
+        line = text.rstrip()
+        match = self._alone.fullmatch(line[line.rfind("\n") + 1 :].strip())
+        return match.group(1) if match else None
+
+
+def _letter(choices: str) -> str:
+    """A letter of the choices that stands alone, in brackets or not; A and I before a small word are words."""
+    alone = rf"(?<![\w'’\\])([{choices}])(?![\w'’+/^=-]|(?<=[AI])\s[a-z])"
+    return rf"(?:\(\s?([{choices}])\s?\)|{alone})"
+
+
+def _chosen(match: re.Match[str] | None) -> str | None:
+    return (match.group(1) or match.group(2)) if match else None
+
+
+def _last_letter(pattern: re.Pattern[str], text: str) -> str | None:
+    found = None
+    for match in pattern.finditer(text):
+        found = match
+    return _chosen(found)
+
+
+def _truths(ground_truth: Any, choices: str) -> set[str]:
+    """The right letters; empty where there are none, or one is no letter of the choices."""
+    several = ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth]
+    letters = [str(truth).strip().strip("().:[]").strip().upper() for truth in several]
+    return set(letters) if all(len(one) == 1 and one in choices for one in letters) else set()

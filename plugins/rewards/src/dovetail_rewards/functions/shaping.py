@@ -1,0 +1,76 @@
+"""`length_penalty` and `repetition_penalty`: terms that shape a reward and need no ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
+
+
+class LengthPenalty(RewardFunction):
+    """A penalty that grows evenly with what a response is too long or too short.
+
+    With length x, limit L, buffer B, minimum M and penalty p the score is −p·clip((x − (L − B)) / B, 0, 1) at the long end, the soft
+    overlong punishment of DAPO (arXiv:2503.14476, eq. 13; for B = 0 a step at L), and −p·(M − x) / M below the minimum.
+    """
+
+    name: ClassVar[str] = "length_penalty"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[LengthPenaltyConfig]] = LengthPenaltyConfig
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score` in [−penalty, 0], and its part `length` in the configured unit."""
+        config: LengthPenaltyConfig = self.config
+        text = solution_str.strip()
+        length = len(text.split()) if config.unit == "words" else len(text)
+        start = config.limit - config.buffer
+        if length < config.minimum:
+            share = (config.minimum - length) / config.minimum
+        elif length >= config.limit:
+            share = 1.0
+        else:
+            share = max(0.0, length - start) / config.buffer if config.buffer else 0.0
+        return {"score": -config.penalty * share + 0.0, "length": float(length)}
+
+
+class RepetitionPenalty(RewardFunction):
+    """A penalty on runs of n words (or characters) that a response has already had.
+
+    With k runs, of which u are different, and f = `free`, the repeated share is r = 1 − u / k and the score −penalty·max(0, r − f) / (1 − f):
+    the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. Fewer than two runs: 0.
+    """
+
+    name: ClassVar[str] = "repetition_penalty"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+    Config: ClassVar[type[RepetitionPenaltyConfig]] = RepetitionPenaltyConfig
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """`score` in [−penalty, 0], and its part `repeated`: the share of runs that are repetitions."""
+        config: RepetitionPenaltyConfig = self.config
+        text = solution_str.casefold()
+        pieces = text.split() if config.unit == "words" else list("".join(text.split()))
+        count = len(pieces) - config.n + 1
+        if count < 2:
+            return {"score": 0.0, "repeated": 0.0}
+        runs = set(zip(*(pieces[i : count + i] for i in range(config.n)), strict=True))
+        repeated = 1 - len(runs) / count
+        share = max(0.0, repeated - config.free) / (1 - config.free)
+        return {"score": -config.penalty * share + 0.0, "repeated": repeated}

@@ -1,0 +1,170 @@
+"""Config classes of the reward managers. Nothing here imports more than the config sections."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+
+from dovetail.config.sections import PluginSection, plugin_field
+
+_ABOVE_ZERO: Any = attrs.validators.gt(0)
+_AT_LEAST_ONE = attrs.validators.ge(1)
+_NOT_NEGATIVE: Any = attrs.validators.ge(0)
+_LIMIT: Any = attrs.validators.optional(_ABOVE_ZERO)
+
+
+def _is_finite(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    """Refuse what would make every score that it is a part of unusable."""
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{attribute.name}={value} is not a finite number")
+
+
+def _is_url(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+    """Refuse what is no address of an HTTP server."""
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{attribute.name}={value!r} is not an address that starts with http:// or https://"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class CachingConfig(PluginSection):
+    """What managers that call reward functions have in common."""
+
+    cache_size: int = attrs.field(default=16384, validator=_NOT_NEGATIVE)
+    """Scores kept of functions that say that they are pure, by content; 0 keeps none."""
+
+
+@attrs.frozen(kw_only=True)
+class NaiveConfig(CachingConfig):
+    """The reward manager that runs functions in this process."""
+
+    workers: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    """Samples scored at once, as far as reward.concurrency allows. Few leave the interpreter to generation; many suit functions that wait for a network."""
+    max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+
+
+@attrs.frozen(kw_only=True)
+class DapoConfig(NaiveConfig):
+    """`naive` with DAPO's penalty on overlong responses in the score."""
+
+    max_response_length: int = attrs.field(validator=_AT_LEAST_ONE)
+    """The longest response allowed, in tokens: `${data.max_response_length}`."""
+    buffer: int = attrs.field(default=4096, validator=_AT_LEAST_ONE)
+    """Length in tokens, before the longest, over which the penalty grows from 0 to `factor`."""
+    factor: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """The largest penalty."""
+
+
+@attrs.frozen(kw_only=True)
+class GroupConfig(CachingConfig):
+    """Whole groups at once: functions that score by comparison."""
+
+    workers: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    """Calls at once."""
+    max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+    both_orders: bool = True
+    """Compare each pair in both orders, and take the mean: a judge that prefers the first response then prefers nobody."""
+
+
+@attrs.frozen(kw_only=True)
+class BatchConfig(CachingConfig):
+    """One call on lists."""
+
+    size: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    """Most samples in a call."""
+    wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
+    """Milliseconds that a sample waits for others before a call is made with fewer."""
+    calls: int = attrs.field(default=1, validator=_AT_LEAST_ONE)
+    """Calls at once; while all run, samples gather."""
+    split: bool = True
+    """Where a call raises, call again with each half, until those are found that it can't score. False fails them all."""
+    max_hung: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+
+
+@attrs.frozen(kw_only=True)
+class ParallelConfig(CachingConfig):
+    """Worker processes, which a time-out kills."""
+
+    workers: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
+    )
+    """Processes; by default one for each core that this process may use."""
+    chunk: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
+    """Most samples that a worker is sent ahead. Slow functions get fewer, so that work stays even."""
+    start_timeout: float = attrs.field(default=120.0, validator=_ABOVE_ZERO)
+    """Seconds that a worker may take to start and to make its functions."""
+
+
+@attrs.frozen(kw_only=True)
+class RateLimitedConfig(CachingConfig):
+    """`naive` within a budget: for functions that call a service."""
+
+    requests_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
+    """Calls in any minute, at most."""
+    tokens_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
+    """Tokens in any minute, at most: estimated from the text, and corrected by the function's `usage` where it returns one."""
+    workers: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
+    """Calls at once, as far as reward.concurrency allows."""
+    window: float = attrs.field(default=60.0, validator=[_ABOVE_ZERO, attrs.validators.le(60)])
+    """Seconds over which the budget holds; fewer spread the calls more evenly, with the budget cut in proportion."""
+    characters_per_token: float = attrs.field(default=4.0, validator=_ABOVE_ZERO)
+    """Of prompt and response, for the estimate."""
+    tokens_per_request: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
+    """Added to the estimate of each call: the judge's own instructions and answer."""
+    max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+
+
+@attrs.frozen(kw_only=True)
+class ScorerSection:
+    """One part of a composed reward."""
+
+    function: PluginSection | None = plugin_field("reward_function", None)
+    """Its function; None takes the row's own, as the reward section chooses it."""
+    manager: PluginSection = plugin_field("reward_manager", "naive")
+    """What runs it: `parallel` for rules that need a process, `rate_limited` for a judge, …"""
+    weight: float = attrs.field(default=1.0, validator=_is_finite)
+    """What its score is multiplied by in the sum; 0 only measures."""
+    gate: float | None = attrs.field(default=None, validator=_is_finite)
+    """Its score must reach this, or what comes after it is not run."""
+    skipped: float = attrs.field(default=0.0, validator=_is_finite)
+    """The component of a sample that a gate has kept from it."""
+
+
+@attrs.frozen(kw_only=True)
+class HybridConfig(PluginSection):
+    """A weighted sum of several scorers, with gates."""
+
+    scorers: dict[str, ScorerSection] = attrs.field(validator=attrs.validators.min_len(1))
+    """The parts by name, in the order in which they run; each name is a component of the reward."""
+    gated_score: float | None = attrs.field(default=0.0, validator=_is_finite)
+    """The score of a sample that a gate stopped; None takes the weighted sum of its components."""
+
+
+@attrs.frozen(kw_only=True)
+class RemoteConfig(PluginSection):
+    """Scoring by a service, over HTTP."""
+
+    url: str = attrs.field(validator=_is_url)
+    """Where batches are posted."""
+    size: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
+    """Most samples in a request."""
+    wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
+    """Milliseconds that a sample waits for others before a request is made with fewer."""
+    calls: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    """Requests at once."""
+    auth_env: str | None = None
+    """Environment variable that holds the credential; None sends none."""
+    auth_header: str = "Authorization"
+    """Header that carries it."""
+    auth_scheme: str = "Bearer"
+    """Word before it; empty for none."""
+    response_ids: bool = False
+    """Send the response's token ids too."""

@@ -1,0 +1,69 @@
+"""`batch`: one call on lists. Samples gather while others still generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
+from dovetail.interfaces.reward_calls import RewardCall, outcome_from, outcomes_from
+from dovetail_rewards.manager_config import BatchConfig
+from dovetail_rewards.managers.collector import Collector
+from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
+
+
+class BatchManager(FunctionManager):
+    """Calls functions on lists: `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, any of them by
+    name, or `compute_reward(responses, ground_truths)` by position.
+
+    A call is made when `size` samples of one function have gathered, or the first of them has waited `wait_ms`; at most
+    `calls` run at once, in threads of this process, and while they run samples gather. `reward.timeout` holds for a
+    call. A function on single samples is called for one after the other.
+
+    What fails is what must: an entry that is no reward fails its own sample; a result of the wrong length fails every
+    sample of the call, since nobody can tell which entry is whose; where a call raises, its halves are called
+    again (`split`), so that only those samples fail that raise by themselves.
+    """
+
+    name: ClassVar[str] = "batch"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
+    queues: ClassVar[bool] = True
+    Config: ClassVar[type[BatchConfig]] = BatchConfig
+
+    def __init__(self, config: BatchConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._calls = InProcessCalls(config.max_hung)
+        self._collectors: dict[RewardCall, Collector] = {}
+
+    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+        if call not in self._collectors:
+            config = self.config
+            self._collectors[call] = Collector(
+                lambda samples: self._score_list(call, samples),
+                size=config.size,
+                wait=config.wait_ms / 1000,
+                calls=config.calls,
+            )
+        return await self._collectors[call].submit(sample, time)
+
+    async def _score_list(self, call: RewardCall, samples: Sequence[RewardSample]) -> list[Outcome]:
+        if call.form != "list":
+            return [await self._score_one(call, sample) for sample in samples]
+        value = await self._calls.value(call, lambda: call.on_list(samples))
+        if not isinstance(value, Failure):
+            return outcomes_from(value, len(samples), call.name)
+        if len(samples) == 1 or value.kind is not FailureKind.EXCEPTION or not self.config.split:
+            return [value] * len(samples)
+        middle = len(samples) // 2
+        first = await self._score_list(call, samples[:middle])
+        return first + await self._score_list(call, samples[middle:])
+
+    async def _score_one(self, call: RewardCall, sample: RewardSample) -> Outcome:
+        return await self._calls.outcome(
+            call, lambda: call(sample), lambda value: outcome_from(value, call.name)
+        )
+
+    def close(self) -> None:
+        self._calls.close()

@@ -1,0 +1,92 @@
+"""How many requests and tokens a service allows in any minute: one budget, whoever spends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+LONGEST_NAP = 0.5
+"""Seconds after which a waiter looks again, since spendings may have been corrected in between."""
+
+
+@attrs.define(eq=False)
+class Spending:
+    """One request and its tokens."""
+
+    at: float
+    tokens: float
+
+
+class Budget:
+    """At most so many requests, and tokens, in any `window` seconds; first come, first served.
+
+    A request of more tokens than the whole budget waits until nothing else is in the window, and then goes.
+
+    Args:
+        requests_per_minute: None for any.
+        tokens_per_minute: None for any.
+        window: seconds; the budget of a window is its share of a minute's, at least one request.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        requests_per_minute: float | None,
+        tokens_per_minute: float | None,
+        *,
+        window: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        share = window / 60.0
+        self._requests = (
+            None if requests_per_minute is None else max(requests_per_minute * share, 1)
+        )
+        self._tokens = None if tokens_per_minute is None else tokens_per_minute * share
+        self._window = window
+        self._clock = clock
+        self._spent: deque[Spending] = deque()
+        self._turn: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def spend(self, tokens: float) -> Spending:
+        """Wait until a request of so many tokens fits, and count it; correct its tokens later where they were others."""
+        async with self._queue():
+            while (nap := self.wait(tokens)) > 0:
+                await asyncio.sleep(min(nap, LONGEST_NAP))
+            spending = Spending(self._clock(), tokens)
+            self._spent.append(spending)
+            return spending
+
+    def wait(self, tokens: float) -> float:
+        """Seconds until a request of so many tokens fits, as things stand; 0 where it does."""
+        now = self._clock()
+        while self._spent and self._spent[0].at <= now - self._window:
+            self._spent.popleft()
+        count = len(self._spent)
+        held = sum(spending.tokens for spending in self._spent)
+        for spending in self._spent:
+            if self._fits(count, held, tokens):
+                break
+            count, held = count - 1, held - spending.tokens
+        freed = len(self._spent) - count
+        if not freed:
+            return 0.0
+        return max(self._spent[freed - 1].at + self._window - now, 1e-3)
+
+    def _fits(self, count: int, held: float, tokens: float) -> bool:
+        if not count:
+            return True
+        if self._requests is not None and count + 1 > self._requests:
+            return False
+        return self._tokens is None or held + tokens <= self._tokens
+
+    def _queue(self) -> asyncio.Lock:
+        """The queue's lock, on the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._turn is None or self._loop is not loop:
+            self._turn, self._loop = asyncio.Lock(), loop
+        return self._turn

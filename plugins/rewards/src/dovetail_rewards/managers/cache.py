@@ -1,0 +1,65 @@
+"""Scores of pure functions, kept by the content that the function saw."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from dovetail.interfaces.reward import Outcome, RewardSample, Score
+from dovetail.interfaces.reward_calls import RewardCall
+
+
+class OutcomeCache:
+    """The most recently used scores. Failures are never kept, nor is what can't be told apart by content.
+
+    Args:
+        size: scores kept, at most.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: OrderedDict[bytes, Score] = OrderedDict()
+        self.hits = 0
+
+    hits: int
+    """Calls saved so far."""
+
+    def key(self, call: RewardCall, sample: RewardSample) -> bytes | None:
+        """The name of what the function sees of this sample; None where nothing may be kept."""
+        if not self._size or not call.pure:
+            return None
+        seen = {field: getattr(sample, field) for field in call.fields}
+        try:
+            text = json.dumps([call.name, seen], sort_keys=True, default=_plain)
+        except (TypeError, ValueError, RecursionError):
+            return None
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    def get(self, key: bytes | None) -> Score | None:
+        """The score under this key, where there is one."""
+        if key is None or key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        self.hits += 1
+        return self._kept[key]
+
+    def put(self, key: bytes | None, outcome: Outcome) -> None:
+        """Keep a score."""
+        if key is None or not isinstance(outcome, Score):
+            return
+        self._kept[key] = outcome
+        if len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays by their content; nothing else, since a repr may be the same for different things."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return [str(value.dtype), value.tolist()]
+    if isinstance(value, np.generic):
+        return [str(value.dtype), value.item()]
+    raise TypeError(f"{type(value).__name__} has no content that could be compared")

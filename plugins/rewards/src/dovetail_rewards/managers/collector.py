@@ -1,0 +1,140 @@
+"""Gathers samples that come one by one into batches: full, or waited long enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import attrs
+
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
+
+Run = Callable[[Sequence[RewardSample]], Awaitable[Sequence[Outcome]]]
+"""Scores a batch: one outcome a sample, in order. Raises nothing for failing samples."""
+
+
+class Collector:
+    """One queue of samples and the calls that empty it. It may be used from several event loops, one after another.
+
+    Args:
+        run: scores a batch.
+        size: most samples of a batch.
+        wait: seconds that a sample waits for others.
+        calls: batches at once.
+    """
+
+    def __init__(self, run: Run, *, size: int, wait: float, calls: int) -> None:
+        self._run = run
+        self._size = size
+        self._wait = wait
+        self._calls = calls
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin()
+
+    async def submit(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        """Score a sample with others. Time counts from when its batch begins; cancellation takes it out again.
+
+        A call that nobody waits for any more is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # what an abandoned loop left behind can't be finished
+            self._loop = loop
+            self._begin()
+        entry = _Entry(sample, loop.create_future(), loop.create_future())
+        self._waiting.append(entry)
+        self._look()
+        try:
+            with time.waiting():
+                await entry.begun
+            return await entry.outcome
+        finally:
+            self._leave(entry)
+
+    def _begin(self) -> None:
+        self._waiting: list[_Entry] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = False
+
+    def _look(self) -> None:
+        """Start what may start: full batches, and what has waited long enough."""
+        while len(self._running) < self._calls and self._waiting:
+            if len(self._waiting) < self._size and not self._due:
+                break
+            batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+            self._due = False
+            self._start(batch)
+        if self._timer is not None and (self._due or not self._waiting):
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting and not self._due and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._wait, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._due = True
+        self._look()
+
+    def _start(self, entries: list[_Entry]) -> None:
+        task = asyncio.get_running_loop().create_task(self._work(entries))
+        batch = _Batch(task, len(entries))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        for entry in entries:
+            entry.batch = batch
+            if not entry.begun.done():
+                entry.begun.set_result(None)
+
+    async def _work(self, entries: list[_Entry]) -> None:
+        this = asyncio.current_task()
+        try:
+            outcomes = await self._run([entry.sample for entry in entries])
+            if len(outcomes) != len(entries):
+                raise ValueError(f"{len(outcomes)} outcomes for {len(entries)} samples")  # noqa: TRY301 - answered below
+        except asyncio.CancelledError:
+            if this is not None and this.cancelling():
+                raise
+            outcomes = [_broken("it was cancelled")] * len(entries)
+        except Exception as error:  # noqa: BLE001 - whatever breaks, every sample gets its failure
+            outcomes = [_broken(f"{type(error).__name__}: {error}")] * len(entries)
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            if not entry.outcome.done():
+                entry.outcome.set_result(outcome)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        """Its place is free: also where it was cancelled before it began."""
+        self._running.discard(task)
+        if not task.get_loop().is_closed() and task.get_loop() is self._loop:
+            self._look()
+
+    def _leave(self, entry: _Entry) -> None:
+        """Nobody waits for this sample any more."""
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+        batch = entry.batch
+        if batch is not None:
+            batch.waiters -= 1
+            if not batch.waiters and not batch.task.done():
+                batch.task.cancel()
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """A call that runs, and how many wait for it."""
+
+    task: asyncio.Task[None]
+    waiters: int
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """One sample, and who waits for it."""
+
+    sample: RewardSample
+    begun: asyncio.Future[None]
+    outcome: asyncio.Future[Outcome]
+    batch: _Batch | None = None
+
+
+def _broken(why: str) -> Failure:
+    return Failure(kind=FailureKind.CRASH, message=f"the call on its batch broke: {why}")

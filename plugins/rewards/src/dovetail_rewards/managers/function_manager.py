@@ -1,0 +1,148 @@
+"""What the managers that call reward functions share: find the function, look into the cache, turn errors into failures."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+)
+from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions, failure_from
+from dovetail_rewards.managers.cache import OutcomeCache
+from dovetail_rewards.managers.event_loop import AsyncLane
+from dovetail_rewards.managers.threads import DaemonThreads, HungCalls, TooManyHungError
+
+
+class FunctionManager(RewardManager):
+    """Scores samples one by one with the function of each row; a subclass says how a function is run.
+
+    Its Config extends `CachingConfig`.
+    """
+
+    def __init__(self, config: Any, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.cache = OutcomeCache(config.cache_size)
+
+    def start(self) -> None:
+        """Check that there are functions to run.
+
+        Raises:
+            ConfigError: the context holds no RewardFunctions.
+        """
+        require_functions(type(self).name, self.context)
+
+    async def score(self, unit: RewardUnit) -> list[Outcome]:
+        if len(unit.samples) == 1:
+            return [await self._score(unit.samples[0], unit.time)]
+        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+
+    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        call = function_of(self.context.reward_functions, sample)
+        if isinstance(call, Failure):
+            return call
+        if call.unit == "group":
+            return not_alone(call, type(self).name)
+        key = self.cache.key(call, sample)
+        outcome: Outcome | None = self.cache.get(key)
+        if outcome is None:
+            outcome = await self._run(call, sample, time)
+            self.cache.put(key, outcome)
+        return outcome
+
+    @abstractmethod
+    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+        """Call the function. Raises nothing for a failing sample."""
+
+
+class InProcessCalls:
+    """Calls functions in this process: each in a daemon thread, async ones on a lasting loop of their own."""
+
+    def __init__(self, max_hung: int) -> None:
+        self._hung = HungCalls(max_hung)
+        self._threads = DaemonThreads(self._hung)
+        self._lane = AsyncLane(self._hung)
+
+    @property
+    def hung(self) -> int:
+        """Calls that were given up and still run."""
+        return self._hung.count
+
+    async def outcome(
+        self, call: RewardCall, make: Callable[[], Any], judge: Callable[[Any], Outcome]
+    ) -> Outcome:
+        """What a call comes to: its value as judged, or why there is none.
+
+        Args:
+            call: the function.
+            make: makes the call.
+            judge: turns its value into an outcome.
+        """
+        value = await self.value(call, make)
+        return value if isinstance(value, Failure) else judge(value)
+
+    async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
+        """What a call returns, or the Failure that its error means; our own cancellation goes through."""
+        try:
+            if call.is_async:
+                return await self._lane.run(make())
+            value = await self._threads.run(make)
+            return await self._lane.run(value) if inspect.isawaitable(value) else value
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return failure_from(error, call)  # the function's own, not ours
+        except TooManyHungError as error:
+            return Failure(kind=FailureKind.CRASH, message=f"{call.name} was not called: {error}")
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+            return failure_from(error, call)
+
+    def close(self) -> None:
+        """End idle threads and the loop; what hangs ends with the process. Safe to call twice."""
+        self._threads.close()
+        self._lane.close()
+
+
+def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
+    """The functions that a manager was given.
+
+    Raises:
+        ConfigError: none were.
+    """
+    functions = context.reward_functions
+    if not isinstance(functions, RewardFunctions):
+        raise ConfigError(
+            f"reward manager {manager!r} was given no reward functions "
+            f"(context.reward_functions is {functions!r})",
+            hint="pass PluginContext(reward_functions=RewardFunctions(default=compute_score))",
+        )
+    return functions
+
+
+def function_of(functions: RewardFunctions, sample: RewardSample) -> RewardCall | Failure:
+    """The function of a sample's row, or why it has none."""
+    try:
+        return functions.function_for(sample.data_source)
+    except DovetailError as error:
+        return Failure(kind=FailureKind.EXCEPTION, message=error.message)
+
+
+def not_alone(call: RewardCall, manager: str) -> Failure:
+    """The failure of a function on groups that was to score a single sample."""
+    return Failure(
+        kind=FailureKind.EXCEPTION,
+        message=f"{call.name} scores whole groups, and reward manager {manager!r} brings single samples; "
+        "set reward.manager.name=group",
+    )

@@ -1,0 +1,155 @@
+"""`group`: whole groups at once, for functions whose scores depend on the other responses to a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import combinations
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    Score,
+)
+from dovetail.interfaces.reward_calls import RewardCall, outcome_from, outcomes_from
+from dovetail_rewards.manager_config import GroupConfig
+from dovetail_rewards.managers.cache import OutcomeCache
+from dovetail_rewards.managers.function_manager import (
+    InProcessCalls,
+    function_of,
+    require_functions,
+)
+
+
+class GroupManager(RewardManager):
+    """Scores a prompt's responses together, as soon as the last of them is generated.
+
+    A function on lists is called once a group. A function on pairs, `compare(prompt, solution_a, solution_b, …)`, says
+    how far the first response is the better one, p(a, b) from 0 to 1; a response's score is its mean over the others,
+
+    score_i = 1/(n − 1) Σ_{j≠i} p_ij, p_ij = ½ (p(i, j) + 1 − p(j, i)) with `both_orders`, else p_ij = 1 − p_ji = p(i, j), i < j
+
+    A comparison that fails fails both of its samples, and a group of one has nothing to compare with and fails. A
+    function on single samples is called for each. `reward.timeout` holds for a group.
+    """
+
+    name: ClassVar[str] = "group"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
+    unit: ClassVar[Literal["sample", "group"]] = "group"
+    queues: ClassVar[bool] = True
+    Config: ClassVar[type[GroupConfig]] = GroupConfig
+
+    def __init__(self, config: GroupConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._calls = InProcessCalls(config.max_hung)
+        self._cache = OutcomeCache(config.cache_size)
+        self._places: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Check that there are functions to run.
+
+        Raises:
+            ConfigError: the context holds no RewardFunctions.
+        """
+        require_functions(self.name, self.context)
+
+    async def score(self, unit: RewardUnit) -> list[Outcome]:
+        calls = [function_of(self.context.reward_functions, sample) for sample in unit.samples]
+        missing = next((call for call in calls if isinstance(call, Failure)), None)
+        if missing is not None:
+            return [missing] * len(calls)
+        call = calls[0]
+        if isinstance(call, Failure) or any(other is not call for other in calls):
+            message = (
+                "the samples of this group have different data sources, and so different functions"
+            )
+            return [Failure(kind=FailureKind.EXCEPTION, message=message)] * len(calls)
+        with unit.time.waiting():
+            places = self._places_here()
+            await places.acquire()
+        try:
+            return await self._score_group(call, unit.samples)
+        finally:
+            places.release()
+
+    async def _score_group(
+        self, call: RewardCall, samples: Sequence[RewardSample]
+    ) -> list[Outcome]:
+        if call.form == "pair":
+            return await self._compare(call, samples)
+        if call.form == "list":
+            value = await self._calls.value(call, lambda: call.on_list(samples))
+            if isinstance(value, Failure):
+                return [value] * len(samples)
+            return outcomes_from(value, len(samples), call.name)
+        return list(await asyncio.gather(*(self._score_one(call, sample) for sample in samples)))
+
+    async def _score_one(self, call: RewardCall, sample: RewardSample) -> Outcome:
+        key = self._cache.key(call, sample)
+        outcome: Outcome | None = self._cache.get(key)
+        if outcome is None:
+            outcome = await self._calls.outcome(
+                call, lambda: call(sample), lambda value: outcome_from(value, call.name)
+            )
+            self._cache.put(key, outcome)
+        return outcome
+
+    async def _compare(self, call: RewardCall, samples: Sequence[RewardSample]) -> list[Outcome]:
+        count = len(samples)
+        if count == 1:
+            message = f"{call.name} compares responses, and there is one alone"
+            return [Failure(kind=FailureKind.INVALID_VALUE, message=message)]
+        orders = list(combinations(range(count), 2))
+        if self.config.both_orders:
+            orders += [(j, i) for i, j in orders]
+        answers = await asyncio.gather(
+            *(self._preference(call, samples[i], samples[j]) for i, j in orders)
+        )
+        wins_N, rounds = np.zeros(count), len(orders) / (count * (count - 1) / 2)
+        failures: dict[int, Failure] = {}
+        for (i, j), answer in zip(orders, answers, strict=True):
+            if isinstance(answer, Failure):
+                failures.setdefault(i, answer)
+                failures.setdefault(j, answer)
+                continue
+            wins_N[i] += answer
+            wins_N[j] += 1.0 - answer
+        scores_N = wins_N / (rounds * (count - 1))
+        return [
+            failures[i] if i in failures else Score(value=float(score))
+            for i, score in enumerate(scores_N)
+        ]
+
+    async def _preference(
+        self, call: RewardCall, first: RewardSample, second: RewardSample
+    ) -> float | Failure:
+        """How far the first is the better one, from 0 to 1."""
+        outcome = await self._calls.outcome(
+            call, lambda: call.on_pair(first, second), lambda value: outcome_from(value, call.name)
+        )
+        if isinstance(outcome, Failure):
+            return outcome
+        if not 0.0 <= outcome.value <= 1.0:
+            message = f"{call.name} returned {outcome.value:g}; a comparison is from 0 (the second is better) to 1"
+            return Failure(kind=FailureKind.INVALID_VALUE, message=message)
+        return outcome.value
+
+    def _places_here(self) -> asyncio.Semaphore:
+        """Free places, on the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._loop is not loop:
+            self._places, self._loop = asyncio.Semaphore(self.config.workers), loop
+        return self._places
+
+    def close(self) -> None:
+        self._calls.close()

@@ -1,0 +1,242 @@
+"""`hybrid`: a reward made of several scorers, each with its weight, its gate and a manager of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.errors import ConfigError
+from dovetail.interfaces import load_plugin_class, make_plugin
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+    Score,
+)
+from dovetail.interfaces.reward_calls import configured_functions, finite_float
+from dovetail.interfaces.runtime import PluginRef
+from dovetail_rewards.manager_config import HybridConfig, ScorerSection
+
+GATED = "gated"
+"""The component that is 1 where a gate stopped the sample."""
+
+
+class HybridManager(RewardManager):
+    """Runs its scorers in order and adds up what they say.
+
+    score = Σ_k w_k s_k, or `gated_score` where some s_k stayed below its `gate`
+
+    Scorers between two gates run at once. Each s_k is the component `k` of the reward (also what `gdpo` normalises),
+    its own components are `k/part`; a scorer that a gate kept from running has `skipped` as its component.
+    Where any scorer that ran fails, the sample fails with its kind: a part of a sum is no reward. Where a scorer rewards
+    tokens, the others' weighted scores lie on the last token.
+
+    Every scorer has a manager: `parallel` for a rule that needs a process, `rate_limited` for a judge. Their
+    capacities hold for each; waiting for one does not count as running time.
+    """
+
+    name: ClassVar[str] = "hybrid"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
+    queues: ClassVar[bool] = True
+    Config: ClassVar[type[HybridConfig]] = HybridConfig
+
+    def __init__(self, config: HybridConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._parts: list[_Part] = []
+
+    @classmethod
+    def needs_functions(cls, config: Any) -> bool:
+        return any(
+            section.function is None and _class(section).needs_functions(section.manager or _NAIVE)
+            for section in config.scorers.values()
+        )
+
+    @classmethod
+    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+        own = {name: s.function for name, s in config.scorers.items() if s.function is not None}
+        for name, section in config.scorers.items():
+            inner = _class(section).own_functions(section.manager or _NAIVE)
+            own |= {f"{name}/{part}": function for part, function in inner.items()}
+        return own
+
+    def start(self) -> None:
+        """Make every scorer's functions and manager, and start them.
+
+        Raises:
+            ConfigError: a manager brings whole groups, or has no functions.
+            PluginError: a function or a manager can't be loaded.
+        """
+        for name, section in self.config.scorers.items():
+            context = self.context
+            if section.function is not None:
+                functions = configured_functions(
+                    RewardSection(function=section.function), PluginContext(seed=context.seed)
+                )
+                context = attrs.evolve(context, reward_functions=functions)
+            manager: Any = make_plugin(_ref(section), context)
+            if manager.unit != "sample":
+                raise ConfigError(
+                    f"reward.manager.scorers.{name}.manager={type(manager).name} scores whole groups, and 'hybrid' single "
+                    "samples",
+                    hint="choose another manager for this scorer",
+                )
+            self._parts.append(_Part(name, section, manager))
+            manager.start()
+
+    async def score(self, unit: RewardUnit) -> list[Outcome]:
+        if not self._parts:
+            failure = Failure(
+                kind=FailureKind.CRASH, message="reward manager 'hybrid' is not started"
+            )
+            return [failure] * len(unit.samples)
+        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+
+    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        scores: dict[str, Score] = {}
+        gated = False
+        for stage in self._stages():
+            outcomes = await asyncio.gather(*(part.score(sample, time) for part in stage))
+            for part, outcome in zip(stage, outcomes, strict=True):
+                if isinstance(outcome, Failure):
+                    return attrs.evolve(outcome, message=f"scorer {part.name!r}: {outcome.message}")
+                scores[part.name] = outcome
+            gate = stage[-1].section.gate
+            gated = gate is not None and scores[stage[-1].name].value < gate
+            if gated:
+                break
+        return self._sum(sample, scores, gated=gated)
+
+    def _stages(self) -> Iterator[list[_Part]]:
+        """The scorers in order, cut after each gate."""
+        stage: list[_Part] = []
+        for part in self._parts:
+            stage.append(part)
+            if part.section.gate is not None:
+                yield stage
+                stage = []
+        if stage:
+            yield stage
+
+    def _sum(self, sample: RewardSample, scores: Mapping[str, Score], *, gated: bool) -> Outcome:
+        components: dict[str, float] = {}
+        extras: dict[str, Any] = {}
+        value, has_gates = 0.0, False
+        for part in self._parts:
+            has_gates |= part.section.gate is not None
+            score = scores.get(part.name)
+            components[part.name] = part.section.skipped if score is None else score.value
+            value += part.section.weight * components[part.name]
+            if score is not None:
+                components |= {f"{part.name}/{key}": x for key, x in score.components.items()}
+                extras |= {f"{part.name}/{key}": x for key, x in score.extras.items()}
+        if has_gates:
+            components[GATED] = float(gated)
+        if gated and self.config.gated_score is not None:
+            return Score(value=self.config.gated_score, components=components, extras=extras)
+        if finite_float(value) is None:
+            message = f"the weighted sum of {sample.sample_id} is {value}, no finite number"
+            return Failure(kind=FailureKind.INVALID_VALUE, message=message)
+        return Score(
+            value=value,
+            token_rewards=self._token_rewards(scores, value),
+            components=components,
+            extras=extras,
+        )
+
+    def _token_rewards(self, scores: Mapping[str, Score], value: float) -> np.ndarray | None:
+        """float32 [T]: the weighted token rewards, and the rest of the value on the last token; None where nobody gave any."""
+        weights = {part.name: part.section.weight for part in self._parts}
+        given = [
+            weights[name] * np.asarray(score.token_rewards, np.float64)
+            for name, score in scores.items()
+            if score.token_rewards is not None and len(score.token_rewards)
+        ]
+        if not given:
+            return None
+        rewards_T = np.zeros(max(map(len, given)))
+        for part_T in given:
+            rewards_T[: len(part_T)] += part_T
+        rewards_T[-1] += value - rewards_T.sum()
+        return rewards_T.astype(np.float32)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.manager.close()
+        self._parts.clear()
+
+
+_NAIVE = PluginSection(name="naive")
+
+
+class _Part:
+    """One scorer: its section, its manager, and the places that it has."""
+
+    def __init__(self, name: str, section: ScorerSection, manager: RewardManager) -> None:
+        self.name = name
+        self.section = section
+        self.manager = manager
+        self._places: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        """The manager's outcome; whatever it does, a valid one."""
+        unit = RewardUnit(samples=(sample,), time=time)
+        capacity = None if self.manager.queues else self.manager.capacity
+        if capacity is None:
+            return await self._ask(unit)
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._loop is not loop:
+            self._places, self._loop = asyncio.Semaphore(capacity), loop
+        places = self._places
+        with time.waiting():
+            await places.acquire()
+        try:
+            return await self._ask(unit)
+        finally:
+            places.release()
+
+    async def _ask(self, unit: RewardUnit) -> Outcome:
+        try:
+            (outcome,) = await self.manager.score(unit)
+        except Exception as error:  # noqa: BLE001 - a manager may raise anything
+            return self._broken(f"raised {type(error).__name__}: {error}")
+        if isinstance(outcome, Failure):
+            return outcome
+        figures = (
+            (outcome.value, *outcome.components.values()) if isinstance(outcome, Score) else ()
+        )
+        if not figures or any(finite_float(figure) is None for figure in figures):
+            return self._broken(f"gave {outcome!r:.80}, which is no score")
+        return outcome
+
+    def _broken(self, what: str) -> Failure:
+        message = f"reward manager {type(self.manager).name!r} {what}"
+        return Failure(kind=FailureKind.CRASH, message=message, retryable=True)
+
+
+def _ref(section: ScorerSection) -> PluginRef:
+    chosen = section.manager or _NAIVE
+    return PluginRef(
+        kind="reward_manager",
+        name=chosen.name or chosen.attribute or "",
+        path=chosen.path,
+        attribute=chosen.attribute,
+        config=chosen,
+    )
+
+
+def _class(section: ScorerSection) -> type[RewardManager]:
+    found: Any = load_plugin_class(_ref(section))
+    chosen: type[RewardManager] = found
+    return chosen

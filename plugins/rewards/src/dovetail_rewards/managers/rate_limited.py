@@ -1,0 +1,65 @@
+"""`rate_limited`: `naive` within a budget of requests and tokens a minute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import Outcome, RewardSample, RunningTime
+from dovetail.interfaces.reward_calls import RewardCall, finite_float, outcome_from
+from dovetail_rewards.manager_config import RateLimitedConfig
+from dovetail_rewards.managers.budget import Budget, Spending
+from dovetail_rewards.managers.naive import NaiveManager
+
+
+class RateLimitedManager(NaiveManager):
+    """For functions that call a service: one budget over all calls, every retry included.
+
+    At most `requests_per_minute` calls and `tokens_per_minute` tokens in any `window`, `workers` calls at once. A
+    call's tokens are estimated from prompt and response; where the function returns a mapping with `usage`, a
+    number of tokens or a mapping with `total_tokens`, as services answer, that takes the estimate's place.
+    Waiting for the budget does not count as running time, and scores from the cache cost nothing.
+    """
+
+    name: ClassVar[str] = "rate_limited"
+    aliases: ClassVar[tuple[str, ...]] = ("limited",)
+    Config: ClassVar[type[RateLimitedConfig]] = RateLimitedConfig
+
+    def __init__(self, config: RateLimitedConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.budget = Budget(
+            config.requests_per_minute, config.tokens_per_minute, window=config.window
+        )
+
+    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+        with time.waiting():
+            spending = await self.budget.spend(self._estimate(sample))
+
+        def judge(value: Any) -> Outcome:
+            _correct(spending, value)
+            return outcome_from(value, call.name)
+
+        return await self._calls.outcome(call, lambda: call(sample), judge)
+
+    def _estimate(self, sample: RewardSample) -> float:
+        """Tokens of a call on this sample."""
+        prompt = sample.prompt if isinstance(sample.prompt, str) else _text(sample.prompt)
+        characters = len(prompt) + len(sample.solution_str)
+        per_token = self.config.characters_per_token
+        return float(self.config.tokens_per_request + characters / per_token)
+
+
+def _text(prompt: Any) -> str:
+    return json.dumps(prompt, default=str, ensure_ascii=False)
+
+
+def _correct(spending: Spending, value: Any) -> None:
+    """Take the tokens that the call really used, where it tells."""
+    usage = value.get("usage") if isinstance(value, Mapping) else None
+    if isinstance(usage, Mapping):
+        usage = usage.get("total_tokens")
+    tokens = finite_float(usage)
+    if tokens is not None and tokens >= 0:
+        spending.tokens = tokens

@@ -1,0 +1,21 @@
+"""Untrusted code: run without network, within limits, in a throw-away directory, away from the run's files."""
+
+from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
+from dovetail_rewards.sandbox.levels import LevelReport, available_levels
+from dovetail_rewards.sandbox.local import Sandbox
+from dovetail_rewards.sandbox.remote import RemoteSandbox
+from dovetail_rewards.sandbox.values import Limits, Program, Result, Runner, Verdict
+
+__all__ = [
+    "LevelReport",
+    "Limits",
+    "Program",
+    "RemoteSandbox",
+    "Result",
+    "Runner",
+    "Sandbox",
+    "SandboxError",
+    "SandboxUnreachableError",
+    "Verdict",
+    "available_levels",
+]

@@ -1,0 +1,105 @@
+"""Reads what a program writes while it writes it, up to a bound, until the helper reports its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+
+STDERR_TAIL = 1 << 14
+"""Bytes of standard error that are kept: the last ones, where a traceback ends."""
+_STARVED = 10  # as the helper's watch
+_GRACE_S = 10.0
+_CHUNK = 1 << 16
+
+
+class Streams:
+    """The two outputs of one run and its status socket.
+
+    Args:
+        status: where the report comes; closing our half of it asks the helper to end the run.
+        stdout: reading end of standard output.
+        stderr: reading end of standard error.
+        limit: bytes of either that may be written.
+        wall_s: the run's wall limit; far past it the helper counts as gone.
+    """
+
+    def __init__(
+        self, status: socket.socket, *, stdout: int, stderr: int, limit: int, wall_s: float
+    ) -> None:
+        self._status = status
+        self._stdout, self._stderr = stdout, stderr
+        self._limit = limit
+        self._deadline = time.monotonic() + _STARVED * wall_s + _GRACE_S
+        self._out = bytearray()
+        self._err = bytearray()
+        self._err_count = 0
+        self._cut = False
+
+    @property
+    def stdout(self) -> bytes:
+        """The first `limit` bytes."""
+        return bytes(self._out[: self._limit])
+
+    @property
+    def stdout_truncated(self) -> bool:
+        """Whether there were more."""
+        return len(self._out) > self._limit
+
+    @property
+    def stderr(self) -> bytes:
+        """The last `STDERR_TAIL` bytes."""
+        return bytes(self._err)
+
+    @property
+    def stderr_truncated(self) -> bool:
+        """Whether there were more."""
+        return self._err_count > len(self._err)
+
+    def read(self) -> tuple[bytes, bool]:
+        """Read until the report: the report, empty where none came; and whether there was too much output."""
+        poll = select.poll()
+        for fd in (self._status.fileno(), self._stdout, self._stderr):
+            poll.register(fd, select.POLLIN)
+        report = b""
+        while not report:
+            left = self._deadline - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(max(left, 0) * 1000)}
+            if not ready:
+                self._stop()
+                return b"", self._cut
+            for fd in ready - {self._status.fileno()}:
+                if not self._take(fd):
+                    poll.unregister(fd)
+            if self._status.fileno() in ready:
+                report = self._status.recv(_CHUNK)
+                break
+        self._drain()
+        return report, self._cut
+
+    def _take(self, fd: int) -> bool:
+        """Read what is there; False at the end of the stream."""
+        data = os.read(fd, _CHUNK)
+        if fd == self._stdout:
+            self._out += data[: self._limit + 1 - len(self._out)]
+        else:
+            self._err_count += len(data)
+            self._err = (self._err + data)[-STDERR_TAIL:]
+        if not self._cut and (self.stdout_truncated or self._err_count > self._limit):
+            self._cut = True
+            self._stop()
+        return bool(data)
+
+    def _drain(self) -> None:
+        """Everything is dead by now: what lies in the pipes is all that there will be."""
+        for fd in (self._stdout, self._stderr):
+            os.set_blocking(fd, False)
+            with contextlib.suppress(BlockingIOError):
+                while self._take(fd):
+                    pass
+
+    def _stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._status.shutdown(socket.SHUT_WR)

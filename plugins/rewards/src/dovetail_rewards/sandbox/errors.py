@@ -1,0 +1,13 @@
+"""Faults of the sandbox itself. A program that fails is a Result, never one of these."""
+
+from __future__ import annotations
+
+from dovetail.errors import DovetailError
+
+
+class SandboxError(DovetailError, OSError):
+    """The sandbox can't be set up here, or is used wrongly; trying again does not help."""
+
+
+class SandboxUnreachableError(SandboxError, ConnectionError):
+    """The sandbox gave no answer this time: its helper or service is gone, overloaded or out of reach."""

@@ -1,0 +1,106 @@
+"""Namespaces: made by this helper itself, or by bubblewrap."""
+# A small process that imports little and works with descriptors has no use for pathlib.
+# ruff: noqa: PTH100, PTH114, PTH115, PTH120
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from . import jail
+from . import syscalls as sc
+from .wire import Request, Setup
+
+_PER_RUN = sc.NEW_MOUNTS | sc.NEW_IPC | sc.NEW_UTS | sc.NEW_NET | sc.NEW_PIDS
+_HELPER = "/helper"
+"""Where this package lies inside bubblewrap."""
+_ENTER = f"import sys; sys.path.append({_HELPER!r}); from helper.inside import main; main()"
+
+
+def enter_jail(procfs: int, readable: list[str]) -> None:
+    """Put the helper itself into the jail: each run then adds a box and new namespaces to it.
+
+    Root needs no user namespace: programs run as a user of their own. Others get one in which they map to themselves.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if os.geteuid() != 0:
+        _enter_user_namespace(procfs)
+    sc.unshare(sc.NEW_MOUNTS)
+    jail.build(readable)
+
+
+def enter_run(procfs: int, disk: int, user: int | None) -> None:
+    """New namespaces for one run: the next child is the first process in them. The box is fresh."""
+    if user is None:
+        _enter_user_namespace(procfs)
+    sc.unshare(_PER_RUN)
+    owner = os.getuid() if user is None else user
+    jail.fill_box(disk, owner, os.getgid() if user is None else user)
+
+
+def bubblewrap(
+    setup: Setup, request: Request, *, user: int | None, readable: list[str]
+) -> list[str]:
+    """The command that runs `inside.main` under bubblewrap, in the same jail."""
+    command = [setup["bwrap"], "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += [
+        "--unshare-cgroup-try",
+        "--die-with-parent",
+        "--as-pid-1",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+    ]
+    if user is None:
+        command += ["--unshare-user"]
+    else:  # enough to become the private user, and given up by it
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            command += ["--cap-add", capability]
+    for name, value in os.environ.items():
+        command += ["--setenv", name, value]
+    for folder in _parents(
+        [*readable, *jail.DEVICES]
+    ):  # bubblewrap would copy the modes of our own ones
+        command += ["--perms", "0755", "--dir", folder]
+    for path in readable:
+        linked = os.path.islink(path)
+        command += ["--symlink", os.readlink(path), path] if linked else ["--ro-bind", path, path]
+    for device in jail.DEVICES:
+        command += ["--dev-bind", device, device]
+    command += ["--ro-bind", os.path.dirname(os.path.abspath(__file__)), f"{_HELPER}/helper"]
+    command += ["--perms", "0755", "--size", str(request["disk"]), "--tmpfs", jail.BOX]
+    for name in jail.FOLDERS:
+        command += ["--perms", "0777", "--dir", f"{jail.BOX}/{name}"]
+    for link, target in jail.links(readable).items():
+        command += ["--symlink", target, link]
+    python = [sys.executable, "-S", "-B", "-X", "utf8", "-c", _ENTER]
+    told = json.dumps([setup, request, user, readable])
+    return [*command, "--remount-ro", "/", "--", *python, told]
+
+
+def _parents(paths: list[str]) -> list[str]:
+    """All directories above these paths, outer ones first, without the root."""
+    found = set()
+    for path in paths:
+        parts = path.split("/")[1:-1]
+        found |= {"/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))}
+    return sorted(found)
+
+
+def _enter_user_namespace(procfs: int) -> None:
+    """A user namespace in which this process keeps its ids; they mean nothing outside."""
+    user, group = os.geteuid(), os.getegid()
+    sc.unshare(sc.NEW_USER)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        fd = os.open(f"self/{name}", os.O_WRONLY, dir_fd=procfs)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)

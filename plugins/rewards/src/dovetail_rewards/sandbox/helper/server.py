@@ -1,0 +1,103 @@
+"""The helper process: takes requests on a socket and forks a supervisor for each.
+
+It holds nothing that a program could want: programs, inputs and outputs go past it in descriptors, and its
+environment is empty. Programs in Python run in a fork of it, confined, which saves the interpreter's start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+
+from . import confine, jail, namespaces, seccomp
+from . import syscalls as sc
+from .supervise import Supervisor
+from .wire import Setup
+
+_WARM = (
+    "bisect collections copy datetime decimal fractions functools heapq io itertools json math operator random re "
+    "statistics string time traceback typing"
+)
+"""What programs of competitions import; loaded once."""
+_MOST_BYTES, _DESCRIPTORS = 1 << 14, 5
+
+
+def prepare(setup: Setup, procfs: int) -> list[str]:
+    """Bring this process into the state from which every run starts; what programs may read.
+
+    Raises:
+        OSError: the level is not to be had here.
+    """
+    if reason := seccomp.supported():
+        raise OSError(reason)
+    readable = jail.readable(setup["readable"])
+    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
+    sys.path += setup["packages"]
+    for name in (*_WARM.split(), *setup["preload"]):
+        importlib.import_module(name)
+    if setup["level"] == "namespaces":
+        namespaces.enter_jail(procfs, readable)
+    elif setup["level"] != "bubblewrap":
+        _prepare_shared(setup, readable)
+    gc.collect()
+    gc.freeze()
+    return readable
+
+
+def _prepare_shared(setup: Setup, readable: list[str]) -> None:
+    """Levels at which programs share the file system and the process ids of this machine."""
+    from . import landlock
+
+    if os.geteuid() != 0:
+        sc.prctl(sc.SET_DUMPABLE, 0)
+    if setup["level"] == "subprocess":
+        if landlock.version() == 0:
+            raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
+    elif os.geteuid() == 0 and not confine.open_to_all(readable):
+        raise OSError(
+            f"another user can't read the interpreter in {sys.base_prefix}: choose one in /usr or /opt"
+        )
+
+
+def main() -> None:
+    """Arguments: the set-up as JSON, and the descriptor of the control socket. Ends when the caller's end is closed."""
+    setup: Setup = json.loads(sys.argv[1])
+    control = socket.socket(fileno=int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    procfs = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        users = confine.private_users()
+        readable = prepare(setup, procfs)
+    except BaseException as error:  # noqa: BLE001 - told to the caller, whatever it is
+        control.send(f"{type(error).__name__}: {error}".encode())
+        return
+    control.send(b"ready")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, _DESCRIPTORS)
+        if not message:
+            return
+        with contextlib.suppress(
+            OSError
+        ):  # no process to be had: the caller sees its status socket closed
+            if os.fork() == 0:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                request = json.loads(message)
+                user = None if users is None else users + request["slot"] % confine.SLOTS
+                Supervisor(
+                    setup,
+                    request,
+                    descriptors=descriptors,
+                    procfs=procfs,
+                    readable=readable,
+                    user=user,
+                ).run()
+        for fd in descriptors:
+            os.close(fd)

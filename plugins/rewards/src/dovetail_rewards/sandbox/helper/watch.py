@@ -1,0 +1,239 @@
+"""Watches the processes of one run: their time, their memory, their disk; and ends every one of them."""
+# A small process that imports little and works with descriptors has no use for pathlib.
+# ruff: noqa: PTH101, PTH106, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import stat
+import time
+from collections.abc import Iterator
+
+from .wire import Request
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_STARVED = 10
+"""A run that needs so many times its wall limit, waiting for a core, is given up as a fault of the machine."""
+MOST_FILES = 10_000
+"""Files and directories of one run."""
+
+
+class Watch:
+    """The run's figures, and whether one is past its limit.
+
+    Args:
+        request: the limits.
+        procfs: a descriptor of /proc as the supervisor's process namespace sees it.
+        disk: the directory whose size is watched; None where the kernel bounds it.
+        box: where the programs' own root has a file system in memory, whose files are counted; None where the kernel does.
+    """
+
+    def __init__(self, request: Request, procfs: int, *, disk: str | None, box: str | None) -> None:
+        self._request = request
+        self._procfs = procfs
+        self._disk = disk
+        self._box = box
+        self._began = self._next_scan = time.monotonic()
+        self.peak = 0
+        self.cpu_s = 0.0
+        self.delay_s = 0.0
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._began
+
+    def reason(self) -> str | None:
+        """Which limit is passed now, or None."""
+        if self.wall_s > _STARVED * self._request["wall_s"]:
+            return "starved"
+        cpu, memory, files = cpu_of_children(), 0, 0
+        for pid in descendants(self._procfs, os.getpid()):
+            files = max(files, self._files_in_box(pid))
+            times, pages, delay = self._figures(pid)
+            cpu += times
+            memory += pages
+            self.delay_s = max(self.delay_s, delay)
+        self.peak, self.cpu_s = max(self.peak, memory), max(self.cpu_s, cpu)
+        if cpu > self._request["cpu_s"]:
+            return "cpu"
+        if memory > self._request["memory"]:
+            return "memory"
+        # what the machine owes the program is not held against it
+        if self.wall_s - self.delay_s > self._request["wall_s"]:
+            return "wall"
+        return "disk" if files > MOST_FILES or self._disk_is_full() else None
+
+    def _disk_is_full(self) -> bool:
+        """Whether too much lies in the directory; looked at for a tenth of the time at most."""
+        if self._disk is None or time.monotonic() < self._next_scan:
+            return False
+        began = time.monotonic()
+        used = occupied(self._disk) + held(self._procfs, descendants(self._procfs, os.getpid()))
+        full = used > self._request["disk"]
+        self._next_scan = began + 10 * (time.monotonic() - began)
+        return full
+
+    def _files_in_box(self, pid: int) -> int:
+        if self._box is None:
+            return 0
+        try:
+            fd = os.open(f"{pid}/root{self._box}", os.O_PATH, dir_fd=self._procfs)
+        except OSError:
+            return 0
+        try:
+            found = os.fstatvfs(fd)
+        finally:
+            os.close(fd)
+        return found.f_files - found.f_ffree
+
+    def _figures(self, pid: int) -> tuple[float, int, float]:
+        """CPU seconds with those of its dead children, bytes of memory, seconds waited for a core."""
+        try:
+            fields = _read(self._procfs, f"{pid}/stat").rpartition(")")[2].split()
+        except OSError:
+            return 0.0, 0, 0.0
+        delay = 0.0
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            delay = int(_read(self._procfs, f"{pid}/schedstat").split()[1]) / 1e9
+        return sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE, delay
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of the dead children that this process has waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def descendants(procfs: int, pid: int) -> Iterator[int]:
+    """Process ids of all children of a process, theirs, and so on."""
+    try:
+        threads = os.listdir(task := os.open(f"{pid}/task", os.O_RDONLY, dir_fd=procfs))
+        os.close(task)
+    except OSError:
+        return
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            for child in map(int, _read(procfs, f"{pid}/task/{thread}/children").split()):
+                yield child
+                yield from descendants(procfs, child)
+
+
+def occupied(directory: str) -> int:
+    """Bytes on disk below a directory; more than any limit where there are too many files."""
+    total, files, folders = 0, 0, [directory]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                files += 1
+                if files > MOST_FILES:
+                    return 1 << 62
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+    return total
+
+
+def held(procfs: int, pids: Iterator[int]) -> int:
+    """Bytes of files that have no name any more and that these processes hold open, as far as we may look."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        for number in _descriptors(procfs, pid):
+            with contextlib.suppress(OSError):
+                file = os.stat(f"{pid}/fd/{number}", dir_fd=procfs)
+                if stat.S_ISREG(file.st_mode) and not file.st_nlink:
+                    found[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(found.values())
+
+
+def _descriptors(procfs: int, pid: int) -> list[str]:
+    try:
+        directory = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=procfs)
+    except OSError:
+        return []
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+    finally:
+        os.close(directory)
+
+
+def end_all(procfs: int, user: int | None) -> None:
+    """Kill every descendant of this process, which must be their subreaper, and wait until none is left.
+
+    Args:
+        procfs: a descriptor of /proc.
+        user: the private user that they ran as; one signal to all of its processes outruns any fork bomb.
+    """
+    while True:
+        if user is not None:
+            _kill_user(user)
+        for pid in list(descendants(procfs, os.getpid())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _kill_user(user: int) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            os.setresuid(user, user, user)
+            os.kill(-1, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def remove(directory: str) -> None:
+    """Remove a directory and all below it, however deep and whatever its modes; links are not followed.
+
+    Every nested directory is moved up to the top first: no path grows long, and no descriptor is held a level.
+    """
+    os.chmod(directory, 0o700)
+    top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    moved = 0
+    while names := os.listdir(top):
+        for name in names:
+            if _unlinked(name, top):
+                continue
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            for child in os.listdir(inner):
+                if not _unlinked(child, inner):
+                    moved += 1
+                    os.rename(
+                        child, f".moved-{moved}-{os.getpid()}", src_dir_fd=inner, dst_dir_fd=top
+                    )
+            os.close(inner)
+            os.rmdir(name, dir_fd=top)
+    os.close(top)
+    os.rmdir(directory)
+
+
+def _unlinked(name: str, folder: int) -> bool:
+    """Remove a file; a directory is opened to us, and False returned."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+        os.chmod(name, 0o700, dir_fd=folder)
+        return False
+    return True
+
+
+def _read(directory: int, path: str) -> str:
+    fd = os.open(path, os.O_RDONLY, dir_fd=directory)
+    try:
+        return os.read(fd, 1 << 16).decode("utf-8", "replace")
+    finally:
+        os.close(fd)

@@ -1,0 +1,118 @@
+"""The helper process as its caller sees it: started once, sent requests, replaced when it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
+from dovetail_rewards.sandbox.helper.wire import Request, Setup
+
+CLEAN_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONSAFEPATH": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""All that programs find in their environment, beside HOME and TMPDIR."""
+
+_START = (
+    f"import sys; sys.path.append({str(Path(__file__).parent)!r}); "
+    "from helper.server import main; main()"
+)
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+class HelperProcess:
+    """One helper. Threads share it; a process forked from this one may, too.
+
+    Args:
+        python: the interpreter that it and the programs run in.
+        setup: how it confines.
+        user: run it as this user id (for tests of what a plain user gets); None keeps ours.
+
+    Raises:
+        SandboxError: it can't confine programs so on this machine; the message says why.
+    """
+
+    def __init__(self, python: str, setup: Setup, *, user: int | None = None) -> None:
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # not -I, which would ignore the fixed hash seed; the environment is ours
+            command = [python, "-S", "-B", "-X", "utf8", "-c", _START]
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own helper
+                    [*command, json.dumps(setup), str(theirs.fileno())],
+                    env=CLEAN_ENVIRONMENT,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    user=user,
+                    group=user,
+                    extra_groups=None if user is None else [],
+                )
+            except OSError as error:
+                ours.close()
+                raise SandboxError(
+                    f"the sandbox's interpreter {python} can't be run: {error}"
+                ) from error
+        self._socket = ours
+        try:
+            self._socket.settimeout(_START_S)
+            answer = self._socket.recv(1 << 12).decode("utf-8", "replace")
+            self._socket.settimeout(None)
+        except OSError:
+            answer = f"no answer in {_START_S:.0f} s"
+        if answer != "ready":
+            self.close()
+            raise SandboxError(answer or f"its helper ended at once ({python})")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def send(self, request: Request, descriptors: Sequence[int]) -> None:
+        """Ask for a run; the descriptors stay ours to close.
+
+        Raises:
+            SandboxUnreachableError: the helper is gone.
+        """
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
+        except OSError as error:
+            raise SandboxUnreachableError(f"the sandbox's helper is gone: {error}") from error
+
+    def close(self) -> None:
+        """End it; supervisors of runs under way end theirs as their callers leave."""
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def default_python() -> str:
+    """This interpreter, past a virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

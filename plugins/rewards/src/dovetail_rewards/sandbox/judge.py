@@ -1,0 +1,71 @@
+"""From the helper's report to a Result: what the program did, apart from what befell the sandbox."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from dovetail_rewards.sandbox.collect import Streams
+from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
+from dovetail_rewards.sandbox.helper.wire import Report
+from dovetail_rewards.sandbox.values import Result, Verdict
+
+_LIMITS = {
+    "cpu": Verdict.TIMEOUT,
+    "wall": Verdict.TIMEOUT,
+    "memory": Verdict.MEMORY,
+    "disk": Verdict.DISK_LIMIT,
+}
+_CLOCKS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM)
+"""Signals of timers: the kernel's for CPU time, and those that a program sets for itself."""
+
+
+def result_from(report: Report, streams: Streams, *, cut: bool) -> Result:
+    """The result of a run.
+
+    Args:
+        report: what the helper says.
+        streams: what the program wrote, read to the end.
+        cut: whether it wrote more than it may.
+
+    Raises:
+        SandboxError: the sandbox could not be set up.
+        SandboxUnreachableError: the machine gave the program no core for many times its limit.
+    """
+    if report["fault"] is not None:
+        errors = streams.stderr.decode("utf-8", "replace").strip()
+        raise SandboxError(
+            f"the sandbox could not be set up: {report['fault']}{f' ({errors})' if errors else ''}"
+        )
+    if report["ended"] == "starved":
+        raise SandboxUnreachableError(
+            f"a program got no core for most of {report['wall_s']:.0f} s: the machine is overloaded"
+        )
+    status = report["status"]
+    verdict = _verdict(status, report, streams.stderr, cut=cut)
+    by_signal = status is not None and os.WIFSIGNALED(status)
+    return Result(
+        verdict=verdict,
+        exit_status=None if status is None or by_signal else os.WEXITSTATUS(status),
+        signal=os.WTERMSIG(status) if status is not None and by_signal else None,
+        stdout=streams.stdout,
+        stderr=streams.stderr,
+        stdout_truncated=streams.stdout_truncated,
+        stderr_truncated=streams.stderr_truncated,
+        cpu_s=report["cpu_s"],
+        wall_s=report["wall_s"],
+        peak_memory=report["peak_memory"],
+    )
+
+
+def _verdict(status: int | None, report: Report, stderr: bytes, *, cut: bool) -> Verdict:
+    if cut:
+        return Verdict.OUTPUT_LIMIT
+    if status is None:
+        return _LIMITS[report["ended"] or "wall"]
+    if os.WIFSIGNALED(status):
+        return Verdict.TIMEOUT if os.WTERMSIG(status) in _CLOCKS else Verdict.CRASHED
+    if os.WEXITSTATUS(status) == 0:
+        return Verdict.OK
+    last = stderr.rstrip().rpartition(b"\n")[2]
+    return Verdict.MEMORY if last.startswith(b"MemoryError") else Verdict.FAILED

@@ -1,0 +1,132 @@
+"""Which levels of isolation this machine offers, tried and not guessed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import attrs
+
+from dovetail_rewards.sandbox.errors import SandboxError
+from dovetail_rewards.sandbox.helper.wire import Level, Setup
+
+LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess", "limits")
+"""Best first; the first two guarantee the same, and the helper's own is faster."""
+
+GUARANTEES: dict[Level, str] = {
+    "namespaces": "sees only the interpreter and the system's libraries; own processes, network and files",
+    "bubblewrap": "sees only the interpreter and the system's libraries; own processes, network and files",
+    "subprocess": "reads only the interpreter and the system's libraries, by Landlock; no network; shares process ids",
+    "limits": "reads what any user may read; no network; shares process ids",
+}
+"""What a program is kept from, in a line."""
+
+
+_IN_MEMORY = "/dev/shm"  # noqa: S108 - every directory in it has a name of its own and mode 0700
+_ROOM = 1 << 30
+
+
+@attrs.frozen(kw_only=True)
+class LevelReport:
+    """One level on this machine; `dovetail doctor` prints them."""
+
+    level: Level
+    """Its name."""
+    available: bool
+    """Whether a program was run at it."""
+    detail: str
+    """What it guarantees; or why it is not available."""
+
+
+def setup_for(level: Level, *, packages: Sequence[str] = (), preload: Sequence[str] = ()) -> Setup:
+    """The set-up of a helper at this level.
+
+    Raises:
+        SandboxError: the level needs what is not installed.
+    """
+    if sys.platform != "linux":
+        raise SandboxError(f"untrusted code can be run on Linux only; this is {sys.platform}")
+    bwrap = shutil.which("bwrap") or ""
+    if level == "bubblewrap" and not bwrap:
+        raise SandboxError("bwrap is not installed: apt-get install bubblewrap")
+    return Setup(
+        level=level,
+        readable=list(packages),
+        packages=list(packages),
+        preload=list(preload),
+        bwrap=bwrap,
+        base=_base(),
+    )
+
+
+def _base() -> str:
+    """Where throw-away directories are made: in memory where there is room, since some disks free blocks slowly."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(_IN_MEMORY)
+        if found.f_bavail * found.f_frsize >= _ROOM and os.access(_IN_MEMORY, os.W_OK):
+            return _IN_MEMORY
+    return tempfile.gettempdir()
+
+
+def available_levels(python: str | None = None) -> list[LevelReport]:
+    """Every level, best first, with what it guarantees, or why it is not to be had.
+
+    Each is tried by running a program; the answer is kept for this process.
+
+    Args:
+        python: the interpreter of the programs; None means this one.
+    """
+    return list(_available_levels(python))
+
+
+def chosen_level(level: str, minimum: Level, python: str | None = None) -> Level:
+    """The level to use: the one asked for, or the best for "auto", never below `minimum`.
+
+    Raises:
+        SandboxError: none is available that is good enough; names each with its reason.
+    """
+    enough = LEVELS[: LEVELS.index(minimum) + 1]
+    wanted = enough if level == "auto" else [known for known in enough if known == level]
+    if not wanted:
+        raise SandboxError(
+            f"sandbox level {level!r} is below the minimum {minimum!r}",
+            hint=f"set minimum_level={level}, or level=auto",
+        )
+    reports = {report.level: report for report in _available_levels(python)}
+    for known in wanted:
+        if reports[known].available:
+            return known
+    reasons = "; ".join(f"{known}: {reports[known].detail}" for known in wanted)
+    others = [known for known in LEVELS if reports[known].available]
+    hint = "use a sandbox service"
+    if others:
+        option = "minimum_level" if level == "auto" else "level"
+        hint = f"set {option}={others[0]}, which this machine has, or {hint}"
+    raise SandboxError(
+        f"untrusted code can't be run here at {' or '.join(wanted)}: {reasons}", hint=hint
+    )
+
+
+@functools.cache
+def _available_levels(python: str | None) -> tuple[LevelReport, ...]:
+    return tuple(_tried(level, python) for level in LEVELS)
+
+
+def _tried(level: Level, python: str | None) -> LevelReport:
+    from dovetail_rewards.sandbox.local import Sandbox
+    from dovetail_rewards.sandbox.values import Limits, Program
+
+    try:
+        with Sandbox(level=level, minimum=level, python=python, tried=True) as sandbox:
+            result = sandbox.run(Program(source="import sys; sys.stdout.write('1')"), Limits())
+    except SandboxError as error:
+        return LevelReport(level=level, available=False, detail=error.message)
+    if result.stdout != b"1":
+        problem = result.stderr.decode("utf-8", "replace").strip() or f"verdict {result.verdict}"
+        return LevelReport(level=level, available=False, detail=f"a trial failed: {problem}")
+    return LevelReport(level=level, available=True, detail=GUARANTEES[level])

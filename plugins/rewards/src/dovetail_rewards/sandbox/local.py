@@ -1,0 +1,169 @@
+"""The sandbox of this machine: programs run one by one, each in surroundings of its own, from any number of threads."""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import itertools
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Self, cast
+
+from dovetail_rewards.sandbox.collect import Streams
+from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
+from dovetail_rewards.sandbox.helper.wire import Level, Payload, Report, Request
+from dovetail_rewards.sandbox.helper_process import HelperProcess, default_python
+from dovetail_rewards.sandbox.judge import result_from
+from dovetail_rewards.sandbox.levels import chosen_level, setup_for
+from dovetail_rewards.sandbox.values import Limits, Program, Result
+
+_SEALED = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
+_ADD_SEALS = 1033
+
+
+class Sandbox:
+    """Runs untrusted programs on this machine.
+
+    A helper process of the standard library alone is started at the first run, with an empty environment. Each
+    run is a fork of it that gives up every right before it runs the program; nothing of it is left at the end.
+
+    Args:
+        level: `auto`, or one of `LEVELS`.
+        minimum: the lowest level that `auto` may choose.
+        python: interpreter of the programs; None means this one, without its packages.
+        packages: directories with packages that programs may import.
+        preload: modules imported once, not in every run; only at levels other than bubblewrap does this save time.
+        user: user id to start the helper as, where this process is root; for tests.
+        tried: take the level as it is, without a trial.
+
+    Raises:
+        SandboxError: no good enough level is to be had.
+    """
+
+    def __init__(
+        self,
+        *,
+        level: str = "auto",
+        minimum: Level = "subprocess",
+        python: str | None = None,
+        packages: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        user: int | None = None,
+        tried: bool = False,
+    ) -> None:
+        self.level: Level = cast("Level", level) if tried else chosen_level(level, minimum, python)
+        self._setup = setup_for(self.level, packages=packages, preload=preload)
+        self._python = python or default_python()
+        self._user = user
+        self._helper: HelperProcess | None = None
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._slots = itertools.count()
+
+    def run(self, program: Program, limits: Limits) -> Result:
+        """Run a program to its end.
+
+        Raises:
+            SandboxError: the sandbox could not be set up.
+            SandboxUnreachableError: the helper gave no answer, or the machine gave the program no core.
+        """
+        with self._slot() as slot, ExitStack() as stack:
+            request = _request(limits, slot)
+            streams = self._begin(program, request, limits, stack)
+            told, cut = streams.read()
+            if not told:
+                raise SandboxUnreachableError("the sandbox's helper gave no report")
+            report = cast("Report", json.loads(told))
+            return result_from(report, streams, cut=cut)
+
+    def close(self) -> None:
+        """End the helper; the next run starts another."""
+        with self._lock:
+            if self._helper is not None:
+                self._helper.close()
+                self._helper = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(
+        self, program: Program, request: Request, limits: Limits, stack: ExitStack
+    ) -> Streams:
+        """Send the request; the streams that it is answered on."""
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.enter_context(status)
+        with theirs, ExitStack() as sent:
+            stdin = _sealed(program.stdin, sent)
+            payload = _sealed(json.dumps(_payload(program)).encode(), sent)
+            ends = [os.pipe(), os.pipe()]
+            for reading, writing in ends:
+                stack.callback(os.close, reading)
+                sent.callback(os.close, writing)
+            writing_ends = [writing for _, writing in ends]
+            self._live_helper().send(request, [theirs.fileno(), stdin, *writing_ends, payload])
+        return Streams(
+            status, stdout=ends[0][0], stderr=ends[1][0], limit=limits.output, wall_s=limits.wall
+        )
+
+    def _live_helper(self) -> HelperProcess:
+        with self._lock:
+            if self._helper is None or not self._helper.alive():
+                if self._helper is not None:
+                    self._helper.close()
+                self._helper = HelperProcess(self._python, self._setup, user=self._user)
+            return self._helper
+
+    @contextmanager
+    def _slot(self) -> Iterator[int]:
+        """The lowest number that no other run has."""
+        with self._lock:
+            slot = heapq.heappop(self._free) if self._free else next(self._slots)
+        try:
+            yield slot
+        finally:
+            with self._lock:
+                heapq.heappush(self._free, slot)
+
+
+def _request(limits: Limits, slot: int) -> Request:
+    return Request(
+        slot=slot,
+        cpu_s=limits.cpu_s,
+        wall_s=limits.wall,
+        memory=limits.memory,
+        processes=limits.processes,
+        open_files=limits.open_files,
+        file_size=limits.file_size,
+        disk=limits.disk,
+    )
+
+
+def _payload(program: Program) -> Payload:
+    files = {name: base64.b64encode(data).decode() for name, data in program.files.items()}
+    if program.source is None:
+        return Payload(argv=list(program.argv), files=files)
+    return Payload(source=program.source, files=files)
+
+
+def _sealed(data: bytes, stack: ExitStack) -> int:
+    """A descriptor of these bytes in memory that nobody can change."""
+    import fcntl
+
+    try:
+        fd = os.memfd_create("dovetail", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise SandboxError(f"no memory for a program's input: {error}") from error
+    stack.callback(os.close, fd)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, _ADD_SEALS, _SEALED)
+    return fd

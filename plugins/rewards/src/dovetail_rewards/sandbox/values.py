@@ -1,0 +1,122 @@
+"""What a sandbox is given and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+import attrs
+
+from dovetail_rewards.sandbox.errors import SandboxError
+
+MIB = 1 << 20
+_positive: Any = attrs.validators.gt(0)
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What a program may use."""
+
+    cpu_s: float = attrs.field(default=4.0, validator=_positive)
+    """Seconds of CPU, over all its processes."""
+    wall_s: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
+    """Seconds on the clock, without those in which it waited for a core; None means three times `cpu_s`, and 2."""
+    memory: int = attrs.field(default=1024 * MIB, validator=attrs.validators.ge(32 * MIB))
+    """Bytes: address space of each process, and resident memory of all together."""
+    processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    """Processes and threads at once; 1 forbids new processes."""
+    open_files: int = attrs.field(default=64, validator=attrs.validators.ge(16))
+    """Open files of each process."""
+    file_size: int = attrs.field(default=16 * MIB, validator=_positive)
+    """Bytes of the largest file."""
+    disk: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(MIB))
+    """Bytes of all files together."""
+    output: int = attrs.field(default=MIB, validator=_positive)
+    """Bytes of standard output that are kept; a program that writes more, there or as errors, is ended."""
+
+    @property
+    def wall(self) -> float:
+        """`wall_s`, or what stands for it."""
+        return 3 * self.cpu_s + 2 if self.wall_s is None else self.wall_s
+
+
+@attrs.frozen(kw_only=True)
+class Program:
+    """Untrusted code: Python source, or a command."""
+
+    source: str | None = None
+    """Python source, run as `python solution.py` would, by the sandbox's interpreter."""
+    argv: tuple[str, ...] = ()
+    """A command and its arguments, in place of `source`."""
+    stdin: bytes = b""
+    """Its standard input."""
+    files: Mapping[str, bytes] = attrs.field(factory=dict)
+    """Files put into its working directory before it starts: relative path to content."""
+
+    def __attrs_post_init__(self) -> None:
+        if (self.source is None) == (not self.argv):
+            raise SandboxError("a program is either source or argv: give exactly one of them")
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name:
+                raise SandboxError(f"file name {name!r} does not lie below the working directory")
+
+
+class Verdict(StrEnum):
+    """How a program ended."""
+
+    OK = "ok"
+    """By itself, with exit status 0."""
+    FAILED = "failed"
+    """By itself, with another exit status, such as after an exception."""
+    CRASHED = "crashed"
+    """By a signal."""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    DISK_LIMIT = "disk_limit"
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """How a program ran. Whatever it did, this is its own doing: faults of the sandbox are exceptions."""
+
+    verdict: Verdict
+    """How it ended."""
+    exit_status: int | None = None
+    """Its exit status; None where a signal or a limit ended it."""
+    signal: int | None = None
+    """The signal that ended it, where one did and no limit."""
+    stdout: bytes = b""
+    """The first `Limits.output` bytes."""
+    stderr: bytes = b""
+    """The last 16 KiB."""
+    stdout_truncated: bool = False
+    """Whether there was more standard output."""
+    stderr_truncated: bool = False
+    """Whether there was more before."""
+    cpu_s: float = 0.0
+    """Seconds of CPU of all its processes, set-up included."""
+    wall_s: float = 0.0
+    """Seconds on the clock from the start of the sandbox to the program's end."""
+    peak_memory: int = 0
+    """Bytes: the most that one process had resident, or that was seen of all together."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit status 0."""
+        return self.verdict is Verdict.OK
+
+
+class Runner(Protocol):
+    """What runs programs: the sandbox of this machine, or a service."""
+
+    def run(self, program: Program, limits: Limits) -> Result:
+        """Run a program to its end; safe to call from many threads.
+
+        Raises:
+            SandboxError: the sandbox could not be had; nothing is known about the program.
+        """
+        ...

@@ -1,0 +1,180 @@
+"""Every rule on any text: a finite score, no exception, and time that grows with the length alone."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardFunction
+from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig
+from dovetail_rewards.config_functions import (
+    DapoMathConfig,
+    FuzzyMatchConfig,
+    Geometry3kConfig,
+    InstructionFollowingConfig,
+    JsonSchemaConfig,
+    LengthPenaltyConfig,
+    MathConfig,
+    MultipleChoiceConfig,
+    RepetitionPenaltyConfig,
+)
+from dovetail_rewards.functions.answers import after_label, last_boxed, last_tag
+from dovetail_rewards.functions.dapo_math import DapoMath
+from dovetail_rewards.functions.exact_match import ExactMatch
+from dovetail_rewards.functions.fuzzy_match import FuzzyMatch
+from dovetail_rewards.functions.geometry3k import Geometry3k
+from dovetail_rewards.functions.gsm8k import Gsm8k
+from dovetail_rewards.functions.instruction_following import InstructionFollowing
+from dovetail_rewards.functions.instructions import INSTRUCTIONS
+from dovetail_rewards.functions.json_schema import JsonSchema
+from dovetail_rewards.functions.latex_text import as_number, normal_answer, same_text
+from dovetail_rewards.functions.math_answer import MathAnswer
+from dovetail_rewards.functions.multiple_choice import MultipleChoice
+from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
+
+LENGTH = 100_000
+SECONDS = 2.0
+"""Far above what linear work on such a text takes, far below what quadratic work does."""
+
+ARGUMENTS = {
+    "keywords": ["a"], "forbidden_words": ["\\boxed"], "keyword": "answer", "frequency": 1, "letter": "a",
+    "let_frequency": 1, "num_words": 1, "num_sentences": 1, "num_paragraphs": 1, "nth_paragraph": 1, "first_word": "a",
+    "num_placeholders": 1, "postscript_marker": "P.S.", "num_bullets": 1, "num_highlights": 1, "section_spliter": "SECTION",
+    "num_sections": 1, "prompt_to_repeat": "a", "end_phrase": "a", "capital_frequency": 1,
+}  # fmt: skip
+ALL = {
+    "instruction_id_list": list(INSTRUCTIONS),
+    "kwargs": [
+        {key: ARGUMENTS[key] for key in one.arguments if key in ARGUMENTS}
+        for one in INSTRUCTIONS.values()
+    ],
+}
+TREE = {"$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t", "required": ["a"]}
+
+FUNCTIONS: dict[str, tuple[type[RewardFunction], Any, Any]] = {
+    "gsm8k": (Gsm8k, Gsm8kConfig(), "18"),
+    "gsm8k_flexible": (Gsm8k, Gsm8kConfig(method="flexible"), "18"),
+    "exact_match": (ExactMatch, ExactMatchConfig(ignore_case=True, extract=r"a(\d)"), "18"),
+    "math": (MathAnswer, MathConfig(processes=1), "x+1"),
+    "dapo_math": (DapoMath, DapoMathConfig(window=LENGTH), "34"),
+    "dapo_math_boxed": (DapoMath, DapoMathConfig(window=LENGTH, extract="boxed"), "34"),
+    "geometry3k": (Geometry3k, Geometry3kConfig(verify="text"), "34"),
+    "multiple_choice": (
+        MultipleChoice,
+        MultipleChoiceConfig(extract=("boxed", "tag", "statement", "line", "last")),
+        "B",
+    ),
+    "token_f1": (FuzzyMatch, FuzzyMatchConfig(), "a cat"),
+    "edit": (FuzzyMatch, FuzzyMatchConfig(metric="edit"), "a cat"),
+    "json_schema": (JsonSchema, JsonSchemaConfig(schema=TREE), None),
+    "json_value": (JsonSchema, JsonSchemaConfig(compare=True), {"a": [1]}),
+    "length_penalty": (LengthPenalty, LengthPenaltyConfig(limit=9), None),
+    "repetition_penalty": (RepetitionPenalty, RepetitionPenaltyConfig(n=20), None),
+    "repetition_characters": (RepetitionPenalty, RepetitionPenaltyConfig(unit="characters"), None),
+    "instructions": (InstructionFollowing, InstructionFollowingConfig(), ALL),
+}
+
+PIECES = [
+    "{", "}", "[", "(", "\\", "\\boxed{", "\\boxed ", "\\fbox", "\\frac{", "\\text{", "\\left(", "Answer:", "answer is ",
+    "**", "*", "* ", "\n* ", "- ", "\n- ", "#", "#### ", "1", "1,", "1.", "$", "-", "<answer>", "</answer>", "<think>",
+    "</think>", "`", "```\n", '"', '{"a":', "[1,", ".", "? ", "A", "(B)", "Answer: (", "a ", "\n", "\n\n", " ", "\t",
+    "***\n", "P.S.", "P. S. ", "SECTION ", "<<", "<<a", "[a", "My answer is ", "\x00", "字", "。", "answer\n", "Dr. ", "_",
+]  # fmt: skip
+
+
+ENDS = [
+    ("", ""),
+    ("x", "x"),
+    ("```\n", "x```"),
+    ("Answer: (", "\\boxed{1}"),
+    ("\\boxed{", "\nAnswer: 1"),
+]
+"""What stands before and after a run of one piece, so that a search that fails at its end has gone all the way."""
+
+
+def make(name: str) -> tuple[RewardFunction, Any]:
+    cls, config, truth = FUNCTIONS[name]
+    return cls(config, PluginContext()), truth
+
+
+def test_the_instructions_here_are_all_and_right() -> None:
+    assert InstructionFollowing.check_row(InstructionFollowingConfig(), ALL) is None
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_long_hostile_texts_take_linear_time(name) -> None:
+    function, truth = make(name)
+    runs = [piece * (LENGTH // len(piece)) for piece in PIECES]
+    texts = [f"{begin}{run}{end}" for run in runs for begin, end in ENDS]
+    function.compute_score(None, "\\boxed{x}", truth)  # processes begin, tables are built
+    for text in texts:
+        began = time.perf_counter()
+        value = function.compute_score(None, text, truth)
+        took = time.perf_counter() - began
+        assert math.isfinite(value["score"])
+        assert took < SECONDS, (text[:20], took)
+
+
+fragments = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=30).map("".join)
+
+
+@given(text=fragments)
+@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"math"}))
+def test_any_text_gets_a_finite_score(name, text) -> None:
+    function, truth = make(name)
+    value = function.compute_score(None, text, truth)
+    assert math.isfinite(value["score"])
+    assert all(
+        math.isfinite(part) for key, part in value.items() if isinstance(part, float) and key
+    )
+
+
+@given(text=fragments)
+@settings(max_examples=40, deadline=None)
+def test_any_answer_gets_a_finite_score_of_math(text) -> None:
+    function, truth = make("math")
+    value = function.compute_score(None, f"\\boxed{{{text}}}", truth)
+    assert math.isfinite(value["score"])
+
+
+@given(text=fragments)
+@settings(max_examples=200, deadline=None)
+def test_what_is_extracted_stands_in_the_text(text) -> None:
+    for found in (last_boxed(text), after_label(text), last_tag(text, "answer")):
+        assert found is None or found in text
+
+
+balanced = st.recursive(
+    st.text("ab1 ,", max_size=4),
+    lambda inner: st.lists(inner.map(lambda part: f"{{{part}}}") | inner, max_size=3).map("".join),
+    max_leaves=8,
+)
+
+
+@given(before=fragments, content=balanced)
+@settings(max_examples=200, deadline=None)
+def test_a_balanced_box_at_the_end_is_found_whatever_stands_before(before, content) -> None:
+    text = f"{before} \n\\boxed{{{content}}}"
+    assert last_boxed(text) == content.strip()
+
+
+@given(text=fragments)
+@settings(max_examples=200, deadline=None)
+def test_the_normal_form_is_its_own_and_every_answer_equals_itself(text) -> None:
+    normal = normal_answer(text)
+    assert same_text(text, text) is bool(normal)
+    assert not re.search(r"\s", normal)
+
+
+@given(number=st.fractions(max_denominator=10**6))
+def test_numbers_are_exact(number) -> None:
+    assert as_number(str(number)) == number
+    assert same_text(f"\\frac{{{number.numerator}}}{{{number.denominator}}}", str(number))

@@ -1,0 +1,106 @@
+"""The conformance suite on every reward manager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail_rewards.manager_config import (
+    BatchConfig,
+    DapoConfig,
+    HybridConfig,
+    ParallelConfig,
+    RateLimitedConfig,
+    RemoteConfig,
+    ScorerSection,
+)
+from dovetail_rewards.managers.batch import BatchManager
+from dovetail_rewards.managers.dapo import DapoManager
+from dovetail_rewards.managers.group import GroupManager
+from dovetail_rewards.managers.hybrid import HybridManager
+from dovetail_rewards.managers.naive import NaiveManager
+from dovetail_rewards.managers.parallel import ParallelManager
+from dovetail_rewards.managers.rate_limited import RateLimitedManager
+from dovetail_rewards.managers.remote import RemoteManager
+from dovetail_sdk.testing import release_hung
+from dovetail_sdk.testing.conformance import RewardManagerConformance
+from dovetail_sdk.testing.reward_service import reward_service
+
+
+class TestNaive(RewardManagerConformance):
+    plugin = NaiveManager
+
+
+class TestNaiveOnLists(RewardManagerConformance):
+    plugin = NaiveManager
+    attribute = "compute_scores"
+
+
+class TestBatch(RewardManagerConformance):
+    plugin = BatchManager
+    config = BatchConfig(name="batch", size=8, wait_ms=5, calls=2)
+    attribute = "compute_scores"
+    shares_calls = True
+
+
+class TestBatchOfSingles(RewardManagerConformance):
+    plugin = BatchManager
+    config = BatchConfig(name="batch", size=8, wait_ms=5, calls=2)
+    shares_calls = True
+
+
+class TestParallel(RewardManagerConformance):
+    plugin = ParallelManager
+    config = ParallelConfig(name="parallel", workers=2, chunk=8)
+
+
+class TestDapo(RewardManagerConformance):
+    plugin = DapoManager
+    config = DapoConfig(name="dapo", max_response_length=4, buffer=2, factor=0.5)
+
+    def expected(self, value: float) -> float:
+        return value - 0.25  # 3 tokens of 4, with a buffer of 2: half the factor
+
+
+class TestRateLimited(RewardManagerConformance):
+    plugin = RateLimitedManager
+    config = RateLimitedConfig(
+        name="rate_limited", requests_per_minute=1e6, tokens_per_minute=1e8, window=1.0
+    )
+
+
+class TestGroup(RewardManagerConformance):
+    plugin = GroupManager
+
+
+class TestHybrid(RewardManagerConformance):
+    plugin = HybridManager
+    config = HybridConfig(
+        name="hybrid",
+        scorers={
+            "first": ScorerSection(weight=0.5, gate=-1.0),
+            "second": ScorerSection(weight=1.5, manager=BatchConfig(name="batch", wait_ms=2)),
+        },
+    )
+    shares_calls = True
+
+    def expected(self, value: float) -> float:
+        return 2.0 * value
+
+
+class TestRemote(RewardManagerConformance):
+    plugin = RemoteManager
+    shares_calls = True
+    url = "http://127.0.0.1:9"
+
+    def make_config(self) -> Any:
+        return RemoteConfig(name="remote", url=self.url, size=1, wait_ms=0)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        with reward_service() as (self.url, _):
+            try:
+                yield
+            finally:
+                release_hung()

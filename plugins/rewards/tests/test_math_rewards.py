@@ -1,0 +1,299 @@
+"""Mathematical answers: where they are found, when they are equal, and that no failure of the comparison is a 0."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from math_verify import parse
+
+from dovetail.errors import PluginNeedsError, RewardError
+from dovetail.flow.scorer import Scorer
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import FailureKind, Score
+from dovetail_rewards.config_functions import DapoMathConfig, Geometry3kConfig, MathConfig
+from dovetail_rewards.functions import math_processes
+from dovetail_rewards.functions.dapo_math import DapoMath
+from dovetail_rewards.functions.geometry3k import Geometry3k
+from dovetail_rewards.functions.math_answer import MathAnswer
+from dovetail_rewards.functions.math_processes import MathProcesses, MathTimeoutError
+
+HANGS = "9^{9^{9^{9}}}"
+"""An answer that sympy would work at for ever."""
+
+
+def math(text: str, truth: Any, **config: Any) -> dict[str, Any]:
+    function = MathAnswer(MathConfig(processes=1, **config), PluginContext())
+    return dict(function.compute_score("lighteval/MATH", text, truth))
+
+
+def dapo(text: str, truth: Any, **config: Any) -> dict[str, Any]:
+    function = DapoMath(DapoMathConfig(**config), PluginContext())
+    return dict(function.compute_score("math_dapo", text, truth))
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\dfrac12", r"\frac{1}{2}"),
+        ("0.5", r"\frac{1}{2}"),
+        ("2^{-1}", r"\frac{1}{2}"),
+        ("1/2", 0.5),
+        ("5", 5),
+        ("5.0", "5"),
+        ("1,234", "1234"),
+        ("x=5", "5"),
+        ("5", "x=5"),
+        ("1+x", "x+1"),
+        ("x^2+2x+1", "(x+1)^2"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        ("(3, 1.5)", r"\left(3,\frac32\right)"),
+        (r"\{2, 1\}", r"\{1, 2\}"),
+        (r"\begin{pmatrix} 1 \\ 0.5 \end{pmatrix}", r"\begin{pmatrix} 1 \\ \frac12 \end{pmatrix}"),
+        (r"90^\circ", "90"),
+        (r"10\%", "10"),
+        (r"5 \text{ cm}", "5"),
+        (r"\text{East}", "east"),
+        (r"\$5.00", "5"),
+        (r"-\frac{3}{6}", r"\frac{-1}{2}"),
+        ("7", ["6", "7"]),
+        ("7", r"\boxed{7}"),
+    ],
+)
+def test_equal_answers_are_right_whatever_their_notation(answer, truth) -> None:
+    parts = math(f"so it is \\boxed{{{answer}}}.", truth)
+    assert parts == {"score": 1.0, "format": 1.0, "correct": 1.0, "pred": answer}
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("6", "5"),
+        ("x+2", "x+1"),
+        ("(1,2)", "(2,1)"),
+        ("[0,1]", "[0,1)"),
+        (r"\frac{2}{1}", r"\frac{1}{2}"),
+        (r"\text{West}", "east"),
+        ("", "5"),
+        ("5, 6", "5"),
+        (r"\frac{", "5"),
+        (r"\left(" * 50, "1"),
+        ("9" * 5000, "7"),
+        ("1" * 990 + "0", "7"),
+    ],
+)
+def test_other_answers_are_wrong(answer, truth) -> None:
+    parts = math(f"so it is \\boxed{{{answer}}}", truth, format_score=-0.5)
+    assert parts["correct"] == 0.0
+    assert parts["score"] == -0.5 * parts["format"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pred"),
+    [
+        (r"\boxed{3} or rather \boxed{4}", "4"),
+        (r"\boxed{3} or \boxed{4", "3"),
+        (r"\boxed{\frac{a}{b}}", r"\frac{a}{b}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"$\boxed 5$", "5"),
+        (r"\fbox{x}", "x"),
+        (r"\boxed{a = \boxed{7}}", "7"),
+        ("The final answer is: $4$.", "$4$"),
+        ("**Answer:** 4", "4"),
+        ("Answer:\n\\boxed{4}", "4"),
+        ("Answer: 3\nAnswer: 4\nGood bye.", "4"),
+        ("Answer: 3 and \\boxed{4}", "4"),
+        ("I can't say.", None),
+        ("", None),
+        (r"\boxed{}", None),
+    ],
+)
+def test_the_last_box_counts_and_else_the_last_label(text, pred) -> None:
+    assert math(text, "never", verify="text")["pred"] == pred
+
+
+def test_a_config_says_where_answers_are_and_what_each_result_is_worth() -> None:
+    assert math("Answer: 4", "4", extract=("boxed",), miss_score=-1.0)["score"] == -1.0
+    assert math(r"\boxed{3} Answer: 4", "4", extract=("answer", "boxed"), score=2.0)["score"] == 2.0
+    assert math(r"\boxed{0.25}", r"\frac{1}{4}", verify="text")["score"] == 1.0
+    assert math(r"\boxed{2^{-1}}", r"\frac{1}{2}", verify="text")["score"] == 0.0
+
+
+@pytest.mark.parametrize("truth", [None, {}, [], "", " ", ["1", None], [[1]]])
+@pytest.mark.parametrize("function", [MathAnswer, DapoMath, Geometry3k])
+def test_a_ground_truth_that_is_no_answer_is_refused(function, truth) -> None:
+    assert repr(truth) in (function.check_row(function.Config(), truth) or "")
+    assert function.check_row(function.Config(), r"\frac{1}{2}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "config", "score"),
+    [
+        ("…\nAnswer: 34", "34", {}, 1.0),
+        ("…\nAnswer: $34$", "34", {}, 1.0),
+        ("…\n**Answer:** \\boxed{34}.", 34, {}, 1.0),
+        ("…\nANSWER : 034", "34", {}, 1.0),
+        ("…\nAnswer: \\frac12", "\\dfrac{1}{2}", {}, 1.0),
+        ("…\nAnswer: 35", "34", {}, -1.0),
+        ("Answer: 34\nAnswer: 35", "34", {}, -1.0),
+        ("the answer is 34", "34", {}, -1.0),
+        ("34", "34", {}, -1.0),
+        ("", "34", {}, -1.0),
+        ("Answer: 34\n" + "x" * 300, "34", {}, -1.0),
+        ("Answer: 34\n" + "x" * 300, "34", {"window": 400}, 1.0),
+        ("\\boxed{34}", "34", {"extract": "boxed"}, 1.0),
+        ("Answer: 34", "34", {"extract": "boxed"}, -1.0),
+        ("Answer: 2^{-1}", "0.5", {}, -1.0),
+        ("Answer: 2^{-1}", "0.5", {"verify": "symbolic", "processes": 1}, 1.0),
+        ("Answer: 1", "34", {"miss_score": 0.0}, 0.0),
+    ],
+)
+def test_dapo_math_wants_the_answer_on_its_line_near_the_end(text, truth, config, score) -> None:
+    parts = dapo(text, truth, **config)
+    assert parts["score"] == score
+    assert parts["correct"] == float(score > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "expected"),
+    [
+        ("<think>a</think> \\boxed{4}", {}, (1.0, 1, 1)),
+        ("<think>a</think> \\boxed{5}", {}, (0.1, 1, 0)),
+        ("\\boxed{4}", {}, (0.9, 0, 1)),
+        ("<think>\\boxed{4}</think> four", {}, (0.9, 0, 1)),
+        ("<think>a \\boxed{4}", {}, (0.9, 0, 1)),
+        ("so <think>a</think> \\boxed{5}", {}, (0.0, 0, 0)),
+        ("4", {}, (0.0, 0, 0)),
+        ("\\boxed{4}", {"require_think": False}, (1.0, 1, 1)),
+        ("<think></think>\\boxed{5}", {"format_weight": 0.5}, (0.5, 1, 0)),
+    ],
+)
+def test_geometry3k_weighs_form_and_answer(text, config, expected) -> None:
+    function = Geometry3k(Geometry3kConfig(processes=1, **config), PluginContext())
+    parts = function.compute_score(None, text, "4")
+    assert parts["score"] == pytest.approx(expected[0])
+    assert (parts["format"], parts["correct"]) == expected[1:]
+
+
+def test_math_verify_is_right_in_any_thread() -> None:
+    """The library's own calls fail here: its signals work in a main thread alone."""
+    failed: list[type] = []
+
+    def plainly() -> None:
+        try:
+            parse("1/2")
+        except ValueError as error:
+            failed.append(type(error))
+
+    alone = threading.Thread(target=plainly)
+    alone.start()
+    alone.join()
+    assert failed == [ValueError]
+    results: list[float] = []
+
+    def work() -> None:
+        results.extend(math(f"\\boxed{{{n}^2 x}}", f"x\\cdot {n * n}")["score"] for n in range(5))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [1.0] * 15
+
+
+def test_a_comparison_that_hangs_is_a_timeout_and_the_next_one_is_scored(manager, sample) -> None:
+    function = MathAnswer(MathConfig(processes=1, verify_timeout=0.7), PluginContext())
+    naive = manager(function.compute_score, workers=2)
+
+    async def main() -> dict[str, Any]:
+        scorer = Scorer(naive, timeout=60.0)
+        for name, answer in (("hung", HANGS), ("good", "0.5"), ("bad", "0.6")):
+            text = f"\\boxed{{{answer}}}"
+            scorer.add(sample(name, text, ground_truth="1/2"), group=0, group_size=3)
+        return dict(await scorer.finish())
+
+    outcomes = asyncio.run(main())
+    assert outcomes["hung"].kind is FailureKind.TIMEOUT
+    assert "no answer within 0.7 s" in outcomes["hung"].message
+    assert [outcomes[name].value for name in ("good", "bad")] == [1.0, 0.0]
+    assert isinstance(outcomes["good"], Score)
+
+
+def program(tmp_path: Path, body: str) -> MathProcesses:
+    """Processes that run another program: it says that it is ready, and does as told."""
+    path = tmp_path / "program.py"
+    path.write_text(f'import sys\nprint("{{}}", flush=True)\nfor line in sys.stdin:\n    {body}\n')
+    return MathProcesses(1, path)
+
+
+def test_a_process_that_dies_is_an_error_with_its_code_and_is_replaced(tmp_path) -> None:
+    processes = program(tmp_path, "sys.exit(7)")
+    for _ in range(2):
+        with pytest.raises(RewardError, match="ended with code 7"):
+            processes.equal(["1"], "2", limit=5.0)
+
+
+def test_an_error_inside_the_comparison_is_an_error() -> None:
+    processes = MathProcesses(1)
+    with pytest.raises(RewardError, match=r"can't compare '\\\\frac\{0\}\{0\}': ValueError"):
+        processes.equal([r"\frac{0}{0}"], r"\frac{0}{0}", limit=10.0)
+    assert processes.equal(["1/2"], "0.5", limit=10.0)
+    processes.close()
+    processes.close()
+
+
+def test_a_process_at_its_limit_is_killed(tmp_path) -> None:
+    pids = tmp_path / "pids"
+    processes = program(
+        tmp_path,
+        f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)",
+    )
+    began = time.monotonic()
+    with pytest.raises(MathTimeoutError, match=r"within 0\.5 s"):
+        processes.equal(["1"], "2", limit=0.5)
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pids.read_text()), 0)
+
+
+def test_waiting_for_a_process_does_not_count_towards_the_limit(tmp_path) -> None:
+    body = "import time; time.sleep(0.3); print('{\"equal\": true}', flush=True)"
+    processes = program(tmp_path, body)
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(processes.equal(["1"], "1", limit=5.0 / 6)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    processes.close()
+    assert results == [True] * 4
+
+
+def test_a_forked_child_has_processes_of_its_own() -> None:
+    processes = MathProcesses(1)
+    assert processes.equal(["1/2"], "0.5", limit=10.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if processes.equal(["1/2"], "0.5", limit=30.0) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert processes.equal(["1/4"], "0.25", limit=10.0)
+    processes.close()
+
+
+def test_without_math_verify_the_function_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr(math_processes.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PluginNeedsError) as error:
+        MathAnswer(MathConfig(), PluginContext())
+    assert "dovetail-rewards[math]" in (error.value.hint or "")
+    assert MathAnswer(MathConfig(verify="text"), PluginContext()).config.verify == "text"

@@ -1,0 +1,369 @@
+"""The parallel manager: real processes, killed when they hang, replaced when they die, gone when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.errors import ConfigError, RewardError
+from dovetail.flow.scorer import Scorer
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
+from dovetail.interfaces.reward_calls import RewardFunctions, configured_functions
+from dovetail_rewards.manager_config import ParallelConfig
+from dovetail_rewards.managers.parallel import ParallelManager
+from dovetail_rewards.managers.wire import Garbled, frame, pack_outcome, take_frames, unpack_outcome
+
+Make = Callable[..., ParallelManager]
+
+
+@pytest.fixture
+def parallel(tmp_path: Path) -> Iterator[Make]:
+    """Makes started managers around the `compute_score` of a file's source."""
+    made: list[ParallelManager] = []
+
+    def make(source: str, **config: Any) -> ParallelManager:
+        file = tmp_path / f"reward_{len(made)}.py"
+        file.write_text(source)
+        section = RewardSection(function=PluginSection(path=str(file)))
+        context = PluginContext(reward_functions=configured_functions(section, PluginContext()))
+        made.append(ParallelManager(ParallelConfig(**{"workers": 2, **config}), context))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that only waits for its parent to notice does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+WHO = "import os\ndef compute_score(solution_str):\n    return {'score': 1.0, 'pid': os.getpid()}\n"
+
+
+def test_samples_are_scored_in_other_processes_by_all_of_them(parallel, sample, run) -> None:
+    source = "import time, os\ndef compute_score():\n    time.sleep(0.01)\n    return {'score': 1, 'pid': os.getpid()}"
+    manager = parallel(source)
+    outcomes = run(manager, [sample(f"s{i}") for i in range(40)])
+    used = {int(outcome.components["pid"]) for outcome in outcomes.values()}
+    assert used == set(manager.pids)
+    assert len(used) == 2
+    assert os.getpid() not in used
+
+
+def test_installed_functions_are_made_again_by_name(sample, run) -> None:
+    functions = configured_functions(RewardSection(), PluginContext())
+    manager = ParallelManager(ParallelConfig(workers=1), PluginContext(reward_functions=functions))
+    manager.start()
+    try:
+        rows = [sample("a", "#### 18", data_source="openai/gsm8k", ground_truth="18")]
+        rows += [sample("b", "#### 17", data_source="openai/gsm8k", ground_truth="18")]
+        rows += [sample("c", "x", data_source="nothing/here")]
+        outcomes = run(manager, rows)
+    finally:
+        manager.close()
+    assert [getattr(outcome, "value", None) for outcome in outcomes.values()] == [1.0, 0.0, None]
+    assert "'nothing/here' has no reward function" in outcomes["c"].message
+
+
+def test_functions_run_in_the_main_thread_where_signals_work(parallel, sample, run) -> None:
+    source = """
+import signal, threading
+
+def compute_score():
+    rang = []
+    signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    signal.pause()
+    return float(len(rang) and threading.current_thread() is threading.main_thread())
+"""
+    assert run(parallel(source, workers=1), [sample()])["s0"].value == 1.0
+
+
+def test_rows_arrive_as_they_are_and_awaitables_are_awaited(parallel, sample, run) -> None:
+    source = """
+import asyncio, numpy as np
+
+async def compute_score(ground_truth, extra_info, response_ids, prompt):
+    await asyncio.sleep(0.001)
+    assert isinstance(extra_info["array"], np.ndarray) and isinstance(extra_info["pair"], tuple)
+    return {"score": float(extra_info["array"].sum()), "tokens": len(response_ids), "pred": prompt,
+            "token_rewards": [0.0, 0.0, 6.0], "odd": {1, 2}, "n": np.int64(4), "a": np.arange(2)}
+"""
+    row = sample(
+        extra_info={"array": np.arange(4), "pair": (1, 2)},
+        response_ids=np.arange(3),
+        prompt=[{"role": "user", "content": "∑"}],
+    )
+    outcome = run(parallel(source, workers=1), [row])["s0"]
+    assert isinstance(outcome, Score), outcome
+    assert outcome.value == 6.0
+    assert outcome.token_rewards.tolist() == [0.0, 0.0, 6.0]
+    assert outcome.components == {"tokens": 3.0, "n": 4.0}
+    assert outcome.extras["pred"] == [{"role": "user", "content": "∑"}]
+    assert outcome.extras["a"] == [0, 1]
+    assert outcome.extras["odd"] == "{1, 2}"
+
+
+def test_a_dead_worker_is_replaced_and_says_how_it_died(parallel, sample, run) -> None:
+    source = "import os\ndef compute_score(solution_str):\n    return os._exit(7) if solution_str == 'die' else 1.0\n"
+    manager = parallel(source, workers=1)
+    before = manager.pids
+    outcomes = run(manager, [sample("a"), sample("b", "die"), sample("c"), sample("d")])
+    assert [getattr(o, "value", None) for o in outcomes.values()] == [1.0, None, 1.0, 1.0]
+    failure = outcomes["b"]
+    assert failure.kind is FailureKind.CRASH
+    assert failure.retryable
+    assert "its worker process ended with exit code 7 while it was scored" in failure.message
+    assert len(manager.pids) == 1
+    assert manager.pids != before
+
+
+def test_a_crash_that_does_not_come_again_is_mended_by_a_retry(
+    parallel, sample, run, tmp_path
+) -> None:
+    source = f"""
+import os, pathlib
+
+def compute_score(solution_str):
+    mark = pathlib.Path({str(tmp_path)!r}, solution_str)
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), 9)
+    return 1.0
+"""
+    outcomes = run(parallel(source), [sample("a", "x"), sample("b", "y")], retries=1, backoff=0.01)
+    assert [outcome.value for outcome in outcomes.values()] == [1.0, 1.0]
+
+
+def test_a_function_that_spins_is_killed_in_its_time_and_waiting_does_not_count(
+    parallel, sample, run
+) -> None:
+    source = "import time\ndef compute_score(solution_str):\n    while solution_str == 'spin':\n        pass\n    time.sleep(0.05)\n    return 1.0\n"
+    manager = parallel(source, workers=1, chunk=4)
+    rows = [sample(f"s{i}", "spin" if i == 5 else "ok") for i in range(24)]
+    outcomes = run(manager, rows, timeout=0.6)  # all together take three times as long
+    assert outcomes["s5"].kind is FailureKind.TIMEOUT
+    assert "no score within 0.6 s; its worker process was killed" in outcomes["s5"].message
+    assert sum(isinstance(outcome, Score) for outcome in outcomes.values()) == 23
+
+
+def test_children_of_a_killed_worker_die_with_it(parallel, sample, run, tmp_path) -> None:
+    note = tmp_path / "child"
+    source = f"""
+import subprocess, sys, time
+
+def compute_score(solution_str):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open({str(note)!r}, "w").write(str(child.pid))
+    time.sleep(600)
+"""
+    outcomes = run(parallel(source, workers=1), [sample()], timeout=1.0)
+    assert outcomes["s0"].kind is FailureKind.TIMEOUT
+    assert wait_until(lambda: not alive(int(note.read_text())))
+
+
+def test_what_a_function_prints_reaches_nobodys_answer(parallel, sample, run, capfd) -> None:
+    source = "import os\ndef compute_score():\n    print('x' * 100)\n    os.write(1, b'raw')\n    return 1.0\n"
+    assert run(parallel(source, workers=1), [sample()])["s0"].value == 1.0
+    assert capfd.readouterr().out == ""
+
+
+def test_a_worker_that_talks_nonsense_is_a_crash(parallel, sample, run) -> None:
+    source = """
+import os, stat
+
+def compute_score(solution_str):
+    if solution_str == "talk":
+        for fd in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, b'{"not": "a frame"}' * 4)
+            except OSError:
+                pass
+    return 1.0
+"""
+    outcomes = run(parallel(source, workers=1), [sample("a", "talk"), sample("b")])
+    assert outcomes["a"].kind is FailureKind.CRASH
+    assert outcomes["b"].value == 1.0
+
+
+def test_functions_that_can_not_be_named_elsewhere_are_refused_with_a_way_out() -> None:
+    functions = RewardFunctions(default=lambda: 1.0)
+    manager = ParallelManager(ParallelConfig(), PluginContext(reward_functions=functions))
+    with pytest.raises(ConfigError, match="can't be named there") as error:
+        manager.start()
+    assert "reward.function={path: my_reward.py" in str(error.value)
+
+
+def test_functions_that_fail_to_load_in_a_worker_stop_the_start(parallel) -> None:
+    source = f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('only at home')\ndef compute_score():\n    return 1.0\n"
+    with pytest.raises(RewardError, match="only at home"):
+        parallel(source)
+
+
+def test_a_closed_manager_answers_with_failures(parallel, sample, run) -> None:
+    manager = parallel(WHO, workers=1)
+    pids = manager.pids
+    manager.close()
+    manager.close()
+    assert not any(alive(pid) for pid in pids)
+    assert run(manager, [sample()])["s0"].kind is FailureKind.CRASH
+
+
+def test_closing_answers_what_is_still_waiting(parallel, sample) -> None:
+    manager = parallel("import time\ndef compute_score():\n    time.sleep(600)\n", workers=1)
+
+    async def main() -> Any:
+        scoring = asyncio.gather(
+            *(manager.score(RewardUnit(samples=(sample(f"s{i}"),))) for i in range(3))
+        )
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(manager.close)
+        return await scoring
+
+    outcomes = asyncio.run(asyncio.wait_for(main(), 20))
+    assert all(isinstance(outcome, Failure) for (outcome,) in outcomes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends workers on Linux alone")
+def test_workers_die_with_a_controller_that_is_killed_even_where_they_never_return(
+    tmp_path,
+) -> None:
+    reward = tmp_path / "spin.py"
+    reward.write_text("def compute_score():\n    while True:\n        pass\n")
+    script = f"""
+import asyncio, sys
+from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import RewardSample, RewardUnit
+from dovetail.interfaces.reward_calls import configured_functions
+from dovetail_rewards.manager_config import ParallelConfig
+from dovetail_rewards.managers.parallel import ParallelManager
+
+functions = configured_functions(RewardSection(function=PluginSection(path={str(reward)!r})), PluginContext())
+manager = ParallelManager(ParallelConfig(workers=2), PluginContext(reward_functions=functions))
+manager.start()
+
+async def main():
+    units = [RewardUnit(samples=(RewardSample(sample_id=str(i), prompt="", solution_str=""),)) for i in range(2)]
+    scoring = asyncio.gather(*(manager.score(unit) for unit in units))
+    await asyncio.sleep(0.2)
+    sys.stdout.write(repr(manager.pids) + "\\n"); sys.stdout.flush()
+    await scoring
+
+asyncio.run(main())
+"""
+    controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout is not None
+    pids = json.loads(controller.stdout.readline())
+    assert len(pids) == 2
+    assert all(alive(pid) for pid in pids)
+    controller.send_signal(signal.SIGKILL)
+    controller.wait()
+    controller.stdout.close()
+    assert wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_samples_stream_while_others_are_still_scored(parallel, sample) -> None:
+    source = "import time\ndef compute_score(solution_str):\n    time.sleep(float(solution_str))\n    return 1.0\n"
+    manager = parallel(source)
+
+    async def main() -> list[str]:
+        done: list[str] = []
+
+        async def one(name: str, seconds: str) -> None:
+            await manager.score(RewardUnit(samples=(sample(name, seconds),)))
+            done.append(name)
+
+        await asyncio.gather(one("slow", "0.5"), *(one(f"f{i}", "0.001") for i in range(5)))
+        return done
+
+    assert asyncio.run(main())[-1] == "slow"
+
+
+floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
+outcomes = st.one_of(
+    st.builds(
+        Failure,
+        kind=st.sampled_from(FailureKind),
+        message=st.text(max_size=20),
+        retryable=st.booleans(),
+    ),
+    st.builds(
+        Score,
+        value=floats,
+        components=st.dictionaries(st.text(max_size=3), floats, max_size=3),
+        extras=st.dictionaries(
+            st.text(max_size=3), st.text(max_size=5) | st.none() | st.lists(floats), max_size=3
+        ),
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), outcomes), max_size=5), st.integers(1, 40))
+def test_outcomes_survive_the_wire_however_it_is_cut(sent, step) -> None:
+    stream = b"".join(frame(pack_outcome(number, outcome)) for number, outcome in sent)
+    buffer, got = bytearray(), []
+    for at in range(0, len(stream), step):
+        buffer += stream[at : at + step]
+        got += [unpack_outcome(payload) for payload in take_frames(buffer)]
+    assert not buffer
+    assert len(got) == len(sent)
+    for (number, outcome), (number_got, outcome_got) in zip(sent, got, strict=True):
+        assert number == number_got
+        if isinstance(outcome, Failure):
+            assert outcome_got == outcome
+            continue
+        assert outcome_got.value == outcome.value
+        assert outcome_got.components == outcome.components
+        assert outcome_got.extras == outcome.extras
+
+
+@given(
+    st.binary(max_size=30)
+    | st.from_regex(r'\[1, "(score|failure)", \[(NaN|1e999|"x"|1), null, \{\}(, \{\})?\]\]').map(
+        str.encode
+    )
+)
+def test_nothing_but_an_outcome_is_taken_for_one(payload) -> None:
+    try:
+        _, outcome = unpack_outcome(payload)
+    except Garbled:
+        return
+    assert isinstance(outcome, Failure) or abs(outcome.value) < 3.5e38
+
+
+def test_a_manager_of_a_scorer_is_found_by_both_names() -> None:
+    from dovetail.plugins.load import load_class, ref_for
+
+    for name in ("parallel", "prime"):
+        assert load_class(ref_for("reward_manager", PluginSection(name=name))) is ParallelManager
+    assert Scorer(ParallelManager(ParallelConfig(), PluginContext()), timeout=1.0)

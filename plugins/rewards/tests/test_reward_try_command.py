@@ -1,0 +1,162 @@
+"""`dovetail reward try`: scores, errors, times and the slowest samples of a reward, before a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dovetail.cli.main import main
+
+REWARD = """
+import time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if "boom" in solution_str:
+        raise ValueError("boom")
+    if "slow" in solution_str:
+        time.sleep(0.25)
+    if "hang" in solution_str:
+        time.sleep(5)
+    right = solution_str.endswith(ground_truth)
+    return {"score": float(right), "length": len(solution_str), "pred": solution_str[-1:]}
+
+def half(solution_str):
+    return 0.5
+"""
+
+
+def row(truth: Any, **more: Any) -> dict[str, Any]:
+    return {"prompt": "1+1", "reward_model": {"ground_truth": truth}, **more}
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_reward.py").write_text(REWARD)
+    write(tmp_path / "data.jsonl", [row("2"), row("3"), row("4")])
+    return tmp_path
+
+
+def reward_try(*args: str) -> Result:
+    return CliRunner().invoke(main, ["reward", "try", *args], env={"COLUMNS": "200"})
+
+
+def as_json(*args: str) -> dict[str, Any]:
+    result = reward_try(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_scores_errors_times_and_the_slowest_are_shown(place) -> None:
+    responses = [{"response": "boom"}, {"response": "slow 3"}, {"responses": ["[b]5", "4"]}]
+    write(place / "out.jsonl", responses)
+    result = reward_try("my_reward.py", "data.jsonl", "--responses", "out.jsonl")
+    assert result.exit_code == 0, result.output
+    text = result.stdout
+    assert "4 responses from out.jsonl (4)" in text
+    assert "none         my_reward.py:compute_score  3        0.6667" in text
+    assert "data.jsonl, line 1: my_reward.py:compute_score raised ValueError: boom" in text
+    assert "[b]5" in text
+    slowest = text.partition("slowest samples")[2].splitlines()
+    assert slowest[2].startswith("data.jsonl, line 2")
+    assert "length  3" in text
+
+
+def test_json_holds_every_sample(place) -> None:
+    responses = [{"output": "boom"}, {"output": "slow 3"}, {"output": "5"}]
+    write(place / "out.jsonl", responses)
+    shown = as_json("my_reward.py", "data.jsonl", "--responses", "out.jsonl")
+    boom, slow, wrong = shown["samples"]
+    assert (boom["score"], boom["failure"]["kind"]) == (None, "exception")
+    assert (slow["score"], slow["extras"]["pred"], slow["failure"]) == (1.0, "3", None)
+    assert slow["seconds"] >= 0.25 > wrong["seconds"]
+    assert wrong["components"] == {"length": 1.0}
+    assert shown["failures"] == {"exception": 1}
+    assert shown["sources"][0]["scores"] == {
+        "count": 2, "mean": 0.5, "std": 0.5, "low": 0.0, "high": 1.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "taken_from", "score"),
+    [
+        (row("18", response="#### 18", extra_info={"answer": "#### 19"}), "response", 1.0),
+        (row("18", extra_info={"answer": "#### 18"}), "extra_info.answer", 1.0),
+        (row("18", extra_info={"answer": ""}), "ground_truth", 0.0),
+        ({"prompt": "p", "ground_truth": "18", "response": "#### 18"}, "response", 1.0),
+        (row("18", images=[{"bytes": "x"}], response="#### 18"), "response", 1.0),
+    ],
+)
+def test_a_row_brings_its_own_response(place, line, taken_from, score) -> None:
+    write(place / "one.jsonl", [line])
+    assert as_json("gsm8k", "one.jsonl")["samples"][0]["score"] == score
+    assert f"from {taken_from} (1)" in reward_try("gsm8k", "one.jsonl").stdout
+
+
+def test_functions_are_chosen_by_data_source_by_name_by_file_or_by_config(place) -> None:
+    write(place / "gsm8k.jsonl", [row("18", data_source="openai/gsm8k", response="it is 18")])
+    assert as_json("-", "gsm8k.jsonl")["samples"][0]["score"] == 0.0
+    flexible = ("--set", "reward.function.method=flexible")
+    assert as_json("gsm8k", "gsm8k.jsonl", *flexible)["samples"][0]["score"] == 1.0
+    assert as_json("my_reward.py:half", "data.jsonl")["samples"][0]["score"] == 0.5
+    (place / "config.yaml").write_text(
+        "model: {path: m}\ndata: {train_files: [d.jsonl]}\n"
+        "reward: {functions: {openai/gsm8k: {name: gsm8k, method: flexible, score: 3.0}}}\n"
+    )
+    sample = as_json("config.yaml", "gsm8k.jsonl")["samples"][0]
+    assert (sample["score"], sample["function"]) == (3.0, "gsm8k")
+
+
+def test_limits_of_the_section_hold(place) -> None:
+    write(place / "out.jsonl", [{"response": "hang"}])
+    limits = ("--limit", "1", "--set", "reward.timeout=0.3")
+    shown = as_json("my_reward.py", "data.jsonl", "--responses", "out.jsonl", *limits)
+    assert [sample["failure"]["kind"] for sample in shown["samples"]] == ["timeout"]
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (["nope.py", "data.jsonl"], "does not exist"),
+        (["gsm8", "data.jsonl"], "did you mean 'gsm8k'"),
+        (["my_reward.py", "nope.jsonl"], "there is no file 'nope.jsonl'"),
+        (["-", "data.jsonl"], "a row without data_source"),
+        (["gsm8k", "words.jsonl"], "ground truth 'two' is not a number"),
+        (["my_reward.py", "data.jsonl", "--responses", "short.jsonl"], "has 1 lines"),
+        (["my_reward.py", "data.jsonl", "--responses", "data.jsonl"], "no text under any of"),
+        (["my_reward.py", "bare.jsonl"], "no response, no solution and no ground truth"),
+        (["my_reward.py", "data.jsonl", "--set", "reward.timeout=-1"], "reward.timeout"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_before_anything_is_scored(place, args, problem) -> None:
+    write(place / "words.jsonl", [row("two")])
+    write(place / "short.jsonl", [{"response": "2"}])
+    write(place / "bare.jsonl", [{"prompt": "p"}])
+    result = reward_try(*args)
+    assert result.exit_code not in (0, 1) or "error:" in result.output
+    assert problem in result.output
+
+
+def test_it_needs_no_torch(place) -> None:
+    script = (
+        "import sys; from dovetail.cli.main import main\n"
+        "try: main(['reward', 'try', 'my_reward.py', 'data.jsonl', '--json'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'ray'} & set(sys.modules)\n"
+        "sys.stderr.write(repr(sorted(heavy)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=place, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]"

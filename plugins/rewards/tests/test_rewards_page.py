@@ -1,0 +1,63 @@
+"""docs/rewards.md says what there is: its table holds every alias, its configs load, its instructions are all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dovetail.config.load import config_from_mapping
+from dovetail.plugins.load import load_class, ref_for
+from dovetail_rewards.functions.instruction_following import InstructionFollowing
+from dovetail_rewards.functions.instructions import INSTRUCTIONS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+NAMES = (
+    "gsm8k", "math", "dapo_math", "geometry3k", "multiple_choice", "exact_match", "fuzzy_match", "json_schema",
+    "regex_format", "instruction_following", "length_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def functions() -> dict[str, object]:
+    """The functions of the page's config, by data source."""
+    mapping = {
+        "model": {"path": "m"},
+        "data": {"train_files": ["d"]},
+        **yaml.safe_load(blocks("yaml")[0]),
+    }
+    return config_from_mapping(mapping).config.reward.functions
+
+
+def test_there_is_a_config_for_each_function(functions) -> None:
+    assert sorted(section.name for section in functions.values()) == sorted(NAMES)
+    for section in functions.values():
+        cls = load_class(ref_for("reward_function", section))
+        assert type(section) is cls.Config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_names_every_source(name, functions) -> None:
+    section = next(section for section in functions.values() if section.name == name)
+    (line,) = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.MULTILINE)
+    for alias in load_class(ref_for("reward_function", section)).aliases:
+        assert f"`{alias}`" in line
+
+
+def test_the_instructions_of_the_page_are_those_of_the_registry() -> None:
+    table = PAGE.partition("| group | instructions |")[2].partition("\n\n")[0]
+    named = {
+        f"{group}:{name}"
+        for group, names in re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert named == set(INSTRUCTIONS)
+    row = json.loads(blocks("json")[0])
+    assert InstructionFollowing.check_row(None, row) is None

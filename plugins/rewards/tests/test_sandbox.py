@@ -1,0 +1,345 @@
+"""The sandbox as its caller sees it: results, limits, faults; and the tables that its filter is made of."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dovetail.interfaces.reward import FailureKind
+from dovetail.interfaces.reward_calls import RewardCall, failure_from
+from dovetail_rewards.sandbox import (
+    Limits,
+    Program,
+    Result,
+    Sandbox,
+    SandboxError,
+    SandboxUnreachableError,
+    Verdict,
+    available_levels,
+)
+from dovetail_rewards.sandbox.helper import seccomp
+from dovetail_rewards.sandbox.levels import LEVELS, chosen_level
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    report = next(report for report in available_levels() if report.level == request.param)
+    if not report.available:
+        pytest.skip(f"{report.level}: {report.detail}")
+    with Sandbox(level=report.level, minimum="limits") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def any_box() -> Iterator[Sandbox]:
+    if not any(report.available for report in available_levels()):
+        pytest.skip("no level is to be had here")
+    with Sandbox(minimum="limits") as sandbox:
+        yield sandbox
+
+
+def run(box: Sandbox, source: str, stdin: bytes = b"", **files: bytes) -> Result:
+    return box.run(Program(source=source, stdin=stdin, files=files), Limits(cpu_s=2))
+
+
+def test_a_program_has_its_input_and_gives_its_output(box) -> None:
+    result = run(
+        box, "import sys\nprint(input()[::-1])\nprint('a word', file=sys.stderr)", b"abc\n"
+    )
+    assert (result.verdict, result.exit_status, result.signal) == (Verdict.OK, 0, None)
+    assert (result.stdout, result.stderr) == (b"cba\n", b"a word\n")
+    assert (result.stdout_truncated, result.stderr_truncated) == (False, False)
+    assert 0 < result.cpu_s < 1
+    assert 0 < result.wall_s < 5
+    assert 1 << 20 < result.peak_memory < 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "stderr"),
+    [
+        ("", 0, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('bye')", 1, "bye\n"),
+        ("import os; os._exit(7)", 7, ""),
+        ("x = (", 1, "SyntaxError: '(' was never closed\n"),
+        ("def f():\n    1 / 0\nf()", 1, "ZeroDivisionError: division by zero\n"),
+        ("import sys; sys.stdout.close(); sys.exit(0)", 0, ""),
+        ("from __future__ import annotations", 0, ""),
+    ],
+)
+def test_the_exit_status_is_that_of_the_interpreter(any_box, source, status, stderr) -> None:
+    result = run(any_box, source)
+    assert result.exit_status == status
+    assert result.stderr.decode().endswith(stderr)
+    assert result.ok == (status == 0)
+
+
+def test_a_traceback_shows_the_programs_lines_and_no_others(any_box) -> None:
+    lines = run(any_box, "def f():\n    1 / 0\nf()").stderr.decode().splitlines()
+    assert [line for line in lines if line.startswith("  File")] == [
+        '  File "solution.py", line 3, in <module>',
+        '  File "solution.py", line 2, in f',
+    ]
+    assert "    1 / 0" in lines
+
+
+def test_a_program_is_the_main_module(any_box) -> None:
+    source = """
+import atexit, dataclasses, pickle, sys, threading, time
+@dataclasses.dataclass
+class Point:
+    x: int
+atexit.register(lambda: print('left'))
+threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()
+if __name__ == '__main__':
+    print(pickle.loads(pickle.dumps(Point(1))), sys.argv, __file__)
+"""
+    assert run(any_box, source).stdout == b"Point(x=1) ['solution.py'] solution.py\nthread\nleft\n"
+
+
+def test_files_lie_in_the_working_directory(box) -> None:
+    files = {"data.bin": bytes(range(256)), "below/module.py": b"value = 7"}
+    source = "import sys; sys.path.append('below'); import module; print(len(open('data.bin', 'rb').read()), module.value)"
+    result = box.run(Program(source=source, files=files), Limits())
+    assert result.stdout == b"256 7\n"
+
+
+def test_a_command_runs_as_well(box) -> None:
+    program = Program(argv=("/bin/sh", "-c", "read x; echo got $x; exit 5"), stdin=b"it\n")
+    result = box.run(program, Limits())
+    assert (result.verdict, result.exit_status, result.stdout) == (Verdict.FAILED, 5, b"got it\n")
+    missing = box.run(Program(argv=("no-such-program",)), Limits())
+    assert missing.exit_status == 127
+    assert b"No such file" in missing.stderr
+
+
+def test_the_same_program_gives_the_same_output(box) -> None:
+    source = "print({str(n) for n in range(20)}, hash('a'))"
+    outputs = {run(box, source).stdout for _ in range(2)}
+    with Sandbox(level=box.level, tried=True) as another:
+        outputs.add(run(another, source).stdout)
+    assert len(outputs) == 1
+
+
+def test_much_input_and_output_pass(any_box) -> None:
+    data = b"x" * (3 << 20)
+    result = any_box.run(
+        Program(source="import sys; sys.stdout.write(sys.stdin.read())", stdin=data),
+        Limits(output=4 << 20),
+    )
+    assert result.ok
+    assert result.stdout == data
+
+
+def test_exactly_as_much_output_as_is_allowed_is_no_fault(any_box) -> None:
+    source = "import sys; sys.stdout.write('x' * 1000)"
+    assert any_box.run(Program(source=source), Limits(output=1000)).ok
+    result = any_box.run(Program(source=source), Limits(output=999))
+    assert (result.verdict, len(result.stdout)) == (Verdict.OUTPUT_LIMIT, 999)
+    assert result.stdout_truncated
+
+
+def test_of_errors_the_end_is_kept(any_box) -> None:
+    source = "import sys; sys.stderr.write('a' * 50_000 + 'the end'); sys.exit(1)"
+    result = run(any_box, source)
+    assert len(result.stderr) == 1 << 14
+    assert result.stderr.endswith(b"the end")
+    assert result.stderr_truncated
+
+
+def test_many_threads_run_programs_side_by_side(box) -> None:
+    def one(number: int) -> bytes:
+        return run(
+            box, f"import os\nopen('f', 'w').write('{number}')\nprint(open('f').read())"
+        ).stdout
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(16))) == [f"{n}\n".encode() for n in range(16)]
+
+
+def test_packages_are_seen_only_where_they_are_given(box, tmp_path_factory) -> None:
+    folder = Path("/tmp") / f"packages-{os.getpid()}-{box.level}"
+    folder.mkdir()
+    try:
+        (folder / "a_package.py").write_text("value = 3")
+        source = "import a_package; print(a_package.value)"
+        assert b"ModuleNotFoundError" in run(box, source).stderr
+        with Sandbox(level=box.level, packages=[str(folder)], tried=True) as with_packages:
+            assert run(with_packages, source).stdout == b"3\n"
+        with Sandbox(
+            level=box.level, packages=[str(folder)], preload=["a_package"], tried=True
+        ) as warm:
+            assert run(warm, source).stdout == b"3\n"
+    finally:
+        (folder / "a_package.py").unlink()
+        folder.rmdir()
+
+
+def test_a_run_needs_no_descriptor_of_ours_after(any_box) -> None:
+    run(any_box, "")
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    for _ in range(5):
+        run(any_box, "print(1)")
+    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+
+
+def test_a_sandbox_can_be_closed_and_used_again(any_box) -> None:
+    with Sandbox(level=any_box.level, minimum="limits") as sandbox:
+        assert run(sandbox, "print(1)").ok
+        sandbox.close()
+        sandbox.close()
+        assert run(sandbox, "print(1)").ok
+
+
+def test_a_process_forked_from_the_caller_may_use_the_sandbox(any_box) -> None:
+    run(any_box, "")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if run(any_box, "print(2)").stdout == b"2\n" else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert run(any_box, "print(3)").stdout == b"3\n"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not tell the time waited"
+)
+def test_time_spent_waiting_for_a_core_is_not_held_against_a_program(any_box) -> None:
+    """Eight busy programs on few cores: each needs far more time on the clock than alone, and none runs out of it."""
+    count = 4 * (os.cpu_count() or 1)
+    source = "import time\nwhile time.process_time() < 0.25: pass\nprint(1)"
+    limits = Limits(cpu_s=1.0, wall_s=0.45)
+    with ThreadPoolExecutor(count) as pool:
+        results = list(
+            pool.map(lambda _: any_box.run(Program(source=source), limits), range(count))
+        )
+    assert [result.verdict for result in results] == [Verdict.OK] * count
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
+def test_files_outside_the_working_directory_are_refused(name) -> None:
+    with pytest.raises(SandboxError, match="does not lie below"):
+        Program(source="", files={name: b""})
+
+
+def test_a_program_is_source_or_a_command() -> None:
+    for wrong in ({}, {"source": "", "argv": ("ls",)}):
+        with pytest.raises(SandboxError, match="exactly one"):
+            Program(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"cpu_s": 0}, {"memory": 10}, {"processes": 0}, {"wall_s": -1}])
+def test_limits_are_checked(wrong) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+def test_the_clock_allows_three_times_the_cpu_and_two_seconds() -> None:
+    assert (Limits(cpu_s=4).wall, Limits(cpu_s=4, wall_s=1).wall) == (14, 1)
+
+
+def test_every_level_says_what_it_guarantees_or_why_it_is_missing() -> None:
+    reports = available_levels()
+    assert [report.level for report in reports] == list(LEVELS)
+    assert all(report.detail for report in reports)
+
+
+def test_a_level_that_is_not_to_be_had_says_why() -> None:
+    with pytest.raises(SandboxError, match="can't be run here at namespaces") as raised:
+        chosen_level("namespaces", "limits", python="/bin/false")
+    assert raised.value.hint == "use a sandbox service"
+
+
+def test_no_level_below_the_minimum_is_taken() -> None:
+    with pytest.raises(SandboxError, match="'limits' is below the minimum 'subprocess'"):
+        Sandbox(level="limits")
+
+
+def test_faults_become_failures_that_say_whether_to_try_again() -> None:
+    call = RewardCall(lambda: 0.0, "code")
+    gone = failure_from(SandboxUnreachableError("gone"), call)
+    assert (gone.kind, gone.retryable) == (FailureKind.UNREACHABLE, True)
+    broken = failure_from(SandboxError("broken"), call)
+    assert (broken.kind, broken.retryable) == (FailureKind.EXCEPTION, False)
+    again = pickle.loads(pickle.dumps(SandboxError("broken", hint="mend it")))
+    assert (again.message, again.hint) == ("broken", "mend it")
+
+
+def test_a_helper_that_hangs_is_a_fault_and_no_result(any_box, monkeypatch) -> None:
+    from dovetail_rewards.sandbox import collect
+
+    monkeypatch.setattr(collect, "_GRACE_S", 0.0)
+    monkeypatch.setattr(collect, "_STARVED", 0.0)
+    with pytest.raises(SandboxUnreachableError, match="no report"):
+        run(any_box, "import time; time.sleep(1)")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="headers of Linux")
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [
+        (0, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+        (1, "/usr/include/asm-generic/unistd.h"),
+    ],
+)
+def test_the_filters_numbers_are_the_kernels(machine, header) -> None:
+    if not Path(header).exists():
+        pytest.skip(f"{header} is not installed")
+    text = Path(header).read_text()
+    known = {
+        name: int(number)
+        for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
+    }
+    ours = {**seccomp.DENIED, **seccomp.SAME_USER, **seccomp.JUDGED}
+    wrong = {
+        name: (numbers[machine], known.get(name))
+        for name, numbers in ours.items()
+        if known.get(name, numbers[machine]) != numbers[machine]
+    }
+    assert wrong == {}
+    assert len(known.keys() & ours.keys()) > 70
+
+
+def test_the_filter_jumps_within_itself() -> None:
+    if seccomp.supported():
+        pytest.skip(seccomp.supported() or "")
+    for only_itself in (None, 77):
+        for may_fork in (True, False):
+            program = seccomp.build(only_itself=only_itself, may_fork=may_fork)
+            returns = {step for step, (code, *_) in enumerate(program) if code == 6}
+            assert program[-1][0] == 6
+            for step, (code, true, false, _) in enumerate(program):
+                if code & 7 == 5:
+                    assert max(true, false) < 256
+                    assert step + 1 + max(true, false) < len(program)
+            assert len(returns) > len(seccomp.DENIED)
+
+
+def test_closing_while_programs_run_ends_them(any_box) -> None:
+    sandbox = Sandbox(level=any_box.level, minimum="limits")
+    run(sandbox, "")
+    found: list[object] = []
+
+    def one() -> None:
+        try:
+            found.append(sandbox.run(Program(source="import time; time.sleep(0.3)"), Limits()))
+        except SandboxError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=one)
+    thread.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    sandbox.close()
+    thread.join()
+    assert time.monotonic() - began < 3
+    assert len(found) == 1

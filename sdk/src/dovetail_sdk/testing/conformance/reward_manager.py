@@ -1,0 +1,256 @@
+"""What holds for every reward manager: one outcome a sample, in order, and no failure ever a number."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.flow.scorer import Scorer
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    Score,
+)
+from dovetail.interfaces.reward_calls import configured_functions
+from dovetail_sdk.testing import failing_reward
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+
+KINDS = {
+    "exception": FailureKind.EXCEPTION,
+    "exit": FailureKind.EXCEPTION,
+    "unreachable": FailureKind.UNREACHABLE,
+    **dict.fromkeys(
+        (
+            "nan",
+            "infinity",
+            "text",
+            "none",
+            "list",
+            "mapping_without_score",
+            "mapping_with_nan",
+        ),
+        FailureKind.INVALID_VALUE,
+    ),
+}
+"""What each way to fail at once must be told as."""
+KINDS_OF_PROCESSES = {
+    "hang": FailureKind.TIMEOUT,
+    "spin": FailureKind.TIMEOUT,
+    "crash": FailureKind.CRASH,
+    "kill": FailureKind.CRASH,
+}
+SETTLE = 5.0
+"""Seconds for threads and processes to be gone."""
+
+
+class RewardManagerConformance(PluginConformance):
+    """Subclass it, set `plugin` and `config`, and pytest runs the suite.
+
+    The manager is made with the function of `dovetail_sdk.testing.failing_reward`, which fails as a row asks; its
+    score of any sound row is 1 where the response is the ground truth, 0 where it isn't. A manager that scores by a
+    service overrides `around`, to run one that does the same.
+
+    The capability `timeout` asks for the tests of hanging functions, `processes` for those of dying ones.
+    """
+
+    kind = "reward_manager"
+    plugin: ClassVar[type[RewardManager]]
+    attribute: ClassVar[str] = "compute_score"
+    """The function of `failing_reward` that is used: `compute_score`, or `compute_scores` on lists."""
+    shares_calls: ClassVar[bool] = False
+    """Samples share calls, so that one that hangs takes others along."""
+    timeout: ClassVar[float] = 0.4
+    """Seconds that a sample may run, in the tests of time-outs."""
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """What must be there while the manager lives."""
+        yield
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[RewardManager]:
+        """A started manager, closed afterwards."""
+        functions = configured_functions(
+            RewardSection(
+                function=PluginSection(path=failing_reward.__file__, attribute=self.attribute)
+            ),
+            PluginContext(),
+        )
+        with self.around():
+            manager: RewardManager = self.make(reward_functions=functions)
+            try:
+                manager.start()
+                yield manager
+            finally:
+                failing_reward.release_hung()
+                manager.close()
+
+    def expected(self, value: float) -> float:
+        """The manager's score of a sample that its function scores so."""
+        return value
+
+    def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> RewardSample:
+        """A row that is sound, or fails in one way."""
+        return RewardSample(
+            sample_id=name,
+            prompt="2 + 2 =",
+            solution_str="4" if right else "5",
+            ground_truth="4",
+            extra_info={"fail": fail} if fail else {"row": name},
+            response_ids=np.arange(3),
+        )
+
+    def score(
+        self, manager: RewardManager, samples: Sequence[RewardSample], **options: Any
+    ) -> dict[str, Outcome]:
+        """What the Scorer makes of them. Where the manager scores groups, each sample is one."""
+
+        async def main() -> dict[str, Outcome]:
+            scorer = Scorer(manager, **{"timeout": 30.0, **options})
+            for sample in samples:
+                scorer.add(sample, group=sample.sample_id, group_size=1)
+            return await scorer.finish()
+
+        return asyncio.run(main())
+
+    def test_scores_come_back_to_their_own_samples(self) -> None:
+        samples = [self.sample(f"s{i}", right=i % 3 == 0) for i in range(60)]
+        with self.started() as manager:
+            outcomes = self.score(manager, samples)
+        assert list(outcomes) == [sample.sample_id for sample in samples]
+        for i, outcome in enumerate(outcomes.values()):
+            assert isinstance(outcome, Score), outcome
+            assert outcome.value == self.expected(float(i % 3 == 0))
+
+    def test_every_way_to_fail_is_its_kind_and_never_a_number(self) -> None:
+        # a call that can't be made says nothing of any row: where calls are shared, it fails all of its samples
+        apart = ["unreachable"] if self.shares_calls else []
+        samples = [self.sample(how, fail=how) for how in KINDS if how not in apart]
+        good = [self.sample(f"good{i}", right=i % 2 == 0) for i in range(12)]
+        mixed = [*good[:4], *samples[:5], *good[4:8], *samples[5:], *good[8:]]
+        with self.started() as manager:
+            outcomes = self.score(manager, mixed)
+            for how in apart:
+                outcomes |= self.score(manager, [self.sample(how, fail=how)])
+        for i, sample in enumerate(good):
+            outcome = outcomes[sample.sample_id]
+            assert isinstance(outcome, Score), outcome
+            assert outcome.value == self.expected(float(i % 2 == 0))
+        told = {how: getattr(outcomes[how], "kind", outcomes[how]) for how in KINDS}
+        assert told == KINDS
+        for how in KINDS:
+            failure = outcomes[how]
+            assert isinstance(failure, Failure)
+            assert failure.message
+
+    def test_a_failure_says_which_line_raised(self) -> None:
+        with self.started() as manager:
+            outcome = self.score(manager, [self.sample("a", fail="exception")])["a"]
+        assert isinstance(outcome, Failure)
+        assert "a reward that fails on demand" in outcome.message
+        if not manager.capabilities & {"service"}:
+            assert f"({Path(failing_reward.__file__).name}, line " in outcome.message
+
+    def test_what_hangs_times_out_and_later_samples_are_scored(self) -> None:
+        self._needs("timeout")
+        good = [self.sample(f"good{i}") for i in range(6)]
+        with self.started() as manager:
+            self.score(manager, good[:1])
+            began = time.monotonic()
+            mixed = [self.sample("hung", fail="hang"), *good]
+            outcomes = self.score(manager, mixed, timeout=self.timeout)
+            assert time.monotonic() - began < 10 * self.timeout + 5.0
+            hung = outcomes["hung"]
+            assert isinstance(hung, Failure)
+            assert hung.kind is FailureKind.TIMEOUT
+            if not self.shares_calls:
+                assert all(isinstance(outcomes[s.sample_id], Score) for s in good)
+            failing_reward.release_hung()
+            time.sleep(0.6)  # an event loop that was blocked is replaced after half a second
+            after = self.score(manager, good)
+            assert all(isinstance(outcome, Score) for outcome in after.values()), after
+
+    def test_what_kills_its_process_fails_itself_alone(self) -> None:
+        self._needs("processes")
+        good = [self.sample(f"good{i}") for i in range(30)]
+        bad = [self.sample(how, fail=how) for how in KINDS_OF_PROCESSES]
+        mixed = [sample for pair in zip(good[::8], bad, strict=True) for sample in pair]
+        mixed += [sample for sample in good if sample not in mixed]
+        with self.started() as manager:
+            # generous, since a worker's first call may come late on a busy machine
+            outcomes = self.score(manager, mixed, timeout=5 * self.timeout)
+        told = {how: getattr(outcomes[how], "kind", outcomes[how]) for how in KINDS_OF_PROCESSES}
+        assert told == KINDS_OF_PROCESSES
+        assert all(isinstance(outcomes[s.sample_id], Score) for s in good)
+        for how in ("crash", "kill"):
+            failure = outcomes[how]
+            assert isinstance(failure, Failure)
+            assert failure.retryable
+
+    def test_it_serves_several_rollouts_and_event_loops(self) -> None:
+        with self.started() as manager:
+            for round_ in range(3):
+                outcomes = self.score(manager, [self.sample(f"r{round_}.{i}") for i in range(5)])
+                assert [getattr(o, "value", o) for o in outcomes.values()] == [
+                    self.expected(1.0)
+                ] * 5
+
+    def test_a_rollout_that_is_given_up_leaves_the_manager_usable(self) -> None:
+        self._needs("timeout")
+
+        async def give_up() -> None:
+            scorer = Scorer(manager, timeout=30.0)
+            for i in range(4):
+                scorer.add(self.sample(f"h{i}", fail="hang"), group=i, group_size=1)
+            await asyncio.sleep(0.2)
+            await scorer.cancel()
+
+        with self.started() as manager:
+            asyncio.run(give_up())
+            failing_reward.release_hung()
+            time.sleep(0.6)
+            outcome = self.score(manager, [self.sample("after")])["after"]
+        assert isinstance(outcome, Score), outcome
+
+    def test_nothing_is_left_after_close(self) -> None:
+        threads, processes = set(threading.enumerate()), _children()
+        with self.started() as manager:
+            self.score(manager, [self.sample(f"s{i}") for i in range(8)])
+            self.score(manager, [self.sample("bad", fail="exception")])
+        deadline = time.monotonic() + SETTLE
+        while time.monotonic() < deadline and (
+            set(threading.enumerate()) - threads or _children() - processes
+        ):
+            time.sleep(0.02)
+        assert not set(threading.enumerate()) - threads
+        assert not _children() - processes
+
+    def _needs(self, capability: str) -> None:
+        if capability not in self.plugin.capabilities:
+            pytest.skip(f"{self.plugin.name} does not declare {capability!r}")
+
+
+def _children() -> set[int]:
+    """Process ids of this process's children, where the system tells."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    if not tasks.is_dir():
+        return set()
+    found: set[int] = set()
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
