@@ -7,9 +7,9 @@ from jaxtyping import TypeCheckError
 
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import DrGrpoConfig
-from dovetail_algorithms.estimators.scans import discounted_returns
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.group_baseline import deviations
+from dovetail_algorithms.estimators.scans import discounted_returns
 from dovetail_algorithms.losses.ratio import log_ratio, ratio_metrics
 
 FOUR, ALL = torch.zeros(4), torch.ones(4, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -299,7 +300,7 @@ def test_the_filters_numbers_are_the_kernels(machine, header) -> None:
         name: int(number)
         for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
     }
-    ours = {**seccomp.DENIED, **seccomp.SAME_USER, **seccomp.JUDGED}
+    ours = {**seccomp.DENIED, **seccomp.ATTRIBUTES, **seccomp.JUDGED}
     wrong = {
         name: (numbers[machine], known.get(name))
         for name, numbers in ours.items()
@@ -312,16 +313,17 @@ def test_the_filters_numbers_are_the_kernels(machine, header) -> None:
 def test_the_filter_jumps_within_itself() -> None:
     if seccomp.supported():
         pytest.skip(seccomp.supported() or "")
-    for only_itself in (None, 77):
-        for may_fork in (True, False):
-            program = seccomp.build(only_itself=only_itself, may_fork=may_fork)
-            returns = {step for step, (code, *_) in enumerate(program) if code == 6}
-            assert program[-1][0] == 6
-            for step, (code, true, false, _) in enumerate(program):
-                if code & 7 == 5:
-                    assert max(true, false) < 256
-                    assert step + 1 + max(true, false) < len(program)
-            assert len(returns) > len(seccomp.DENIED)
+    for only_itself, may_fork, shared_files in itertools.product(
+        (None, 77), (True, False), (True, False)
+    ):
+        program = seccomp.build(
+            only_itself=only_itself, may_fork=may_fork, shared_files=shared_files
+        )
+        assert program[-1][0] == 6
+        for step, (code, true, false, _) in enumerate(program):
+            if code & 7 == 5:
+                assert max(true, false) < 256
+                assert step + 1 + max(true, false) < len(program)
 
 
 def test_closing_while_programs_run_ends_them(any_box) -> None:

@@ -588,6 +588,7 @@ for tower in 'ab':
         open('file', 'w').close()
         os.chdir(tower)
     os.fchdir(top)
+os.mkdir('without rights', 0)
 os.mkdir('closed')
 open('closed/file', 'w').close()
 os.mkdir('closed/inner')
@@ -596,7 +597,6 @@ for path in ('closed/inner', 'closed', '.'):
         os.chmod(path, 0)
     except PermissionError:
         pass
-os.mkdir('without rights', 0)
 print('built')
 """
     assert run(box, source).stdout == b"built\n"

@@ -83,7 +83,9 @@ def confine(setup: Setup, request: Request, *, user: int | None, readable: list[
         devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
         landlock.restrict([*readable, *devices], [os.getcwd(), "/dev/null"])
     seccomp.install(
-        only_itself=None if alone else os.getpid(), may_fork=alone and request["processes"] > 1
+        only_itself=None if alone else os.getpid(),
+        may_fork=alone and request["processes"] > 1,
+        shared_files=not own_processes(setup),
     )
 
 

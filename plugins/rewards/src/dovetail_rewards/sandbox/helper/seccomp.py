@@ -89,7 +89,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 """Refused whatever the arguments. `socket` is among them: no address family, hence no network at any level."""
 
-SAME_USER: dict[str, tuple[int | None, int | None]] = {
+ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
     "fchmodat": (268, 53),
     "fchmodat2": (452, 452),
@@ -109,7 +109,7 @@ SAME_USER: dict[str, tuple[int | None, int | None]] = {
     "file_setattr": (469, 469),
     "truncate": (76, 45),
 }
-"""Refused as well to a program that has the run's own user id: Landlock does not keep it from the attributes of that user's files."""
+"""Refused as well where programs share the machine's files: Landlock does not guard the attributes of files."""
 
 JUDGED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),
@@ -144,12 +144,13 @@ def supported() -> str | None:
     return None if machine in _ARCHITECTURES else f"no system call table for {machine}"
 
 
-def build(*, only_itself: int | None, may_fork: bool) -> list[_Instruction]:
+def build(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> list[_Instruction]:
     """The filter as BPF instructions.
 
     Args:
         only_itself: the one process id that may be signalled; None leaves signals to namespaces and users.
         may_fork: whether new processes may be made; threads always may.
+        shared_files: whether programs reach files of the machine by path.
     """
     column, architecture = _ARCHITECTURES[platform.machine()]
     program: list[_Instruction] = [
@@ -160,7 +161,7 @@ def build(*, only_itself: int | None, may_fork: bool) -> list[_Instruction]:
     ]
     if architecture == _ARCHITECTURES["x86_64"][1]:
         program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
-    denied = DENIED if only_itself is None else {**DENIED, **SAME_USER}
+    denied = {**DENIED, **ATTRIBUTES} if shared_files else DENIED
     for numbers in denied.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
@@ -170,9 +171,9 @@ def build(*, only_itself: int | None, may_fork: bool) -> list[_Instruction]:
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 
-def install(*, only_itself: int | None, may_fork: bool) -> None:
+def install(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> None:
     """Put this process, and all that it starts, under the filter for good."""
-    program = build(only_itself=only_itself, may_fork=may_fork)
+    program = build(only_itself=only_itself, may_fork=may_fork, shared_files=shared_files)
     filters = (_Filter * len(program))(*(_Filter(*step) for step in program))
     prctl(SET_NO_NEW_PRIVS, 1)
     number = {"x86_64": 317, "aarch64": 277}[platform.machine()]
