@@ -16,7 +16,7 @@ from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
-from dovetail.telemetry.metrics import Last, Metric
+from dovetail.telemetry.metrics import Last, Max, Mean, Metric
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config, Share
 from dovetail_train_fsdp2.failures import failing_rows
@@ -124,7 +124,12 @@ class Fsdp2Engine(TrainEngine):
             # Half a mini-batch's gradients must not leak into the next update.
             optimizer.discard_gradients()
             raise
-        own = {f"{self._role}/grad_norm": Last(norm), f"{self._role}/lr": Last(lr)}
+        # Over a step's updates the mean and the largest: the last one alone may have clipped every token.
+        own: dict[str, Metric] = {
+            f"{self._role}/grad_norm": Mean(norm, 1.0),
+            f"{self._role}/grad_norm_max": Max(norm),
+            f"{self._role}/lr": Last(lr),
+        }
         return resolve_metrics(parts) | own
 
     def weight_manifest(self, version: int) -> WeightManifest:
