@@ -27,7 +27,7 @@ test: setup ## Every test that this machine can run
 	$(BIN)/python -m pytest -m "not nightly"
 
 nightly: setup lint ## The larger matrices, and every property on fresh random examples
-	DOVETAIL_HYPOTHESIS=random $(BIN)/python -m pytest
+	DOVETAIL_HYPOTHESIS=random $(BIN)/python -m pytest --numprocesses 2
 
 lint: setup ## Style, types, imports, manifests, docs pages
 	$(BIN)/ruff check .

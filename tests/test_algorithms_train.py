@@ -50,7 +50,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in algorithms.MATRIX if name not in SOLVERS])
 def test_the_reward_rises(config, name):
-    result = algorithms.run(config, name, SHORT, validate=False)
+    result = algorithms.run(config, name, SHORT, threads=1, validate=False)
     assert "error" not in result, result.get("error")
     assert result["last"] > result["first"] + RISE
 
@@ -59,7 +59,7 @@ def test_the_reward_rises(config, name):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_task_is_solved(config, name):
-    result = algorithms.run(config, name, ENOUGH)
+    result = algorithms.run(config, name, ENOUGH, threads=1)
     assert "error" not in result, result.get("error")
     assert result["before"] < 0.4
     assert result["after"] > SOLVED
