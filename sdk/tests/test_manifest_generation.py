@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.project import any_of_needs
 
 PYPROJECT = """
@@ -299,7 +300,7 @@ def test_every_complaint_comes_at_once(package: Make) -> None:
         "did you mean 'Curve'?",
         "has name = 'something_else', but its entry point is called 'renamed'",
         "has api = None, which is no version range",
-        'api = ">=1.0,<2"',
+        f'api = ">={KINDS["reward_function"].api},<2"',
         "does not implement compute_score",
         "acme_shapes.plugins.Hasty.provides fails for its default config: AttributeError",
         "acme_shapes.config.LooseConfig takes power by position",
