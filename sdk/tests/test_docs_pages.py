@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import parse
-from dovetail.plugins.index import default_index
-from dovetail.plugins.page import page_of
-from dovetail_sdk.docs import HEADINGS, drift, pages, write
+from dovetail_sdk.docs import drift, pages, write
 from dovetail_sdk.manifest import write as write_manifest
 from dovetail_sdk.project import read_project
 
@@ -210,7 +207,7 @@ def test_every_place_where_a_config_selects_the_kind_is_named(texts):
     assert "Or at `algorithm.kl.in_reward.controller`." in page
 
 
-def test_writing_removes_the_pages_of_plugins_that_are_gone_and_no_other_file(project, tmp_path):
+def test_pruning_removes_the_pages_of_plugins_that_are_gone_and_no_other_file(project, tmp_path):
     assert write([project], tmp_path) == 4
     assert drift([project], tmp_path) == []
     gone = tmp_path / "policy_loss" / "gone.md"
@@ -221,15 +218,43 @@ def test_writing_removes_the_pages_of_plugins_that_are_gone_and_no_other_file(pr
     page = tmp_path / "sample_filter" / "odd.md"
     page.write_text(page.read_text() + "more")
     (tmp_path / "README.md").unlink()
-    assert drift([project], tmp_path) == [
+    assert drift([project], tmp_path, prune=True) == [
         f"{tmp_path / 'README.md'} does not exist",
         f"{page} is not what its plugin says now",
         f"{gone} is of a plugin that is gone",
     ]
-    write([project], tmp_path)
-    assert drift([project], tmp_path) == []
+    write([project], tmp_path, prune=True)
+    assert drift([project], tmp_path, prune=True) == []
     assert own.exists()
     assert not gone.parent.exists()
+
+
+def test_without_pruning_the_pages_and_the_index_of_other_packages_stay(project, tmp_path):
+    write([project], tmp_path)
+    other = tmp_path / "policy_loss" / "other.md"
+    other.parent.mkdir()
+    other.write_text((tmp_path / "preset" / "acme.md").read_text())
+    index = tmp_path / "README.md"
+    index.write_text("Both packages")
+    (tmp_path / "preset" / "acme.md").unlink()
+    assert drift([project], tmp_path) == [f"{tmp_path / 'preset' / 'acme.md'} does not exist"]
+    assert write([project], tmp_path) == 3
+    assert drift([project], tmp_path) == []
+    assert other.exists()
+    assert index.read_text() == "Both packages"
+
+
+def test_a_template_says_where_the_tables_of_the_index_stand(project, tmp_path):
+    (tmp_path / "_index.md").write_text("# Ours\n\nBefore.\n\n<!-- table: preset -->\n\nAfter.\n")
+    write([project], tmp_path)
+    index = (tmp_path / "README.md").read_text()
+    assert "Before.\n\n| name |  | paper |\n" in index
+    assert "(https://arxiv.org/abs/2503.14476) |\n\nAfter.\n\n## KL controllers\n" in index
+    assert "## Presets" not in index
+
+
+def test_pages_say_what_writes_them(texts):
+    assert all(text.startswith("<!-- Written by `make docs`") for text in texts.values())
 
 
 def docs(*arguments):
@@ -247,6 +272,15 @@ def test_the_command_writes_and_checks(project, tmp_path):
     assert docs(project.directory, "-o", out).returncode == 0
     checked = docs(project.directory, "-o", out, "--check")
     assert (checked.returncode, checked.stdout) == (0, f"{out}: as the plugins say\n")
+
+
+def test_no_package_with_a_page_is_refused_and_removes_nothing(project, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "acme-nothing"\n')
+    write([project], tmp_path / "pages")
+    done = docs(tmp_path, "-o", tmp_path / "pages", "--prune")
+    assert done.returncode == 1
+    assert "no plugin that has a page is in acme-nothing" in done.stderr
+    assert drift([project], tmp_path / "pages") == []
 
 
 def test_a_package_without_a_manifest_is_an_error(project, tmp_path):
@@ -273,22 +307,15 @@ def test_old_manifests_have_pages_too(project, tmp_path):
     assert "What it stands for" not in texts["preset/acme.md"]
 
 
-INSTALLED = [e for e in default_index().entries() if e.usable and e.kind in HEADINGS and e.manifest]
-
-
-@pytest.mark.parametrize("entry", INSTALLED, ids=[f"{e.kind}/{e.name}" for e in INSTALLED])
-def test_the_config_to_copy_is_a_valid_one(entry):
-    page = page_of(entry.manifest)
-    if any(setting.default == "required" and "[]" not in setting.name for setting in page.settings):
-        pytest.skip("a setting has to be given")
-    config, _ = parse(page.example)
-    config_from_mapping({"model": {"path": "tiny"}, **config})
-
-
 @pytest.mark.skipif(not (ROOT / "docs" / "algorithms").is_dir(), reason="needs the checkout")
 def test_the_pages_of_this_checkout_are_as_the_plugins_say():
     folders = [
         ROOT / "core",
         *(file.parent for file in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
     ]
-    assert drift([read_project(folder) for folder in folders], ROOT / "docs" / "algorithms") == []
+    assert (
+        drift(
+            [read_project(folder) for folder in folders], ROOT / "docs" / "algorithms", prune=True
+        )
+        == []
+    )

@@ -178,6 +178,7 @@ class StopRequested(DovetailError, KeyboardInterrupt):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, or None where nothing is close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    """The known name closest to a misspelt one, whatever the case of either, or None where nothing is close."""
+    folded = {spelling.casefold(): spelling for spelling in known}
+    matches = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    return folded[matches[0]] if matches else None

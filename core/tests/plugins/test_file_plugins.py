@@ -166,3 +166,62 @@ def test_name_and_path_together_are_refused() -> None:
 def test_a_file_needs_an_attribute(file: Path) -> None:
     with pytest.raises(ConfigError, match="but not which class in it"):
         ref_for("tracker", PluginSection(path=str(file)))
+
+
+LABELLED = """
+from dovetail.interfaces.advantage import AdvantageEstimator
+from dovetail.interfaces.sample_filter import SampleFilter
+
+class Bare(AdvantageEstimator):
+    def estimate(self, columns, groups):
+        pass
+
+class Scoped(Bare):
+    scope = "group"
+
+class Misspelt(Scoped):
+    level = "tokens"
+
+class Whole(Scoped):
+    level = "token"
+
+class Sieve(SampleFilter):
+    def keep(self, columns, groups):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute", "words", "mend"),
+    [
+        ("advantage", "Bare", "does not set the class attribute scope, which is 'sample' or 'group' or 'batch'", "scope = 'sample'"),
+        ("advantage", "Scoped", "does not set the class attribute level, which is 'sample' or 'token'", "level = 'sample'"),
+        ("advantage", "Misspelt", "has level = 'tokens', which is not 'sample' or 'token'", "level = 'sample'"),
+        ("sample_filter", "Sieve", "does not set the class attribute action, which is 'drop' or 'mask'", "action = 'drop'"),
+    ],
+)  # fmt: skip
+def test_attributes_that_an_interface_asks_for_are_missed_when_the_class_is_loaded(
+    tmp_path: Path, kind: str, attribute: str, words: str, mend: str
+) -> None:
+    path = tmp_path / "labelled.py"
+    path.write_text(LABELLED)
+    assert load_class(ref(path, "Whole", "advantage")).__name__ == "Whole"
+    with pytest.raises(PluginBrokenError) as caught:
+        load_class(ref(path, attribute, kind))
+    assert words in caught.value.message
+    assert mend in (caught.value.hint or "")
+
+
+def test_a_kind_has_the_article_that_it_takes(file: Path) -> None:
+    for kind, words in (("advantage", "an advantage plugin"), ("tracker", "a tracker plugin")):
+        with pytest.raises(PluginBrokenError) as caught:
+            load_class(ref(file, "number", kind))
+        assert words in (caught.value.hint or "")
+
+
+def test_what_a_plugin_file_extends_comes_from_the_interfaces() -> None:
+    from dovetail import config, interfaces
+    from dovetail.config.sections import PresetSection
+
+    assert interfaces.PluginSection is config.PluginSection is PluginSection
+    assert interfaces.PresetSection is config.PresetSection is PresetSection

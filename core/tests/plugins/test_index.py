@@ -149,8 +149,25 @@ def test_an_unknown_name_gets_what_there_is_and_the_nearest(installed: Path) -> 
     with pytest.raises(PluginNotFoundError) as caught:
         default_index().find("advantage", "acme_main")
     assert "no advantage plugin is named 'acme_main'" in caught.value.message
-    assert "acme_mean (acme-good 1.2.0)" in caught.value.message
+    assert "installed: acme_mean" in caught.value.message
+    assert "acme-good" not in caught.value.message
     assert caught.value.hint == "did you mean 'acme_mean'?"
+
+
+def test_the_nearest_name_ignores_case(installed: Path) -> None:
+    with pytest.raises(PluginNotFoundError) as caught:
+        default_index().find("advantage", "ACME_MEAN")
+    assert caught.value.hint == "did you mean 'acme_mean'?"
+
+
+@pytest.mark.parametrize("kind", ["advantage", "policy_loss"])
+@pytest.mark.parametrize("name", ["paper", "Paper"])
+def test_the_name_of_a_preset_in_place_of_a_part_leads_to_the_preset(kind: str, name: str) -> None:
+    entry = PluginEntry("preset", "paper", "acme", "1.0", "p:P", "compatible")
+    with pytest.raises(PluginNotFoundError) as caught:
+        PluginIndex((entry,)).find(kind, name)
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith("algorithm.preset=paper")
 
 
 @pytest.mark.parametrize(

@@ -111,18 +111,19 @@ def test_rewards_and_counts_are_looked_at_whatever_the_other_says(build: Build) 
 
 class Log:
     def __init__(self) -> None:
-        self.warnings: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def warning(self, event: str, **fields: Any) -> None:
-        self.warnings.append((event, fields))
+    def info(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
 
 
 def test_a_run_starts_with_warnings_logged_and_never_with_errors(build: Build) -> None:
     loaded = build("algorithm.policy_loss=gspo")
     log = Log()
     (warning,) = enforce(loaded, make_plan(loaded.config), log)
-    assert log.warnings == [
-        (warning.message, {"rule": "loss_aggregation_overridden", "hint": warning.hint})
+    rule = "loss_aggregation_overridden"
+    assert log.events == [
+        (warning.message, {"severity": "warning", "rule": rule, "hint": warning.hint})
     ]
     loaded = build("trainer.best_metric=val/x", "algorithm.overlong_penalty.buffer=99")
     with pytest.raises(ConfigError, match="2 errors") as caught:
@@ -207,3 +208,46 @@ def test_the_command_prints_all_of_it_and_ends_with_2(build: Build, tmp_path: Pa
     assert "[best_metric_unknown]" in done.output
     assert "warning: algorithm.loss_aggregation" in done.output
     assert "OK" not in done.output
+
+
+def test_the_plan_names_the_preset_and_ends_with_what_rules_find(
+    build: Build, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from dovetail.cli.main import main
+    from dovetail.config import dump_yaml
+
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(build("algorithm.policy_loss=gspo").config))
+    done = CliRunner().invoke(main, ["plan", str(path)])
+    assert done.exit_code == 0
+    assert "gspo (clip_low 0.0003, clip_high 0.0004), token_mean" in " ".join(done.stdout.split())
+    assert "algorithm: preset" not in done.stdout
+    warning, mend = done.stderr.splitlines()
+    assert warning.startswith("warning: algorithm.loss_aggregation = token_mean")
+    assert warning.endswith("[loss_aggregation_overridden]")
+    assert mend.startswith("  → set algorithm.loss_aggregation=seq_mean_token_mean")
+    done = CliRunner().invoke(main, ["plan", str(path), "--json", "trainer.best_metric=x"])
+    assert done.exit_code == 2
+    found = json.loads(done.stdout)["findings"]
+    assert {f["rule"] for f in found} == {"loss_aggregation_overridden", "best_metric_unknown"}
+    assert "[best_metric_unknown]" in done.stderr
+
+
+def test_the_preset_stands_at_the_head_of_the_plan(build: Build, capsys) -> None:
+    from dovetail.cli.plan import render
+
+    config = build("algorithm.preset=dapo").config
+    render(make_plan(config), config)
+    assert capsys.readouterr().out.splitlines()[0] == "algorithm: preset 'dapo'"
+
+
+def test_a_run_announces_its_warnings_as_check_prints_them(build: Build, capsys) -> None:
+    from dovetail.cli.train import announce
+
+    loaded = build("algorithm.policy_loss=gspo")
+    announce(loaded, make_plan(loaded.config), Path("runs/x"))
+    out, err = capsys.readouterr()
+    assert out.endswith("run directory: runs/x\n")
+    assert "[loss_aggregation_overridden]\n  → set algorithm.loss_aggregation=" in err

@@ -21,6 +21,18 @@ CASES = {
     ],
     "loss_aggregation_overridden": [
         ("gspo", ["algorithm.policy_loss=gspo"], "warning", "gspo prescribes seq_mean_token_mean"),
+        ("sapo", ["algorithm.policy_loss=sapo"], "warning", "sapo prescribes seq_mean_token_mean"),
+        ("dr_grpo", ["algorithm.advantage=dr_grpo"], "warning", "algorithm.advantage = dr_grpo prescribes seq_mean_token_sum_norm"),
+    ],
+    "clip_range_of_another_loss": [
+        ("gspo", ["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo with clip_low = 0.2 and clip_high = 0.28: it bounds the ratio of a whole sequence"),
+        ("one of gspo's", ["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo with clip_high = 0.2:"),
+        ("ppo", ["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip with clip_low = 0.0003 and clip_high = 0.0004: it bounds each token's ratio"),
+        ("cispo", ["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo with clip_high = 0.0004"),
+    ],
+    "norm_length": [
+        ("default", ["algorithm.loss_aggregation=seq_mean_token_sum_norm", "data.max_response_length=2048", "data.max_prompt_length=128"], "warning", "algorithm.loss_aggregation.length = 1024, but data.max_response_length = 2048: the loss is 2 times"),
+        ("critic's", ["algorithm.advantage=gae", "critic.loss_aggregation={name: seq_mean_token_sum_norm, length: 64}"], "warning", "critic.loss_aggregation.length = 64"),
     ],
     "truncated_log_probs": [
         ("top_p", ["rollout.top_p=0.9", "algorithm.rollout_correction=decoupled_token_is"], "warning", "rollout.top_p = 0.9"),
@@ -48,6 +60,7 @@ CASES = {
     ],
     "warmup_too_long": [
         ("actor", ["actor.optim.warmup_steps=10"], "warning", "actor.optim.warmup_steps = 10, but the run has 10 optimizer steps"),
+        ("one", ["actor.optim.warmup_steps=1", "trainer.total_steps=1"], "warning", "the run has 1 optimizer step of the actor"),
         ("critic's optimizer", ["algorithm.advantage=gae", "critic.optim.warmup_steps=99"], "warning", "critic.optim.warmup_steps = 99"),
         ("critic", ["algorithm.advantage=gae", "critic.warmup_steps=10"], "error", "the policy is never trained"),
     ],
@@ -87,6 +100,25 @@ QUIET = {
     "loss_aggregation_overridden": [
         [],
         ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
+        ["algorithm.advantage=dr_grpo", "algorithm.loss_aggregation=seq_mean_token_sum_norm"],
+        # Both prescribe one: the loss's counts.
+        ["algorithm.advantage=dr_grpo", "algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
+        ["algorithm.preset=dr_grpo"],
+        ["algorithm.preset=sapo"],
+    ],
+    "clip_range_of_another_loss": [
+        [],
+        ["algorithm.policy_loss=gspo"],
+        ["algorithm.policy_loss={name: gspo, clip_low: 0.001, clip_high: 0.05}"],
+        ["algorithm.policy_loss={name: ppo_clip, clip_low: 0, clip_high: 0.01}"],
+        ["algorithm.policy_loss={name: cispo, clip_low: null, clip_high: 0.28}"],
+        ["algorithm.policy_loss=reinforce"],
+    ],
+    "norm_length": [
+        [],
+        ["algorithm.loss_aggregation=seq_mean_token_sum_norm"],
+        ["algorithm.preset=dr_grpo", "data.max_response_length=300"],
+        ["critic.loss_aggregation={name: seq_mean_token_sum_norm, length: 64}"],
     ],
     "truncated_log_probs": [
         ["rollout.top_p=0.9"],

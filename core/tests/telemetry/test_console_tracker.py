@@ -58,6 +58,45 @@ def test_figures_that_are_missing_or_not_finite_are_no_trouble():
     assert stream.getvalue().splitlines() == ["step 1", "step 2  reward nan  grad_norm inf"]
 
 
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"reward/kl_penalty": 0.25}, "step 1  kl 0.250"),
+        ({"reward/kl_penalty": 0.25, "actor/kl": 0.5}, "step 1  kl 0.500"),
+        (
+            {"critic/value_loss": 0.5, "critic/explained_variance": -0.25},
+            "step 1  value_loss 0.500  expl_var -0.250",
+        ),
+        ({"filter/kept_groups": 8.0, "filter/rounds": 2.0}, "step 1  kept 8  rounds 2"),
+    ],
+)
+def test_the_line_tells_what_the_algorithm_of_the_run_measures(metrics, shown):
+    stream = io.StringIO()
+    tracker = tracker_on(stream)
+    tracker.begin({})
+    tracker.log(1, metrics)
+    assert stream.getvalue().strip() == shown
+
+
+def test_the_summary_names_the_best_checkpoint_and_what_was_averaged(tmp_path):
+    stream = io.StringIO()
+    tracker = tracker_on(stream)
+    tracker.begin({"directory": tmp_path, "total_steps": 5})
+    path = str(tmp_path / "checkpoints" / "step_3")
+    tracker.finish(
+        {
+            "accuracy_metric": "val/mean@4",
+            "accuracy_before": 0.5,
+            "accuracy_after": 0.6,
+            "best": {"step": 3, "metric": "val/mean@4", "value": 0.648, "path": path},
+        }
+    )
+    lines = [line.strip() for line in stream.getvalue().splitlines()]
+    assert f"Best           step 3, val/mean@4 64.8%  {path}" in lines
+    assert any(re.fullmatch(r"mean@4 before +50\.0%", line) for line in lines)
+    assert "ccuracy" not in stream.getvalue()
+
+
 def test_further_metrics_can_be_asked_for():
     stream = io.StringIO()
     tracker = tracker_on(stream, metrics=("actor/clip_frac",))

@@ -76,6 +76,8 @@ def test_a_run_is_summarised_from_its_metrics(finished):
     summary = summarise(finished.path)
     assert summary["steps"] == 6
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.75)
+    assert summary["accuracy_metric"] == "val/mean@1"
+    assert summary["reward_steps"] == 3
     assert summary["reward_first"] == pytest.approx(0.2)
     assert summary["reward_last"] == pytest.approx(0.5)
     assert summary["seconds_per_step"] == 1.0

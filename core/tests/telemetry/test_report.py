@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.telemetry import write_report
 from dovetail.telemetry.jsonl import append_rows
+from dovetail.telemetry.recipe import algorithm_line
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -153,6 +154,112 @@ def test_the_kl_of_the_update_stands_in_where_there_is_no_reference(run):
     visible = page_of(run.path).visible
     assert "KL of the update" in visible
     assert "KL to reference" not in visible
+
+
+def test_the_kl_of_a_penalty_in_the_reward_is_the_kl_to_the_reference(run):
+    append_rows(run.metrics, [{"step": 1, "actor/approx_kl": 0.5, "reward/kl_penalty": 0.25}])
+    visible = page_of(run.path).visible
+    assert "KL to reference 0.250" in visible
+    assert "KL of the update" not in visible
+
+
+def test_critic_and_filters_have_charts_only_where_they_were_logged(finished):
+    titles = ("Value loss", "Explained variance", "Kept groups", "Rounds of generation")
+    before = page_of(finished.path)
+    assert not any(title in before.visible for title in titles)
+    figures = {
+        "critic/value_loss": 0.5,
+        "critic/explained_variance": 0.25,
+        "filter/kept_groups": 8.0,
+        "filter/rounds": 2.0,
+    }
+    append_rows(finished.metrics, [{"step": step, **figures} for step in (1, 2)])
+    after = page_of(finished.path)
+    assert all(title in after.visible for title in titles)
+    assert after.tags.count("svg") == before.tags.count("svg") + 4
+
+
+def test_the_best_checkpoint_and_the_steps_behind_the_rewards_are_told(finished):
+    best = {"step": 3, "metric": "val/mean@4", "value": 0.648, "path": "/r/checkpoints/step_3"}
+    finished.write_json("summary.json", {"status": "completed", "best": best})
+    visible = page_of(finished.path).visible
+    assert "Best\u2002step 3, val/mean@4 64.8%\u2002/r/checkpoints/step_3" in visible
+    assert "Mean reward, first 3 steps → last 3 0.200 → 0.500" in visible
+
+
+ALGORITHM = """\
+algorithm:
+  preset: {name: dapo}
+  advantage: {name: grpo, norm_by_std: true}
+  policy_loss:
+    name: ppo_clip
+  loss_aggregation: token_mean
+critic:
+  value_clip: 0.5
+
+  loss_aggregation:
+    name: chosen_for_values
+seed: 3
+"""
+
+
+def test_the_head_names_the_algorithm(finished):
+    finished.write_text("config.yaml", ALGORITHM)
+    line = "preset dapo · grpo advantages · ppo_clip policy loss · token_mean aggregation"
+    assert line in page_of(finished.path).visible
+    assert algorithm_line("algorithm: {advantage: {name: gae}, preset: null}") == "gae advantages"
+
+
+@pytest.mark.parametrize("config", ["", "algorithm: [", "algorithm: 3", "- a", "algorithm: {advantage: {name: 3}}"])  # fmt: skip
+def test_a_config_that_names_no_algorithm_gives_no_line(config):
+    assert algorithm_line(config) == ""
+
+
+def test_the_section_of_the_critic_is_shown_where_there_was_one(finished):
+    finished.write_text("config.yaml", ALGORITHM)
+    without = page_of(finished.path).visible
+    assert "chosen_for_values" not in without
+    assert "critic:" not in without
+    assert "seed: 3" in without
+    append_rows(finished.metrics, [{"step": 6, "critic/value_loss": 0.5}])
+    assert "chosen_for_values" in page_of(finished.path).visible
+
+
+def test_samples_are_of_different_prompts(run):
+    rows = [
+        {"prompt": f"prompt {number // 8}", "response": f"response {number}", "score": 0.0}
+        for number in range(16)
+    ]
+    run.write_samples(1, rows)
+    visible = page_of(run.path).visible
+    assert re.findall(r"response \d+", visible) == ["response 0", "response 8"]
+    run.write_samples(1, rows[:8])
+    assert len(re.findall(r"response \d+", page_of(run.path).visible)) == 4
+
+
+def test_a_warning_is_shown_with_its_detail(run):
+    rows = [
+        {"level": "warning", "event": "plugin_changed", "detail": f"engine/{name} was version 1"}
+        for name in ("a", "b", "a")
+    ]
+    append_rows(run.events, rows)
+    visible = page_of(run.path).visible
+    assert "warning plugin_changed: engine/a was version 1 2" in visible
+    assert "warning plugin_changed: engine/b was version 1 1" in visible
+
+
+def test_the_axes_of_one_step_name_that_step_and_whole_numbers_stay_whole(run):
+    append_rows(run.metrics, [{"step": 1, "reward/mean": 0.5, "filter/rounds": 2.0}])
+    text = write_report(run.path).read_text()
+    charts = {
+        re.search(r'aria-label="([^"]*)"', svg)[1]: re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+        for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    }
+    assert charts["Reward"][:2] == ["1", "step"]
+    assert charts["Rounds of generation"] == ["1", "step", "1", "2", "3"]
+    visible = Page(text).visible
+    assert "Mean reward 0.500" in visible
+    assert "0.500 → 0.500" not in visible
 
 
 def test_a_long_run_is_reported_within_three_seconds(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.telemetry import ConsoleTracker, History, write_report
 from dovetail.telemetry.figures import ACCURACY
 from dovetail.telemetry.jsonl import append_rows
-from dovetail.telemetry.validation import source_of, validation_table
+from dovetail.telemetry.validation import PLUS_MINUS, source_of, validation_table, write_best
 
 
 def with_ends(name, value, half):
@@ -51,13 +52,17 @@ def test_an_interval_is_read_as_plus_or_minus_half_its_width(metrics, text):
     assert ACCURACY.read(metrics) == text
 
 
-def test_a_line_of_the_log_holds_the_mean_with_its_interval_and_no_other_figure():
+def test_a_line_of_the_log_holds_the_mean_and_its_interval_which_the_first_one_explains():
     stream = io.StringIO()
     console = Console(file=stream, width=100, highlight=False)
     tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
     tracker.begin({"total_steps": 20})
     tracker.log(0, METRICS)
-    assert stream.getvalue() == "step 0/20  accuracy 50.0% ± 2.1\n"
+    tracker.log(4, METRICS)
+    first, second = stream.getvalue().splitlines()
+    assert first == f"step 0/20  mean@4 50.0% ± 2.1  ({PLUS_MINUS})"
+    assert second.startswith("step 4/20  mean@4 50.0% ± 2.1  left ")
+    assert "95% bootstrap" not in second
 
 
 def test_the_live_table_shows_the_interval_too():
@@ -67,7 +72,41 @@ def test_the_live_table_shows_the_interval_too():
     tracker.begin({"total_steps": 20})
     tracker.log(0, METRICS)
     tracker.close()
-    assert "50.0% ± 2.1" in stream.getvalue()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert re.search(r"Validation mean@4 +50\.0% ± 2\.1", shown)
+    assert PLUS_MINUS in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "label"),
+    [
+        ("val/mean@1", "accuracy", "Validation accuracy"),
+        ("val/mean@16", "mean@16", "Validation mean@16"),
+        ("val/mean@11", "mean@11", "Validation mean@11"),
+        (None, "accuracy", "Validation accuracy"),
+    ],
+)
+def test_only_the_mean_of_single_answers_is_called_accuracy(name, short, label):
+    assert ACCURACY.short_for(name) == short
+    assert ACCURACY.label_for(name) == label
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "text"),
+    [
+        ("val/mean@4", 0.648, "step 3, val/mean@4 64.8%"),
+        ("val/gsm8k/pass@4/low", 0.5, "step 3, val/gsm8k/pass@4/low 50.0%"),
+        ("val/mean@1", 7.25, "step 3, val/mean@1 7.25"),
+        ("val/response_length/mean", 0.5, "step 3, val/response_length/mean 0.500"),
+    ],
+)
+def test_the_best_checkpoint_is_told_with_its_figure(metric, value, text):
+    assert write_best({"step": 3, "metric": metric, "value": value, "path": "p"}) == text
+
+
+@pytest.mark.parametrize("best", [None, {}, "step 3", {"step": 3, "value": None}])
+def test_without_a_best_checkpoint_nothing_is_told(best):
+    assert write_best(best) == ""
 
 
 def test_sources_are_known_by_their_mean_score_alone():

@@ -52,15 +52,22 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
     help="Where the pages go.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 where a page has drifted.")
+@click.option(
+    "--prune",
+    is_flag=True,
+    help="These are all packages: remove (or, with --check, name) the pages of other plugins.",
+)
 @click.pass_context
-def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path, check: bool) -> None:
+def docs(
+    ctx: click.Context, directories: tuple[Path, ...], output: Path, check: bool, prune: bool
+) -> None:
     """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default."""
     try:
         projects = [read_project(directory) for directory in directories or (Path(),)]
         if not check:
-            click.echo(f"{docs_pages.write(projects, output)} pages → {output}")
+            click.echo(f"{docs_pages.write(projects, output, prune=prune)} pages → {output}")
             return
-        differences = docs_pages.drift(projects, output)
+        differences = docs_pages.drift(projects, output, prune=prune)
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
@@ -70,7 +77,8 @@ def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path, check:
     click.echo(f"{output}: the pages have drifted", err=True)
     for difference in differences:
         click.echo(f"  - {difference}", err=True)
-    click.echo(f"  → {docs_pages.COMMAND} {' '.join(map(str, directories))}".rstrip(), err=True)
+    mend = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
+    click.echo(f"  → {' '.join(mend)}", err=True)
     ctx.exit(1)
 
 

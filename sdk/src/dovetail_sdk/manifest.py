@@ -18,11 +18,12 @@ import attrs
 from dovetail.config.presets import plain_settings
 from dovetail.config.sections import PluginSection, PresetSection
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
+from dovetail.interfaces.advantage import AdvantageEstimator
 from dovetail.interfaces.plugin import Plugin
 from dovetail.plugins.contract import check_class, config_of
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
-from dovetail.plugins.page import PAPER
+from dovetail.plugins.page import PAPER, doc_and_example
 from dovetail_sdk.config_schema import config_schema
 from dovetail_sdk.project import Declared, Project
 
@@ -126,6 +127,7 @@ def _describe(declared: Declared, project: Project) -> dict[str, Any]:
         "config": f"{config.__module__}:{config.__qualname__}",
         "config_schema": config_schema(config),
         **_settings(default),
+        **_facts(cls, default),
         "needs": [list(any_of) for any_of in project.needs],
     }
 
@@ -136,6 +138,10 @@ def _doc(cls: type[Plugin], project: Project) -> str:
     A module may hold several plugins: then its docstring is of none of them.
     """
     own = inspect.cleandoc(cls.__doc__ or "")
+    try:
+        doc_and_example(own)
+    except ValueError as error:
+        raise PluginError(f"{cls.__module__}.{cls.__qualname__}: {error}") from error
     plugins_there = [p for p in project.plugins if p.target.partition(":")[0] == cls.__module__]
     if PAPER.search(own) or len(plugins_there) > 1:
         return own
@@ -152,6 +158,20 @@ def _settings(default: PluginSection | None) -> dict[str, Any]:
         return {"settings": plain_settings(default)}
     except ValueError as error:
         raise PluginBrokenError(str(error)) from error
+
+
+def _facts(cls: type[Plugin], default: PluginSection | None) -> dict[str, Any]:
+    """What else its kind declares that a reader of a config should know, where there is any of it."""
+    found = {key: getattr(cls, key, None) for key in ("aggregation", "action")}
+    if issubclass(cls, AdvantageEstimator) and default is not None:
+        try:
+            found["min_group_size"] = cls.min_group_size(default)
+        except Exception as error:
+            raise PluginBrokenError(
+                f"{cls.__module__}.{cls.__qualname__}.min_group_size fails for its default config: {_cause(error)}"
+            ) from error
+    facts = _without_none(found)
+    return {"facts": facts} if facts else {}
 
 
 def _target(declared: Declared) -> object:

@@ -31,6 +31,20 @@ class BestCheckpoint:
     value: float
     """What the metric was at its step."""
 
+    @property
+    def step(self) -> int:
+        """The finished steps that it holds."""
+        return int(self.path.name.rpartition("_")[2])
+
+    def to_summary(self) -> dict[str, Any]:
+        """What `summary.json` tells of it: `step`, `metric`, `value`, `path`."""
+        return {
+            "step": self.step,
+            "metric": self.metric,
+            "value": self.value,
+            "path": str(self.path),
+        }
+
     def to_json(self) -> str:
         """What `best` holds.
 

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dovetail.cli import render as rendering
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dovetail.config.sections import RunConfig
     from dovetail.flow.plan import Plan
+    from dovetail.interfaces.preflight import Finding
 
 
 @click.command()
@@ -18,22 +23,46 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print which stages and models a run of CONFIG needs, with resolved counts and a memory estimate."""
+    """Print which stages and models a run of CONFIG needs, with resolved counts and a memory estimate.
+
+    What the preflight rules find in the config follows, as `dovetail check` prints it. Exits with 2 where that is an
+    error.
+    """
+    import attrs
+
     from dovetail.config import load_config
     from dovetail.flow.build import load_data, plan_from_data
     from dovetail.flow.memory import estimate_memory
+    from dovetail.flow.preflight import refusal, rule_findings
     from dovetail.flow.run import describe
 
     loaded = load_config(config, overrides)
     made = plan_from_data(loaded.config, load_data(loaded.config))
     memory = estimate_memory(loaded.config, made)
+    findings = rule_findings(loaded.config, made)
     if as_json:
-        click.echo(json.dumps({**describe(made), "memory_bytes": memory}, indent=1))
-        return
-    render(made, loaded.config)
-    total = sum(memory.values())
-    parts = ", ".join(f"{what} {size / 2**20:,.0f} MiB" for what, size in memory.items())
-    click.echo(f"memory, without activations: {total / 2**20:,.0f} MiB ({parts})")
+        found = [attrs.asdict(finding) for finding in findings]
+        click.echo(
+            json.dumps({**describe(made), "memory_bytes": memory, "findings": found}, indent=1)
+        )
+    else:
+        render(made, loaded.config)
+        total = sum(memory.values())
+        parts = ", ".join(f"{what} {size / 2**20:,.0f} MiB" for what, size in memory.items())
+        click.echo(f"memory, without activations: {total / 2**20:,.0f} MiB ({parts})")
+        for warning in loaded.warnings:
+            rendering.warning(warning)
+        render_warnings(findings)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise refusal(str(config), errors)
+
+
+def render_warnings(findings: Sequence[Finding]) -> None:
+    """Print the warnings among findings, each with how to mend it on a line of its own."""
+    for finding in findings:
+        if finding.severity == "warning":
+            rendering.warning(str(finding))
 
 
 def render(made: Plan, config: RunConfig) -> None:
@@ -43,6 +72,9 @@ def render(made: Plan, config: RunConfig) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    preset = made.refs.get("algorithm.preset")
+    if preset is not None:
+        console.print(f"algorithm: preset {preset.name!r}")
     table = Table("stage", "who", "because", box=SIMPLE_HEAD, pad_edge=False)
     for stage in made.stages:
         table.add_row(stage.name, stage.who, stage.because)

@@ -249,6 +249,7 @@ def _details(entry: PluginEntry) -> dict[str, Any]:
             "config_schema": entry.manifest.config_schema,
             "doc": entry.manifest.doc,
             "settings": entry.manifest.settings,
+            "facts": entry.manifest.facts,
         }
     return details
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dovetail.cli import render as rendering
+
 if TYPE_CHECKING:
     from dovetail.config import LoadedConfig
     from dovetail.flow.plan import Plan
@@ -38,14 +40,16 @@ def run_training(config: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
-    """Say what is about to run: warnings, counts and stages."""
-    from dovetail.cli.plan import render
+    """Say what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
+    from dovetail.cli.plan import render, render_warnings
+    from dovetail.flow.preflight import rule_findings
     from dovetail.plugins.environment import cpu_torch_on_gpu_host
 
     for warning in loaded.warnings:
-        click.secho(f"warning: {warning}", fg="yellow", err=True)
+        rendering.warning(warning)
     mend = cpu_torch_on_gpu_host()
     if mend:
-        click.secho(f"warning: {mend}", fg="yellow", err=True)
+        rendering.warning(mend)
     render(plan, loaded.config)
+    render_warnings(rule_findings(loaded.config, plan))
     click.echo(f"run directory: {path}")

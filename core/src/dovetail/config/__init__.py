@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dovetail.config.docs import field_docs
+    from dovetail.config.fields import PluginSection, PresetSection
     from dovetail.config.load import LoadedConfig, config_from_mapping, load_config
     from dovetail.config.sections import RunConfig
     from dovetail.config.serialise import dump_yaml, to_mapping
 
 _HOME = {
     "LoadedConfig": "load",
+    "PluginSection": "fields",
+    "PresetSection": "fields",
     "RunConfig": "sections",
     "config_from_mapping": "load",
     "dump_yaml": "serialise",
@@ -23,6 +26,8 @@ _HOME = {
 
 __all__ = [
     "LoadedConfig",
+    "PluginSection",
+    "PresetSection",
     "RunConfig",
     "config_from_mapping",
     "dump_yaml",

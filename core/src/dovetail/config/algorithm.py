@@ -19,7 +19,7 @@ class KlInLossSection:
     coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
     """Weight of the penalty."""
     controller: PluginSection = plugin_field("kl_controller", "fixed")
-    """How the weight moves."""
+    """How the penalty's weight moves during the run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +31,7 @@ class KlInRewardSection:
     coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
     """Weight of the penalty."""
     controller: PluginSection = plugin_field("kl_controller", "fixed")
-    """How the weight moves."""
+    """How the penalty's weight moves during the run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +51,7 @@ class EntropySection:
     coef: float = 0.0
     """Weight of an entropy bonus in the loss."""
     measure: bool = True
-    """Report it as `actor/entropy`."""
+    """Report the policy's entropy as `actor/entropy`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,11 +74,11 @@ class GateSection:
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
     """Measure at the first step and every so many; 0 means only where the log-probabilities are there anyway."""
     samples: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Samples that the trainer scores for it, where it would not score them anyway."""
+    """Samples that the trainer scores for the measurement, where it would not score them anyway."""
     warn_above: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
-    """Mean difference of a token's two probabilities above which the run warns."""
+    """Mean difference of a token's probabilities, the rollout's and the trainer's, above which the run warns."""
     stop_above: float | None = attrs.field(default=0.1, validator=NOT_NEGATIVE)
-    """Mean difference above which the run stops before any weight changes; None for never."""
+    """Mean difference of a token's probabilities above which the run stops before any weight changes; None for never."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class AlgorithmSection:
     """What makes the algorithm."""
 
     preset: PluginSection | None = plugin_field("preset", None)
-    """A published combination of the keys below; every key that is given besides wins over it."""
+    """A published combination of the keys below; keys given beside its name or in later layers win over it."""
     advantage: PluginSection = plugin_field("advantage", "grpo")
     """Rewards to advantages."""
     policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
@@ -108,4 +108,4 @@ class AlgorithmSection:
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)
     """What makes up for a rollout policy that is not the training policy; None for nothing."""
     gate: GateSection = attrs.field(factory=GateSection)
-    """Watches that the two policies agree."""
+    """Watches that rollout engine and trainer give the same tokens the same probabilities."""

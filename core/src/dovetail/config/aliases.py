@@ -1,4 +1,4 @@
-"""verl's names for keys, so that a config written for verl gets Dovetail's key named in the error."""
+"""verl's and TRL's names for keys, so that a config written for either gets Dovetail's key named in the error."""
 
 from __future__ import annotations
 
@@ -205,3 +205,67 @@ def verl_advice(path: KeyPath) -> str | None:
     if path[0] in _FOREIGN_ROOTS:
         return "this is verl's key; Dovetail has none of that name"
     return None
+
+
+TRL_KEYS: dict[str, str] = {
+    "adam_beta1": "actor.optim.betas",
+    "adam_beta2": "actor.optim.betas",
+    "adam_epsilon": "actor.optim.eps",
+    "beta": "algorithm.kl.in_loss.coef",
+    "dataset_name": "data.train_files",
+    "delta": "algorithm.policy_loss.dual_clip (of ppo_clip)",
+    "epsilon": "algorithm.policy_loss.clip_low and algorithm.policy_loss.clip_high",
+    "epsilon_high": "algorithm.policy_loss.clip_high",
+    "eval_steps": "trainer.validate_every",
+    "generation_batch_size": "data.train_batch_size (in prompts)",
+    "gradient_accumulation_steps": "actor.mini_batch_size (in prompts of one optimizer step)",
+    "gradient_checkpointing": "actor.engine.gradient_checkpointing",
+    "importance_sampling_level": "algorithm.policy_loss.name (token is ppo_clip, sequence is gspo)",
+    "learning_rate": "actor.optim.lr",
+    "loss_type": (
+        "algorithm.loss_aggregation.name (grpo is seq_mean_token_mean, dapo is token_mean, dr_grpo is "
+        "seq_mean_token_sum_norm)"
+    ),
+    "lr_scheduler_type": "actor.optim.schedule",
+    "mask_truncated_completions": "algorithm.sample_filters ([overlong])",
+    "max_completion_length": "data.max_response_length",
+    "max_grad_norm": "actor.grad_clip",
+    "max_prompt_length": "data.max_prompt_length",
+    "max_steps": "trainer.total_steps",
+    "model_name_or_path": "model.path",
+    "num_generations": "rollout.n",
+    "num_iterations": "actor.epochs",
+    "num_train_epochs": "trainer.total_epochs",
+    "per_device_train_batch_size": (
+        "data.train_batch_size (in prompts of a step) and actor.max_tokens_per_micro_batch (in tokens of a device)"
+    ),
+    "report_to": "tracking",
+    "reward_funcs": "reward.function",
+    "reward_weights": "algorithm.advantage.weights (of gdpo)",
+    "run_name": "experiment",
+    "save_steps": "trainer.save_every",
+    "save_total_limit": "trainer.keep_checkpoints",
+    "scale_rewards": "algorithm.advantage.norm_by_std",
+    "steps_per_generation": "actor.mini_batch_size (in prompts of one optimizer step)",
+    "temperature": "rollout.temperature",
+    "top_k": "rollout.top_k",
+    "top_p": "rollout.top_p",
+    "use_vllm": "rollout.name (vllm)",
+    "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "vllm_importance_sampling_correction": "algorithm.rollout_correction",
+    "vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
+    "warmup_steps": "actor.optim.warmup_steps",
+    "weight_decay": "actor.optim.weight_decay",
+}
+"""A field of TRL's GRPOConfig to Dovetail's key, with a remark where the meaning differs."""
+
+
+def trl_advice(path: KeyPath) -> str | None:
+    """What to write in place of a field of TRL's, wherever it was put; None where the key does not look like one."""
+    name = str(path[-1])
+    ours = TRL_KEYS.get(name)
+    if ours is None or ("_" not in name and len(path) > 2):
+        return None
+    if path[0] == "critic" and ours.startswith("actor."):
+        ours = "critic." + ours.removeprefix("actor.")
+    return None if ours == format_path(path) else f"this is TRL's key; Dovetail's is {ours}"

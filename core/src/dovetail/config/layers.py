@@ -15,10 +15,8 @@ from dovetail.errors import ConfigError, nearest
 
 DEFAULT_LAYER = "default"
 """What provenance says of a value that no layer gives."""
-DEFAULT_RANK = -2
-"""Rank of what the fields' own defaults say."""
-PRESET_RANK = -1
-"""Rank of a preset's settings: above the defaults, below the first file, whose rank is 0."""
+DEFAULT_RANK = -1
+"""Rank of what the fields' own defaults say; the first layer that is given has rank 0."""
 
 
 class ByIndex(dict[int, Any]):
@@ -37,6 +35,8 @@ class Layer:
     """Plain containers; overrides of list entries are `ByIndex`."""
     lines: Mapping[KeyPath, int] = attrs.field(factory=dict, repr=False)
     """Line (from 1) of each key path, for files."""
+    is_preset: bool = False
+    """Whether the layer holds a preset's settings."""
     raw: str | None = None
     """An override's value before it was parsed; verbatim fields take it where it is no YAML string."""
 

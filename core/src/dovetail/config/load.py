@@ -37,7 +37,7 @@ class LoadedConfig:
     preset: Layer | None = attrs.field(default=None, repr=False)
     """What the selected preset contributes, whether or not another layer wins over it."""
     warnings: tuple[str, ...] = ()
-    """What was dropped on the way, each a full sentence."""
+    """What was dropped on the way, and what a preset has no part in, each a full sentence."""
 
 
 def load_config(
@@ -92,7 +92,7 @@ def _load(
     given = [*files, *override_layers]
     preset, preset_problems = preset_layer(RunConfig, given, find)
     problems += preset_problems
-    layers = [preset.layer, *given] if preset else given
+    layers = preset.among(given) if preset else given
     merger = Merger(find, Interpolator(RunConfig, layers, find))
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
@@ -109,7 +109,7 @@ def _load(
         provenance=_provenance(config, merger.origins),
         origins=merger.origins,
         preset=preset.layer if preset else None,
-        warnings=(*merger.warnings, *(preset.warnings(merger.origins, files[0]) if preset else ())),
+        warnings=(*merger.warnings, *(preset.warnings(tree, merger.origins) if preset else ())),
     )
 
 

@@ -7,17 +7,16 @@ keys a newly chosen plugin does not know.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from dovetail.config.aliases import verl_advice
+from dovetail.config.advice import key_advice, section_advice
 from dovetail.config.keys import KeyPath, leaves
 from dovetail.config.layers import (
     DEFAULT_LAYER,
     DEFAULT_RANK,
-    PRESET_RANK,
     ByIndex,
     Given,
     Layer,
@@ -71,7 +70,9 @@ class Merger:
         by_key: dict[str, list[Given]] = {}
         for given in givens:
             if not is_mapping(given.value):
-                self._problem(given, path, str(mismatch(given.value, cls)))
+                advice = section_advice(path, given.value)
+                text = str(mismatch(given.value, cls))
+                self._problem(given, path, f"{text}; {advice}" if advice else text)
                 continue
             for key, value in given.value.items():
                 by_key.setdefault(key, []).append(Given(value, given.layer))
@@ -128,8 +129,13 @@ class Merger:
         self.origins.update({(*path, key): origin for key, origin in choice.origins.items()})
         found = None if choice.problems else self._config_class(kind, base, choice, mappings, path)
         cls = found or base
+        since = (given.value for given in mappings if given.layer.rank >= choice.fresh_since)
+        renewed = {key for keys in since for key in keys}
         rest = [
-            Given(self._known_keys(given, cls, choice, path, judged=bool(found)), given.layer)
+            Given(
+                self._known_keys(given, cls, choice, path, renewed, judged=bool(found)),
+                given.layer,
+            )
             for given in mappings
         ]
         merged = self._section(cls, rest, path)
@@ -176,33 +182,44 @@ class Merger:
         return None
 
     def _known_keys(
-        self, given: Given, cls: type, choice: Choice, path: KeyPath, *, judged: bool
+        self,
+        given: Given,
+        cls: type,
+        choice: Choice,
+        path: KeyPath,
+        renewed: Collection[str],
+        *,
+        judged: bool,
     ) -> dict[str, Any]:
         """What the class knows of a contribution; of layers since the plugin was chosen, everything.
 
         Where the plugin was not found, nobody can judge the keys that its base does not know. What a preset
-        wrote for another plugin goes without a word, known or not: its values mean nothing to this one.
+        wrote for another plugin goes without a word, known or not: its values mean nothing to this one. Where
+        it is the preset that chooses another plugin, what earlier layers wrote goes, known or not: it stands for
+        a published combination, in which values meant for another plugin have no part. Nothing is said of keys that
+        a layer gives anew (`renewed`), nor of values that are the plugin's default anyway.
         """
-        if given.layer.rank == PRESET_RANK and not choice.follows_preset:
+        if given.layer.is_preset and not choice.follows_preset:
             return {}
         kept: dict[str, Any] = {}
         for key, value in given.value.items():
             if key in SELECTORS:
                 continue
             where = (*path, key)
-            if key in fields_of(cls):
+            known = fields_of(cls).get(key)
+            earlier = judged and given.layer.rank < choice.since
+            if known and not (judged and given.layer.rank < choice.fresh_since):
                 kept[key] = value
-            elif judged and given.layer.rank < choice.since:
-                dropped = Problem(
-                    path=where,
-                    value=value,
-                    origin=given.layer.at(where),
-                    text=f"dropped: {choice.description} has no such key",
-                )
+            elif known and (key in renewed or value == known.default()):
+                continue
+            elif earlier:
+                why = "stands for a combination without it" if known else "has no such key"
+                text = f"dropped: {choice.description} {why}"
+                dropped = Problem(path=where, value=value, origin=given.layer.at(where), text=text)
                 self.warnings.append(str(dropped))
             elif judged:
                 kept[key] = value
-            elif advice := verl_advice(where):
+            elif advice := key_advice(where, value):
                 self._problem(Given(value, given.layer), where, advice)
         return kept
 

@@ -1,21 +1,22 @@
-"""`algorithm.preset`: the settings that it stands for become a layer between the defaults and the first config file."""
+"""`algorithm.preset`: the settings that it stands for become a layer directly below the one that names it."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from dovetail.config.fields import PluginSection, PresetSection, plugin_field
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.keys import KeyPath, format_path
-from dovetail.config.layers import PRESET_RANK, Layer, is_mapping
+from dovetail.config.keys import KeyPath, format_path, leaves
+from dovetail.config.layers import Layer, is_mapping
 from dovetail.config.merge import Merger
-from dovetail.config.problems import ABSENT, Problem
-from dovetail.config.selection import Resolver
+from dovetail.config.problems import ABSENT, Problem, show_value
+from dovetail.config.selection import SELECTORS, Resolver
 from dovetail.config.structure import structure
+from dovetail.config.wording import value_at
 
 SECTION, KEY = PATH = ("algorithm", "preset")
 """Where a config selects a preset."""
@@ -41,7 +42,21 @@ class PresetLayer:
     section: PresetSection
     """The preset's own config, which its settings were made from."""
     named_by: Layer
-    """The last layer that speaks of the preset."""
+    """The last layer that names the preset."""
+    altered_by: Layer | None
+    """The last of the layers after it that give the preset's own settings."""
+    left_over: tuple[KeyPath, ...] = ()
+    """Keys of another preset, named before it, that the layers of that time hold and that nothing gives anew."""
+
+    def among(self, layers: Sequence[Layer]) -> list[Layer]:
+        """The layers with the preset's directly below those that were given together with its name.
+
+        Keys given beside the name, or later, win over the preset; the preset wins over keys of earlier layers.
+        """
+        rank = self.named_by.rank
+        below = [layer for layer in layers if layer.rank < rank]
+        above = [attrs.evolve(layer, rank=layer.rank + 1) for layer in layers if layer.rank >= rank]
+        return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[Problem]:
         """What is wrong with the preset's own section, once its settings take part in the config."""
@@ -54,16 +69,45 @@ class PresetLayer:
             )
         ]
 
-    def warnings(self, origins: Mapping[KeyPath, str], first: Layer) -> list[str]:
-        """A preset named over a config that gives every one of its keys, as a run's own config does, changes nothing."""
+    def warnings(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
+        """What the config says of the preset and does not do.
+
+        Args:
+            tree: the merged config.
+            origins: the layer that each given key of it came from.
+        """
+        if self.named_by.raw is None:
+            yield from self._overruled(tree, origins)
+        if self.left_over:
+            keys = ", ".join(format_path(key) for key in self.left_over)
+            yield (
+                f"{self.layer.name} ({self.named_by.at(PATH)}) takes the place of another preset, but does not set {keys}: "
+                "what earlier layers give there stays; set what is not meant to stay"
+            )
         hidden = bool(self.layer.tree) and self.layer.name not in origins.values()
-        if not hidden or self.named_by.rank == first.rank:
-            return []
-        text = (
-            f"{self.layer.name} ({self.named_by.at(PATH)}) changes nothing: {first.name} gives every key that it "
-            "sets, and keys win over presets; name it over a config that leaves them out"
-        )
-        return [text]
+        if hidden and self.altered_by is not None:
+            yield (
+                f"{format_path(PATH)} ({self.altered_by.name}): its settings change nothing, since the layers from "
+                f"{self.named_by.name} on, which names {self.layer.name}, give every key that it sets; "
+                f"name the preset again beside its settings, or give the keys themselves"
+            )
+
+    def _overruled(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
+        """Of the parts that make the algorithm, those for which the file that names the preset chooses otherwise."""
+        theirs = self.layer.tree.get(SECTION, {})
+        for part in ("advantage", "policy_loss"):
+            preset = theirs.get(part)
+            preset = preset.get("name") if is_mapping(preset) else preset
+            for selector in ("name", "path"):
+                key = (SECTION, part, selector)
+                value, origin = tree[SECTION][part].get(selector), self.named_by.at(key)
+                if preset is None or value in (None, preset) or origins.get(key) != origin:
+                    continue
+                yield (
+                    f"{format_path(key)} = {show_value(value)} ({origin}): overrules {self.layer.name} "
+                    f"({self.named_by.at(PATH)}), which has {show_value(preset)}; leave the key out to train with "
+                    "the preset's, or take the preset out if it is not meant"
+                )
 
 
 def preset_layer(
@@ -103,14 +147,49 @@ def preset_layer(
             text=str(error),
         )
         return None, [problem]
-    layer = Layer(rank=PRESET_RANK, name=_title(section), tree=settings)
-    return PresetLayer(layer=layer, section=section, named_by=speaking[-1]), []
+    naming = max(index for index, layer in enumerate(speaking) if _names(_choice(layer)))
+    named_by = speaking[naming]
+    layer = Layer(rank=named_by.rank, name=_title(section), tree=settings, is_preset=True)
+    later = [layer for layer in speaking[naming:] if layer.rank > named_by.rank]
+    altered_by = later[-1] if later else None
+    before = [given for given in layers if given.rank < named_by.rank]
+    earlier, _ = preset_layer(cls, before, resolver)
+    left_over: tuple[KeyPath, ...] = ()
+    if earlier and earlier.layer.name != layer.name:
+        left_over = _left_over(earlier.layer, before, [layer, *layers[len(before) :]])
+    preset = PresetLayer(
+        layer=layer,
+        section=section,
+        named_by=named_by,
+        altered_by=altered_by,
+        left_over=left_over,
+    )
+    return preset, []
+
+
+def _left_over(
+    earlier: Layer, before: Sequence[Layer], since: Sequence[Layer]
+) -> tuple[KeyPath, ...]:
+    """Keys of sections that an earlier preset sets, that the layers before hold, and that no layer since gives."""
+    keys = dict.fromkeys(path[:2] for path, _ in leaves(earlier.tree))
+    return tuple(key for key in keys if _gives(before, key) and not _gives(since, key))
+
+
+def _gives(layers: Iterable[Layer], path: KeyPath) -> bool:
+    return any(value_at(layer.tree, path) is not ABSENT for layer in layers)
 
 
 def _choice(layer: Layer) -> Any:
     """What a layer says of the preset, null included, or ABSENT."""
     algorithm: Any = layer.tree.get(SECTION) if is_mapping(layer.tree) else None
     return algorithm.get(KEY, ABSENT) if is_mapping(algorithm) else ABSENT
+
+
+def _names(choice: Any) -> bool:
+    """Whether a layer says which preset, not only how one is set."""
+    if is_mapping(choice):
+        return any(choice.get(selector) is not None for selector in SELECTORS)
+    return isinstance(choice, str)
 
 
 def _title(section: PluginSection) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from dovetail.config.keys import KeyPath
-from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, PRESET_RANK, Given
+from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, Given
 from dovetail.config.problems import ABSENT, Problem
 
 Resolver = Callable[[str, Mapping[str, Any]], type]
@@ -33,6 +33,8 @@ class Choice:
     """Rank of the layer that chose this plugin; keys of layers before it were written for another."""
     follows_preset: bool
     """Whether it is the plugin that the preset's keys in this section were written for."""
+    fresh_since: int
+    """Rank of the preset that chose it in place of another; keys of layers before it have no part, known or not."""
     description: str
     """The plugin in words."""
     problems: tuple[Problem, ...]
@@ -44,10 +46,13 @@ def select(kind: str, givens: Iterable[Given], path: KeyPath, *, default: str | 
     if default:
         said["name"] = (default, DEFAULT_LAYER)
     preset_said = dict(said)
+    fresh_since = DEFAULT_RANK
     since = DEFAULT_RANK
     problems: list[Problem] = []
     for rank, group in itertools.groupby(givens, key=lambda given: given.layer.rank):
-        now = _said(group, path, problems)
+        together = list(group)
+        before = _plugin_of(said)
+        now = _said(together, path, problems)
         if "name" in now and "path" in now:
             problems.append(_both(now, path))
             del now["path"]
@@ -60,8 +65,11 @@ def select(kind: str, givens: Iterable[Given], path: KeyPath, *, default: str | 
             if selector == "name":
                 said.pop("attribute", None)
         said.update(now)
-        if rank <= PRESET_RANK:
-            preset_said = dict(said)
+        by_preset = together[0].layer.is_preset
+        if by_preset:
+            preset_said = dict(said if _plugin_of(now) else preset_said)
+        if _plugin_of(said) != before:
+            fresh_since = rank if by_preset else DEFAULT_RANK
     problems.extend(_complete(kind, said, path))
     chosen = said.get("path") or said.get("name") or ("", "")
     return Choice(
@@ -69,6 +77,7 @@ def select(kind: str, givens: Iterable[Given], path: KeyPath, *, default: str | 
         origins={key: said[key][1] for key in SELECTORS if key in said},
         since=since,
         follows_preset=_plugin_of(said) == _plugin_of(preset_said),
+        fresh_since=fresh_since,
         description=f"{kind} {chosen[0]!r}, chosen by {chosen[1]},",
         problems=tuple(problems),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
-from dovetail.config.aliases import verl_advice
+from dovetail.config.advice import key_advice, value_advice
 from dovetail.config.keys import KeyPath, format_path, leaves
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
@@ -60,7 +60,8 @@ def _text(fault: Fault, value: Any) -> str:
     if isinstance(error, KeyError) and value is ABSENT:
         return "required, but no layer gives it"
     if isinstance(error, MismatchError):
-        return str(error)
+        advice = value_advice(fault.path, value)
+        return f"{str(error).partition('; did you mean')[0]}; {advice}" if advice else str(error)
     if isinstance(error, StructureHandlerNotFoundError):
         return f"its class declares the type {error.type_!r}, which a config can't hold"
     message = str(error.args[0]) if error.args else type(error).__name__
@@ -73,10 +74,12 @@ def _unknown(
     path: KeyPath, cls: type, tree: SectionDict, origins: Mapping[KeyPath, str]
 ) -> Iterator[Problem]:
     value = value_at(tree, path)
+    told = False
     for leaf, leaf_value in leaves(value, path):
-        if advice := verl_advice(leaf):
+        if advice := key_advice(leaf, leaf_value):
             yield Problem(path=leaf, value=leaf_value, origin=origin_of(origins, leaf), text=advice)
-    if any(verl_advice(leaf) for leaf, _ in leaves(value, path)):
+            told = True
+    if told:
         return
     yield Problem(
         path=path,

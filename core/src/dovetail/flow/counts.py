@@ -75,7 +75,10 @@ class Counts:
         if self.train_prompts is not None:
             rows.append(("training prompts", f"{self.train_prompts:,}"))
         if self.steps is not None:
-            rows.append(("steps", f"{self.steps:,} ({self.total_updates:,} optimizer steps)"))
+            plural = "" if self.total_updates == 1 else "s"
+            rows.append(
+                ("steps", f"{self.steps:,} ({self.total_updates:,} optimizer step{plural})")
+            )
         return rows
 
 

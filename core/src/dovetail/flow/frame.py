@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.errors import DovetailError, StopRequested
+from dovetail.errors import CheckpointError, DovetailError, StopRequested
 from dovetail.flow.build import Parts
 from dovetail.flow.interrupt import StopSwitch
 from dovetail.flow.state import RunState, save_checkpoint
@@ -86,8 +86,12 @@ class RunFrame:
             "seed": self._parts.config.seed,
             "steps": self.step,
             "total_steps": self.total_steps,
+            "accuracy_metric": f"val/mean@{self._parts.config.rollout.validation.n}"
+            if self._parts.val_prompts
+            else None,
             "accuracy_before": self._state.accuracy_before,
             "accuracy_after": self._state.accuracy_after,
+            "best": self._best_checkpoint(),
             "train_seconds": self._state.train_seconds,
             "directory": str(self._parts.run_directory.path),
         }
@@ -172,6 +176,14 @@ class RunFrame:
             yield
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _best_checkpoint(self) -> dict[str, Any] | None:
+        """The marked one, for the summary; a mark that can't be read must not hide how the run ended."""
+        try:
+            best = self._parts.store.best()
+        except CheckpointError:
+            return None
+        return None if best is None else best.to_summary()
 
     def _finish_step(self, began: float) -> None:
         parts, now = self._parts, self._now

@@ -48,7 +48,10 @@ def examine(loaded: LoadedConfig) -> Examination:
 
 
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...]:
-    """Let the rules judge a run that is about to start; log their warnings and return them.
+    """Let the rules judge a run that is about to start; record their warnings and return them.
+
+    They go to `events.jsonl` as information: whoever starts the run shows them to people, in the words of
+    `dovetail check`.
 
     Raises:
         ConfigError: rules found errors; `problems` lists all of them.
@@ -56,7 +59,9 @@ def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...
     findings = rule_findings(loaded.config, plan)
     warnings = tuple(f for f in findings if f.severity == "warning")
     for finding in warnings:
-        logger.warning(finding.message, rule=finding.rule, hint=finding.hint)
+        logger.info(
+            finding.message, severity=finding.severity, rule=finding.rule, hint=finding.hint
+        )
     errors = [f for f in findings if f.severity == "error"]
     if errors:
         raise refusal("preflight", errors)

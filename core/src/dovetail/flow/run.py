@@ -18,10 +18,11 @@ from dovetail.flow.build import Parts, build, load_data, plan_from_data, run_pat
 from dovetail.flow.flow import Flow
 from dovetail.flow.plan import Plan
 from dovetail.flow.preflight import enforce
-from dovetail.flow.state import RunState, restore_checkpoint
+from dovetail.flow.state import RunState, restore_checkpoint, with_earlier_seconds
 from dovetail.plugins import lock
 
 if TYPE_CHECKING:
+    from dovetail.interfaces.runtime import PluginRef
     from dovetail.telemetry import RunDirectory
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
@@ -93,7 +94,7 @@ def resume(
             announce(loaded, plan, directory.path)
         parts = build(loaded.config, data, plan, directory, logger)
         try:
-            state = restore_checkpoint(parts, checkpoint)
+            state = with_earlier_seconds(restore_checkpoint(parts, checkpoint), directory)
             directory.rewind(state.step)
             # From here on the run is this config: the next resume goes on with it.
             _write_identity(directory, loaded.config, plan)
@@ -117,7 +118,13 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
 
 def _write_identity(directory: RunDirectory, config: RunConfig, plan: Plan) -> None:
     directory.write_text("config.yaml", dump_yaml(config))
-    directory.write_json("plugins.lock.json", lock.lock_for(plan.refs.values()))
+    directory.write_json("plugins.lock.json", lock.lock_for(_used(plan)))
+
+
+def _used(plan: Plan) -> list[PluginRef]:
+    """The plugins that take part in the run: a section of a critic takes none where there is no critic."""
+    without = () if plan.value_objective is not None else ("critic.",)
+    return [ref for path, ref in plan.refs.items() if not path.startswith(without)]
 
 
 def _run(parts: Parts, state: RunState) -> dict[str, Any]:
@@ -181,7 +188,7 @@ def _command() -> str:
 
 def _check_lock(directory: RunDirectory, plan: Plan, logger: Any) -> None:
     warnings, refusals = lock.compare(
-        directory.read_json("plugins.lock.json"), lock.lock_for(plan.refs.values())
+        directory.read_json("plugins.lock.json"), lock.lock_for(_used(plan))
     )
     for warning in warnings:
         logger.warning("plugin_changed", detail=warning)

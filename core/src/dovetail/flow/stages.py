@@ -16,6 +16,7 @@ from dovetail.flow.demands import (
     ROLLOUT_ON_REQUEST,
     Demands,
 )
+from dovetail.flow.in_words import clips, shaping_words, update_words, with_settings
 from dovetail.interfaces.runtime import PluginRef
 
 
@@ -50,23 +51,26 @@ def stages_of(
     yield from _scoring(config, chosen, demands, gate)
     engine = chosen["actor.engine"].ref.name
     estimator = chosen["algorithm.advantage"]
+    settled = with_settings(estimator, changed_only=True)
     yield Stage(
         name="advantage",
         who=estimator.ref.name,
         provides=frozenset({"advantages"} | ADVANTAGE_COLUMNS & estimator.provides()),
-        because="every step",
+        because="every step" if settled == estimator.ref.name else f"{settled}; every step",
     )
     if demands.critic:
         yield Stage(
             name="update_critic",
             who=f"critic ({_critic_engine(chosen).ref.name})",
-            because="the critic follows the returns",
+            because=f"the critic follows the returns; {_critic_words(config, chosen)}",
         )
-    because = "every step"
+    because = f"{update_words(config, chosen, demands)}; every step"
     if config.critic.warmup_steps and demands.critic:
         because += f" after the critic's {config.critic.warmup_steps} steps of warm-up"
     if demands.from_current:
         because += "; one update a rollout, so no pass for old log-probabilities"
+        if clips(chosen["algorithm.policy_loss"]):
+            because += ": every ratio is 1, and no clip acts"
     if demands.bypass:
         because += "; the rollout policy is the old one, so no pass for old log-probabilities"
     yield Stage(name="update", who=f"actor ({engine})", because=because)
@@ -154,16 +158,9 @@ def _scoring(
             provides=correction.provides(),
             because="algorithm.rollout_correction",
         )
-    shaping = [
-        key
-        for key, value in (
-            ("algorithm.overlong_penalty", config.algorithm.overlong_penalty),
-            ("algorithm.kl.in_reward", config.algorithm.kl.in_reward),
-        )
-        if value is not None and getattr(value, "coef", 1)
-    ]
+    shaping = shaping_words(config, chosen)
     if shaping:
-        yield Stage(name="shaping", who="rewards", because=", ".join(shaping))
+        yield Stage(name="shaping", who="rewards", because=shaping)
 
 
 def models_of(
@@ -195,3 +192,9 @@ def models_of(
 
 def _critic_engine(chosen: Mapping[str, Chosen]) -> Chosen:
     return chosen.get("critic.engine", chosen["actor.engine"])
+
+
+def _critic_words(config: RunConfig, chosen: Mapping[str, Chosen]) -> str:
+    clip = config.critic.value_clip
+    bound = "unclipped" if clip is None else f"value_clip {clip:g}"
+    return f"{bound}, {with_settings(chosen['critic.loss_aggregation'])}"

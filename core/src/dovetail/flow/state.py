@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.errors import CheckpointError
+from dovetail.errors import CheckpointError, RunDirectoryError
 
 if TYPE_CHECKING:
     from dovetail.flow.build import Parts
+    from dovetail.telemetry import RunDirectory
 
 STATE_SCHEMA = 1
 
@@ -29,7 +30,7 @@ class RunState:
     accuracy_after: float | None = None
     """The latest validation score."""
     train_seconds: float = 0.0
-    """Wall time of the run so far, over all its sittings."""
+    """Wall time of the run so far, over all its sittings, including steps that a resumed sitting did anew."""
 
 
 def save_checkpoint(parts: Parts, state: RunState) -> Path:
@@ -48,6 +49,17 @@ def save_checkpoint(parts: Parts, state: RunState) -> Path:
         (directory / "state.json").write_text(json.dumps(document, indent=1))
 
     return parts.store.save(state.step, write)
+
+
+def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
+    """The state with the whole time of the sittings before, also what passed after the checkpoint was written: the
+    last validation, steps that came to nothing. The earlier summary knows it; a killed process leaves none.
+    """
+    try:
+        seconds = float(directory.read_json("summary.json")["train_seconds"])
+    except (RunDirectoryError, KeyError, TypeError, ValueError):
+        return state
+    return attrs.evolve(state, train_seconds=max(state.train_seconds, seconds))
 
 
 def restore_checkpoint(parts: Parts, path: Path) -> RunState:

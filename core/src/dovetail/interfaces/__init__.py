@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dovetail.config.fields import PluginSection as PluginSection
+    from dovetail.config.fields import PresetSection as PresetSection
     from dovetail.plugins import load as _load
 
     load_plugin_class = _load.load_class
@@ -80,16 +82,20 @@ _HOME = {
     "preflight": ("PREFLIGHT_API", "Finding", "PreflightRule"),
     "dispatch_mode": ("DISPATCH_MODE_API", "Call", "DispatchMode"),
 }
+_SECTIONS = ("PluginSection", "PresetSection")
+"""What the Config of a plugin, or of a preset, extends; they live with the config."""
 _LOADING = {"load_plugin_class": "load_class", "make_plugin": "make"}
 """What a plugin needs to rebuild another one from its PluginRef, as a worker does."""
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted([*_MODULE_OF, *_LOADING])  # noqa: PLE0605 - computed from the table above
+__all__ = sorted([*_MODULE_OF, *_LOADING, *_SECTIONS])  # noqa: PLE0605 - computed from the table above
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if name in _SECTIONS:
+        return getattr(importlib.import_module("dovetail.config.fields"), name)
     if name in _LOADING:
         return getattr(importlib.import_module("dovetail.plugins.load"), _LOADING[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -123,6 +123,8 @@ class AdvantageEstimator(Plugin):
     """
     level: ClassVar[Literal["sample", "token"]]
     """Sample level works on scalars on the controller; token level on token columns, in the workers."""
+    aggregation: ClassVar[str | None] = None
+    """The loss aggregation that the paper prescribes, where it prescribes one and the loss does not."""
 
     @classmethod
     def min_group_size(cls, config: Any) -> int:

@@ -14,7 +14,7 @@ class Preset(Plugin):
     """What a paper combines: estimator, loss, aggregation, KL, filters.
 
     Its settings come from its Config, so that any config that names it can be read without importing more:
-    `Config.settings()` returns them, and they become a layer below the first config file.
+    `Config.settings()` returns them, and they become a layer directly below the one that names the preset.
     """
 
     Config: ClassVar[type[PluginSection]] = PresetSection

@@ -29,6 +29,7 @@ from dovetail.numerics.objective import (
     loss_share,
     metric_weight,
 )
+from dovetail.numerics.plugin_results import DeclaredColumns, check_correction, check_losses
 from dovetail.numerics.token_columns import on_device, token_column
 from dovetail.telemetry.metrics import Metric
 
@@ -65,6 +66,7 @@ class PolicyObjective(Objective):
         super().__init__(aggregation, f"the objective with policy loss {spec.policy_loss.name!r}")
         self.spec = spec
         self._loss = policy_loss
+        self._title = f"policy loss {spec.policy_loss.name!r}"
         cls, config = type(policy_loss), policy_loss.config
         wanted = cls.requires(config)
         self._loss_outputs = wanted & OF_THE_ENGINE
@@ -111,7 +113,7 @@ class PolicyObjective(Objective):
         for name, column in made.items():
             if not isinstance(column, Ragged):
                 raise ColumnError(
-                    f"policy loss {self.spec.policy_loss.name!r} prepared {name!r} as {type(column).__name__}",
+                    f"{self._title} prepared {name!r} as {type(column).__name__}",
                     hint="`prepare` returns ragged columns, one value a response token",
                 )
         return mini_batch.with_columns({PREPARED + name: made[name] for name in made})
@@ -164,9 +166,10 @@ class PolicyObjective(Objective):
             log_probs_T=outputs["log_probs"],
             mask_T=tokens.mask_T,
             offsets_N1=tokens.offsets_N1,
-            columns=self._columns(tokens, outputs),
+            columns=DeclaredColumns(self._columns(tokens, outputs), self._title, self._loss),
         )
         found = self._loss.token_losses(inputs)
+        check_losses(found, inputs.log_probs_T, self._title, self._loss)
         losses_T, metrics = found.losses_T, dict(found.metrics)
         if self.spec.weighted:
             losses_T = losses_T * tokens.column("rollout_is_weights")
@@ -181,6 +184,7 @@ class PolicyObjective(Objective):
                 ),
                 LocalReduction(),
             )
+            check_correction(corrected, inputs.log_probs_T, self._correction)
             if corrected.weights_T is not None and self._weighs:
                 losses_T = losses_T * corrected.weights_T.detach().masked_fill(~tokens.mask_T, 0)
             if corrected.keep_T is not None:

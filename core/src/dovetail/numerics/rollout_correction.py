@@ -24,6 +24,7 @@ from dovetail.interfaces.rollout_correction import CorrectionInputs, RolloutCorr
 from dovetail.numerics.deferred import resolve_metrics
 from dovetail.numerics.finite import require_finite
 from dovetail.numerics.loss_aggregation import sum_by_sample
+from dovetail.numerics.plugin_results import check_correction
 from dovetail.telemetry.metrics import Metric
 
 LOG_RATIO_BOUND = 20.0
@@ -236,6 +237,7 @@ def correct_batch(
     Raises:
         ColumnError: a column is missing, or does not line up with `response_mask`.
         NumericsError: a masked-in log-probability is NaN or infinite; carries the samples' ids.
+        PluginBrokenError: the correction returned something else than a Correction over these tokens.
     """
     who = f"the rollout correction {type(correction).name!r}"
     batch.require(("old_log_probs", "rollout_log_probs", "response_mask"), who)
@@ -251,6 +253,7 @@ def correct_batch(
         offsets_N1=torch.from_numpy(mask.offsets.copy()),
     )
     done = correction.correct(inputs, reduction)
+    check_correction(done, inputs.train_log_probs_T, correction)
     columns: dict[str, Ragged] = {}
     if done.weights_T is not None:
         columns["rollout_is_weights"] = mask.with_values(done.weights_T.float().numpy())

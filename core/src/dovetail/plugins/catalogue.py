@@ -14,8 +14,15 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-runtime-ray": {"runtime": "ray"},
     "dovetail-trackers": {"tracker": "tensorboard wandb mlflow prometheus"},
     "dovetail-algorithms": {
-        "advantage": "grpo dr_grpo rloo reinforce_plus_plus",
-        "policy_loss": "ppo_clip reinforce",
+        "advantage": "grpo dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo gpg grpo_passk gdpo "
+        "optimal_token_baseline tir_optimal_token_baseline",
+        "policy_loss": "ppo_clip reinforce clip_cov cispo dppo dro gmpo gpg gspo kl_cov sapo",
+        "preset": "ppo grpo dr_grpo dapo gspo cispo sapo rloo reinforce_plus_plus remax opo gpg gmpo",
+        "rollout_correction": "decoupled_token_is decoupled_seq_is decoupled_token_icepop decoupled_seq_is_rs "
+        "decoupled_geo_rs decoupled_geo_rs_token_tis decoupled_geo_rs_seq_tis decoupled_k3_rs decoupled_k3_rs_token_tis "
+        "decoupled_k3_rs_seq_tis bypass_ppo_clip bypass_ppo_clip_geo_rs bypass_ppo_clip_k3_rs bypass_pg_is bypass_pg_token_icepop "
+        "bypass_pg_geo_rs bypass_pg_geo_rs_token_tis bypass_pg_geo_rs_seq_tis disabled",
+        "sample_filter": "equal_rewards overlong score_range",
     },
     "dovetail-rewards": {
         "reward_manager": "naive",

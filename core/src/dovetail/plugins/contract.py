@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import attrs
 
@@ -24,19 +24,19 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
     """Check that something is a complete implementation of a kind's interface.
 
     Raises:
-        PluginBrokenError: it is no class, no subclass of the interface, or lacks abstract methods.
+        PluginBrokenError: it is no class, no subclass of the interface, or lacks abstract methods or attributes.
     """
     interface = import_object(kind.interface)
     wanted = f"{interface.__module__}.{interface.__name__}"
     if not isinstance(obj, type):
         raise PluginBrokenError(
             f"{title} is {type(obj).__name__} {obj!r}, not a class",
-            hint=f"a {kind.name} plugin is a class that extends {wanted}",
+            hint=f"{with_article(kind.name)} plugin is a class that extends {wanted}",
         )
     if not issubclass(obj, interface):
         raise PluginBrokenError(
             f"{title} is a class that extends {_bases(obj)}, but not {interface.__name__}",
-            hint=f"a {kind.name} plugin extends {wanted}",
+            hint=f"{with_article(kind.name)} plugin extends {wanted}",
         )
     missing = sorted(getattr(obj, "__abstractmethods__", ()))
     if missing:
@@ -45,6 +45,8 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
             hint=f"{wanted} says what each must do: "
             + "; ".join(f"{name}{_signature(interface, name)}" for name in missing),
         )
+    for name, allowed in _choices(interface).items():
+        _check_choice(obj, name, allowed, title)
     return obj
 
 
@@ -98,6 +100,37 @@ def check_config(config: object, kind: Kind, title: str) -> type[PluginSection]:
             f"(from {section.__module__})",
         )
     return cast("type[PluginSection]", config)
+
+
+def _choices(interface: type) -> dict[str, tuple[Any, ...]]:
+    """The class attributes of an interface that have a few allowed values, with these: `ClassVar[Literal[…]]`."""
+    choices: dict[str, tuple[Any, ...]] = {}
+    for name, declared in inspect.get_annotations(interface, eval_str=True).items():
+        outer: Any = get_origin(declared)
+        inner: Any = get_args(declared)
+        if outer is ClassVar and get_origin(inner[0]) is Literal:
+            choices[name] = get_args(inner[0])
+    return choices
+
+
+def _check_choice(cls: type, name: str, allowed: tuple[Any, ...], title: str) -> None:
+    wanted = " or ".join(map(repr, allowed))
+    hint = f"write in the class: {name} = {allowed[0]!r} (or {' or '.join(map(repr, allowed[1:]))})"
+    if not hasattr(cls, name):
+        raise PluginBrokenError(
+            f"{title} does not set the class attribute {name}, which is {wanted}", hint=hint
+        )
+    # A property stands for a value that hangs on the config, which is known only to an instance.
+    value = inspect.getattr_static(cls, name)
+    if not isinstance(value, property) and getattr(cls, name) not in allowed:
+        raise PluginBrokenError(
+            f"{title} has {name} = {getattr(cls, name)!r}, which is not {wanted}", hint=hint
+        )
+
+
+def with_article(word: str) -> str:
+    """A word with the indefinite article that its first letter takes."""
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def _bases(cls: type) -> str:

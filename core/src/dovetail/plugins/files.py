@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import Plugin
-from dovetail.plugins.contract import check_api, check_class
+from dovetail.plugins.contract import check_api, check_class, with_article
 from dovetail.plugins.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
@@ -168,14 +168,14 @@ def file_and_attribute(kind: str, path: Any, attribute: Any, name: Any = None) -
         raise ConfigError(f"`path` must be the path of a Python file, not {path!r}")
     if name is not None:
         raise ConfigError(
-            f"a {kind} section names both the plugin {name!r} and the file {path!r}",
+            f"{with_article(kind)} section names both the plugin {name!r} and the file {path!r}",
             hint="keep one: `name` for an installed plugin, `path` and `attribute` for a file",
         )
     if attribute is None and kind == "reward_function":
         return path, "compute_score"
     if not isinstance(attribute, str) or not attribute:
         raise ConfigError(
-            f"a {kind} section gives the file {path!r}, but not which class in it",
+            f"{with_article(kind)} section gives the file {path!r}, but not which class in it",
             hint="add `attribute`, the name of the class",
         )
     return path, attribute

@@ -21,6 +21,9 @@ from dovetail.plugins.entry import PluginEntry, entries_of
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import normalised
 
+_OF_PRESETS = ("advantage", "policy_loss")
+"""Kinds that people give the name of a whole algorithm for."""
+
 
 @dataclass(frozen=True)
 class PluginIndex:
@@ -97,10 +100,14 @@ class PluginIndex:
         named = [e for e in self.entries(kind) if e.name == name]
         return named or [e for e in self.entries(kind) if name in e.aliases]
 
+    def _preset_named(self, name: str) -> str | None:
+        """The usable preset of that name, whatever its case."""
+        presets = (e.name for e in self.entries("preset") if e.usable)
+        return next((known for known in presets if known.casefold() == name.casefold()), None)
+
     def _refuse_unknown(self, kind: str, name: str, distribution: str) -> NoReturn:
         usable = {e.name: e for e in self.entries(kind) if e.usable}
-        here = ", ".join(f"{e.name} ({e.distribution} {e.version})" for e in usable.values())
-        message = f"no {kind} plugin is named {name!r}; installed: {here or 'none'}"
+        message = f"no {kind} plugin is named {name!r}; installed: {', '.join(usable) or 'none'}"
         unusable = [e for e in self.entries(kind) if not e.usable]
         if unusable:
             message += "; not usable: " + ", ".join(
@@ -109,6 +116,7 @@ class PluginIndex:
         elsewhere = sorted({e.kind for e in self.all_entries if e.name == name})
         if elsewhere:
             message += f"; a plugin of that name is of kind {', '.join(elsewhere)}"
+        preset = self._preset_named(name) if kind in _OF_PRESETS else None
         near = nearest(name, [*usable, *(alias for e in usable.values() for alias in e.aliases)])
         home = provider(kind, name)
         installed = {normalised(d.name) for d in self.distributions}
@@ -116,6 +124,8 @@ class PluginIndex:
             hint = f"pip install {distribution}"
         elif home:
             hint = f"pip install {'--upgrade ' if home in installed else ''}{home}"
+        elif preset and (near is None or near.casefold() != name.casefold()):
+            hint = f"{preset!r} is a preset, which chooses the {kind} and more: algorithm.preset={preset}"
         elif near:
             hint = f"did you mean {near!r}?"
         elif other := nearest_first_party(kind, name):

@@ -19,7 +19,7 @@ from dovetail.errors import (
 )
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.contract import check_class, check_config, config_of
+from dovetail.plugins.contract import check_class, check_config, config_of, with_article
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.files import (
     file_and_attribute,
@@ -212,7 +212,7 @@ def _import_hint(error: BaseException, entry: PluginEntry) -> str:
 def _nothing_selected(kind: str) -> ConfigError:
     usable = ", ".join(entry.name for entry in default_index().entries(kind) if entry.usable)
     return ConfigError(
-        f"a {kind} section selects no plugin",
+        f"{with_article(kind)} section selects no plugin",
         hint=f"give `name` (one of: {usable or 'none is installed'}), or `path` and `attribute`",
     )
 

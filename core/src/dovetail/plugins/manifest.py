@@ -22,7 +22,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str,)),
     **dict.fromkeys(("aliases", "capabilities", "columns", "needs"), (list,)),
     **dict.fromkeys(("requires", "provides"), (list, type(None))),
-    **dict.fromkeys(("config_schema", "settings"), (dict, type(None))),
+    **dict.fromkeys(("config_schema", "settings", "facts"), (dict, type(None))),
     "doc": (str,),
 }
 _WORDS = {str: "text", list: "a list", dict: "an object", type(None): "null"}
@@ -58,6 +58,9 @@ class PluginManifest:
     """The class's docstring; empty in manifests made before they carried it."""
     settings: Mapping[str, Any] | None = None
     """What a preset sets under its default config; None for other kinds."""
+    facts: Mapping[str, Any] | None = None
+    """What its kind declares besides: `aggregation` of a policy loss or an estimator, `action` of a sample filter,
+    `min_group_size` of an estimator under its default config; None where there is nothing to tell."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Any-of lists of requirements, all of which must be met where the plugin runs."""
 
@@ -177,6 +180,7 @@ def _plugin(item: Any) -> PluginManifest:
         config_schema=item.get("config_schema"),
         doc=item.get("doc", ""),
         settings=item.get("settings"),
+        facts=item.get("facts"),
         needs=tuple(tuple(need) for need in item.get("needs", [])),
     )
 

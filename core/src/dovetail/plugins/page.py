@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.batch.columns import GLOSSARY
 from dovetail.config.keys import KeyPath, format_path
-from dovetail.config.plain_yaml import dump
+from dovetail.config.plain_yaml import YamlTextError, dump, parse
 from dovetail.config.schema import fields_of
 from dovetail.config.sections import RunConfig
 from dovetail.plugins.manifest import PluginManifest
@@ -17,6 +18,15 @@ from dovetail.plugins.manifest import PluginManifest
 PAPER = re.compile(r"(?:arXiv[ :])?\b(\d{4}\.\d{4,5})\b")
 """A paper's number on arXiv, with or without the word before it."""
 
+IN_A_CONFIG = "In a config:"
+"""A paragraph of a docstring: the YAML that stands indented below it is laid over the generated example."""
+
+_IMPLIED = frozenset({("rollout_correction", "mode")})
+"""Kind and key of settings that a plugin's name already says."""
+_MOOT = {"weights": "weight"}
+"""Where the one key of a rollout correction is null, keys that hold the other word mean nothing."""
+_ROUNDS = 10
+"""Rounds of generation that an example allows for refilling what a filter drops, as DAPO's preset does."""
 _BASES = ("dovetail.config.fields", "dovetail.config.sections")
 """Modules of the config classes that plugins extend."""
 _SHAPES = {
@@ -59,7 +69,7 @@ class Page:
     summary: str
     """One line."""
     doc: str
-    """The docstring: equation, paper, remarks."""
+    """The docstring: equation, paper, remarks; without its `In a config:`."""
     papers: tuple[str, ...]
     """Numbers on arXiv that the docstring names."""
     requires: tuple[ColumnNote, ...] | None
@@ -70,7 +80,7 @@ class Page:
     places: tuple[str, ...]
     """Key paths at which a config selects a plugin of this kind; none for what is always active."""
     example: str
-    """YAML that selects it, its settings at their defaults."""
+    """YAML that selects it: its settings that are not null, and what belongs beside it."""
     stands_for: str
     """For a preset, its settings as YAML; empty for others."""
     parts: tuple[tuple[str, str], ...]
@@ -81,18 +91,22 @@ def page_of(plugin: PluginManifest) -> Page:
     """The page of a plugin, whatever its kind."""
     schema = plugin.config_schema or {}
     places = places_of(plugin.kind)
+    try:
+        doc, beside = doc_and_example(plugin.doc)
+    except ValueError:
+        doc, beside = plugin.doc, {}
     return Page(
         kind=plugin.kind,
         name=plugin.name,
         summary=_summary(plugin),
-        doc=plugin.doc,
+        doc=doc,
         papers=tuple(dict.fromkeys(PAPER.findall(plugin.doc))),
         requires=_notes(plugin.requires, plugin),
         provides=_notes(plugin.provides, plugin),
         capabilities=plugin.capabilities,
         settings=tuple(_settings(schema.get("fields", []))),
         places=tuple(format_path(path) for path, _ in places),
-        example=_example(plugin, *places[0]) if places else _silencing(plugin),
+        example=_example(plugin, *places[0], beside) if places else _silencing(plugin),
         stands_for=dump(plugin.settings) if plugin.settings else "",
         parts=tuple(_parts(plugin.settings or {})),
     )
@@ -107,6 +121,31 @@ def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
         (path, collection) for path, found, collection in _places(RunConfig, ()) if found == kind
     ]
     return sorted(found, key=lambda place: (place[1] == "dict", place[0][0] != "algorithm"))
+
+
+def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
+    """A docstring without its `In a config:`, and the config that stands below that; empty where it has none.
+
+    Raises:
+        ValueError: what stands there is no YAML mapping.
+    """
+    blocks = doc.split("\n\n")
+    if IN_A_CONFIG not in blocks:
+        return doc, {}
+    at = blocks.index(IN_A_CONFIG)
+    end = at + 1
+    while end < len(blocks) and blocks[end].startswith("    "):
+        end += 1
+    try:
+        config, _ = parse(textwrap.dedent("\n\n".join(blocks[at + 1 : end])))
+    except YamlTextError as error:
+        raise ValueError(f"below `{IN_A_CONFIG}` its docstring has no YAML: {error}") from error
+    if not isinstance(config, Mapping):
+        raise ValueError(  # noqa: TRY004 - a fault of the text's content
+            f"below `{IN_A_CONFIG}` its docstring has {config!r}, which is no mapping of config keys; indent the YAML "
+            "by four spaces, after an empty line"
+        )
+    return "\n\n".join(blocks[:at] + blocks[end:]), config
 
 
 def shown(value: Any) -> str:
@@ -170,16 +209,58 @@ def _settings(fields: Iterable[Mapping[str, Any]], above: str = "") -> Iterator[
         yield from _settings(field.get("fields", []), name + below)
 
 
-def _example(plugin: PluginManifest, path: KeyPath, collection: str | None) -> str:
-    values = _defaults((plugin.config_schema or {}).get("fields", []))
+def _example(
+    plugin: PluginManifest, path: KeyPath, collection: str | None, beside: Mapping[str, Any]
+) -> str:
+    values = _worth_showing(plugin.kind, _defaults((plugin.config_schema or {}).get("fields", [])))
     section: Any = {"name": plugin.name, **values} if values else plugin.name
     if collection == "list":
         section = [section]
     elif collection == "dict":
         section = {"my_key": section}
+    return dump(_laid_over(_laid_over(_at(path, section), _companions(plugin)), beside))
+
+
+def _worth_showing(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that are null, empty, implied by the name, or without effect."""
+    moot = [word for key, word in _MOOT.items() if kind == "rollout_correction" and key in values and values[key] is None]  # fmt: skip
+    return {
+        key: value
+        for key, value in values.items()
+        if value not in (None, [], {})
+        and (kind, key) not in _IMPLIED
+        and not any(word in key for word in moot)
+    }
+
+
+def _companions(plugin: PluginManifest) -> dict[str, Any]:
+    """Keys of other sections without which the plugin does not do what its page says."""
+    facts = plugin.facts or {}
+    if plugin.kind in ("policy_loss", "advantage") and facts.get("aggregation"):
+        return _at(("algorithm", "loss_aggregation"), facts["aggregation"])
+    if plugin.kind == "sample_filter" and facts.get("action") == "drop":
+        return _at(("algorithm", "max_generation_rounds"), _ROUNDS)
+    return {}
+
+
+def _at(path: KeyPath, value: Any) -> dict[str, Any]:
+    """A config that holds one value."""
     for key in reversed(path):
-        section = {key: section}
-    return dump(section)
+        value = {key: value}
+    config: dict[str, Any] = value
+    return config
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configs as one: mappings merge, and of everything else the upper wins."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = _laid_over(under, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _silencing(plugin: PluginManifest) -> str:

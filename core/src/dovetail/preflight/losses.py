@@ -1,20 +1,28 @@
-"""Rules about the policy loss: updates that nothing bounds, and an aggregation that is not the paper's."""
+"""Rules about the loss: updates that nothing bounds, bounds of another loss, an aggregation that is not the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from dovetail.config.builtin import SeqMeanTokenSumNormConfig
 from dovetail.config.sections import RunConfig
 from dovetail.flow.counts import count
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.selected import correction_of, ratio_columns, selected
+from dovetail.preflight.sizes import has_critic
 
 if TYPE_CHECKING:
     from dovetail.flow.plan import Plan
 
 WIDE = 10.0
 """A `clip_high` from here on clips nothing in practice: a probability would have to grow elevenfold in one step."""
+NARROW = 0.01
+"""Bounds below this are meant for the length-normalised ratio of a whole sequence."""
+WIDE_FOR_NARROW = 0.05
+"""Bounds above this are never met by such a ratio."""
 
 
 class OffPolicyUnclipped(PreflightRule):
@@ -85,25 +93,106 @@ class MaxKlNeverFires(PreflightRule):
 
 
 class LossAggregationOverridden(PreflightRule):
-    """The paper of the chosen loss prescribes how tokens become one number, and the config says otherwise.
+    """The paper of the chosen loss or estimator prescribes how tokens become one number, and the config says otherwise.
 
     A sequence-level loss averaged over all tokens, for example, weighs long responses more than its derivation allows.
+    Where both prescribe one, the loss's counts.
     """
 
     name = "loss_aggregation_overridden"
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        loss = selected("policy_loss", config.algorithm.policy_loss)
-        given = config.algorithm.loss_aggregation
-        if loss is None or loss.cls.aggregation in (None, given.name):
+        algorithm = config.algorithm
+        given = algorithm.loss_aggregation
+        for kind, section in (
+            ("policy_loss", algorithm.policy_loss),
+            ("advantage", algorithm.advantage),
+        ):
+            chosen = selected(kind, section)
+            wanted = chosen.cls.aggregation if chosen is not None else None
+            if chosen is None or wanted is None:
+                continue
+            if wanted != given.name:
+                yield self.warning(
+                    f"algorithm.loss_aggregation = {given.name or given.path}, but the paper of "
+                    f"algorithm.{kind} = {chosen.name} prescribes {wanted}",
+                    hint=f"set algorithm.loss_aggregation={wanted}, or keep yours with "
+                    f"preflight.ignore={self.name}",
+                )
             return
-        yield self.warning(
-            f"algorithm.loss_aggregation = {given.name or given.path}, but the paper of "
-            f"algorithm.policy_loss = {loss.name} prescribes {loss.cls.aggregation}",
-            hint=f"set algorithm.loss_aggregation={loss.cls.aggregation}, or keep yours with "
-            f"preflight.ignore={self.name}",
-        )
+
+
+class ClipRangeOfAnotherLoss(PreflightRule):
+    """Clip bounds of another order of magnitude than the loss's own: those of a token's ratio, or of a sequence's.
+
+    The length-normalised ratio of a whole sequence moves by a few 1e-4 an update, a token's by tenths. GSPO
+    (arXiv 2507.18071) with the bounds of PPO never clips; PPO with those of GSPO clips nearly every token. Which of
+    the two a loss expects is read from its defaults.
+    """
+
+    name = "clip_range_of_another_loss"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        loss = selected("policy_loss", config.algorithm.policy_loss)
+        if loss is None:
+            return
+        own, wrong = {}, []
+        for key, given, default in _clip_bounds(loss.config):
+            own[key] = default
+            narrow = default < NARROW and given > WIDE_FOR_NARROW
+            wide = default >= 10 * NARROW and 0 < given < NARROW
+            if narrow or wide:
+                wrong.append((f"{key} = {given:g}", narrow))
+        if wrong:
+            narrow = wrong[0][1]
+            what = (
+                "it bounds the ratio of a whole sequence, which moves by a few 1e-4, so that these clip nothing"
+                if narrow
+                else "it bounds each token's ratio, which moves by tenths, so that these clip nearly every token"
+            )
+            yield self.warning(
+                f"algorithm.policy_loss = {loss.name} with {' and '.join(said for said, _ in wrong)}: {what}",
+                hint="set "
+                + " ".join(f"algorithm.policy_loss.{key}={value:g}" for key, value in own.items()),
+            )
+
+
+class NormLength(PreflightRule):
+    """The constant that token sums are divided by is not the longest response that the config allows.
+
+    Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and with it
+    what the learning rate means, by a factor that nobody chose.
+    """
+
+    name = "norm_length"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        longest = config.data.max_response_length
+        for path, section in (
+            ("algorithm", config.algorithm.loss_aggregation),
+            ("critic", config.critic.loss_aggregation if has_critic(plan) else None),
+        ):
+            if not isinstance(section, SeqMeanTokenSumNormConfig) or section.length == longest:
+                continue
+            yield self.warning(
+                f"{path}.loss_aggregation.length = {section.length}, but data.max_response_length = {longest}: "
+                f"the loss is {longest / section.length:.3g} times what the longest response's length would make it",
+                hint=f"set {path}.loss_aggregation.length='${{data.max_response_length}}'",
+            )
+
+
+def _clip_bounds(config: Any) -> Iterator[tuple[str, float, float]]:
+    """`clip_low` and `clip_high` of a loss that has them as numbers: key, value, default."""
+    for key in ("clip_low", "clip_high"):
+        field = attrs.fields_dict(type(config)).get(key)
+        value = getattr(config, key, None)
+        if field is None or not isinstance(value, int | float):
+            continue
+        if isinstance(field.default, int | float):
+            yield key, value, field.default
 
 
 def _weighs_by_the_current_ratio(config: RunConfig) -> bool:

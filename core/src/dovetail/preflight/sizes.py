@@ -49,7 +49,8 @@ class WarmupTooLong(PreflightRule):
         critic = has_critic(plan)
         if critic and config.critic.warmup_steps >= steps:
             yield self.error(
-                f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} steps train the critic "
+                f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
+                f"{'step' if steps == 1 else 'steps'} train the critic "
                 "alone: the policy is never trained",
                 hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
             )
@@ -59,8 +60,9 @@ class WarmupTooLong(PreflightRule):
             optims.append(("critic", config.critic.optim, counts.total_critic_updates))
         for role, optim, updates in optims:
             if updates and optim.warmup_steps >= updates:
+                steps_there = "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
                 yield self.warning(
-                    f"{role}.optim.warmup_steps = {optim.warmup_steps}, but the run has {updates} optimizer steps of "
+                    f"{role}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
                     f"the {role}: the learning rate only ever rises, towards {role}.optim.lr = {optim.lr:g}",
                     hint=f"set {role}.optim.warmup_steps={updates // 10}",
                 )

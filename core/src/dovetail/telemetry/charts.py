@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ _VARIABLES = {
     **{colour: f"var(--series-{number})" for number, colour in enumerate(_SERIES, start=1)},
 }
 _POINTS_PER_INCH = 72
+_FEW_STEPS = 8
+"""Up to so many steps are marked one by one on the axis."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def line_chart(
         percent: label the y axis in percent.
         markers: mark the points, for series with few.
     """
+    points = [value for line in lines for value in line.values]
+    counts = all(float(value).is_integer() for value in points)
 
     def draw(axes: Axes) -> None:
         for line, colour in zip(lines, _cycle(len(lines)), strict=True):
@@ -78,9 +82,12 @@ def line_chart(
             high = max(max(line.high or line.values) for line in lines if line.values)
             margin = max(0.02, 0.06 * (high - low))
             axes.set_ylim(max(-0.02, low - margin), min(1.02, high + margin))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        elif counts and max(points) - min(points) < 2:
+            axes.set_ylim(min(points) - 1, max(points) + 1)
 
-    return _render(name, draw, height=200)
+    steps = {step for line in lines for step in line.steps}
+    return _render(name, draw, steps, height=200, whole=counts and not percent)
 
 
 def stacked_chart(name: str, steps: Sequence[float], parts: Mapping[str, Sequence[float]]) -> str:
@@ -104,7 +111,7 @@ def stacked_chart(name: str, steps: Sequence[float], parts: Mapping[str, Sequenc
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} s")
 
-    return _render(name, draw, height=200, width=1040)
+    return _render(name, draw, set(steps), height=200, width=1040)
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -118,12 +125,29 @@ def _cycle(count: int) -> list[str]:
     return [_SERIES[index % SERIES_COLOURS] for index in range(count)]
 
 
-def _render(name: str, draw: Any, *, height: float, width: float = 500) -> str:
-    """Draw on fresh axes and return the SVG element; sizes in CSS pixels at full width."""
+def _render(
+    name: str,
+    draw: Any,
+    steps: Collection[float],
+    *,
+    height: float,
+    width: float = 500,
+    whole: bool = False,
+) -> str:
+    """Draw on fresh axes over these steps and return the SVG element.
+
+    Args:
+        name: what the chart shows.
+        draw: is called with the axes.
+        steps: every step that has something; at least one.
+        height: in CSS pixels at full width.
+        width: likewise.
+        whole: label the y axis at whole numbers alone.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
@@ -142,11 +166,18 @@ def _render(name: str, draw: Any, *, height: float, width: float = 500) -> str:
         draw(axes)
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        if len(steps) <= _FEW_STEPS and max(steps) - min(steps) < _FEW_STEPS:
+            axes.xaxis.set_major_locator(FixedLocator(sorted(steps)))
+            middle, half = (min(steps) + max(steps)) / 2, (max(steps) - min(steps)) / 2
+            # A single bar or point stands in the middle, not as wide as the chart.
+            axes.set_xlim(middle - max(half + 0.5, 2.0), middle + max(half + 0.5, 2.0))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+            axes.margins(x=0.015)
+        nice = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole, steps=nice))
         axes.grid(axis="y", color=_GRID, linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.margins(x=0.015)
         axes.set_xlabel("step", loc="right", color=_MUTED, fontsize=10, labelpad=1)
         axes.tick_params(length=0, labelcolor=_MUTED, pad=6)
         for side, spine in axes.spines.items():

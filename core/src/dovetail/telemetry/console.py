@@ -18,12 +18,20 @@ from rich.text import Text
 from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.tracker import Tracker
-from dovetail.telemetry.figures import KEY_FIGURES, Figure, sparkline, write_figure, write_seconds
+from dovetail.telemetry.figures import (
+    ACCURACY,
+    KEY_FIGURES,
+    Figure,
+    sparkline,
+    write_figure,
+    write_seconds,
+)
+from dovetail.telemetry.validation import PLUS_MINUS, write_best
 
 _LABELS = {
-    "accuracy_before": ("Accuracy before", "percent"),
-    "accuracy_after": ("Accuracy after", "percent"),
-    "accuracy_best": ("Best accuracy", "percent"),
+    "accuracy_before": ("{} before", "percent"),
+    "accuracy_after": ("{} after", "percent"),
+    "accuracy_best": ("{}, best", "percent"),
     "reward_first": ("Reward, first steps", "number"),
     "reward_last": ("Reward, last steps", "number"),
     "train_seconds": ("Training time", "seconds"),
@@ -32,8 +40,8 @@ _LABELS = {
     "tokens_per_second": ("Tokens a second", "length"),
     "reward_failures": ("Failed rewards", "length"),
 }
-"""Labels and styles of what a summary holds; other names are shown as they are."""
-_ELSEWHERE = {"directory", "report", "next_commands", "total_steps"}
+"""Labels and styles of what a summary holds, {} for the metric of validation; other names are shown as they are."""
+_ELSEWHERE = {"directory", "report", "next_commands", "total_steps", "accuracy_metric"}
 """Entries of a summary that are shown in another place."""
 _RECENT = 20
 """Steps behind the estimate of the time left."""
@@ -62,6 +70,9 @@ class ConsoleTracker(Tracker):
         self._ends: list[tuple[int, float]] = []
         self._series: dict[str, list[float]] = {}
         self._latest: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
+        self._explained = False
+        """Whether a line has said what ± means."""
 
     # ── the run's life ──
 
@@ -96,6 +107,7 @@ class ConsoleTracker(Tracker):
             if value is not None:
                 self._series.setdefault(figure.label, []).append(value)
                 self._latest[figure.label] = figure.read(metrics)
+                self._labels[figure.label] = figure.label_for(figure.find(metrics))
         if self._live is None:
             self._console.print(self._line(step, metrics, advanced), soft_wrap=True, markup=False)
 
@@ -129,15 +141,20 @@ class ConsoleTracker(Tracker):
         for figure in self._figures:
             name = figure.find(metrics)
             if name is not None:
-                parts.append(f"{figure.short} {figure.read(metrics)}")
+                parts.append(f"{figure.short_for(name)} {figure.read(metrics)}")
         left = self._seconds_left()
         if left and advanced:
             parts.append(f"left {write_seconds(left)}")
+        if not self._explained and any("±" in part for part in parts):
+            self._explained = True
+            parts.append(f"({PLUS_MINUS})")
         return "  ".join(parts)
 
     def _render(self) -> Group:
         """The live display: where the run is, and the key figures with their course."""
-        return Group(self._progress(), self._table())
+        explained = any("±" in text for text in self._latest.values())
+        note = [Text(PLUS_MINUS, style="dim")] if explained else []
+        return Group(self._progress(), self._table(), *note)
 
     def _progress(self) -> Table:
         title = "/".join(self._directory.parts[-2:]) if self._directory else "run"
@@ -167,7 +184,7 @@ class ConsoleTracker(Tracker):
             values = self._series.get(figure.label)
             if values:
                 table.add_row(
-                    figure.label,
+                    self._labels[figure.label],
                     self._latest[figure.label],
                     _change(figure, values),
                     sparkline(values),
@@ -180,6 +197,8 @@ class ConsoleTracker(Tracker):
         table.add_column(justify="right")
         steps, total = summary.get("steps"), summary.get("total_steps")
         shown_summary = {**summary, "steps": f"{steps} of {total}"} if total else summary
+        word = ACCURACY.short_for(summary.get("accuracy_metric"))
+        accuracy = "Accuracy" if word == ACCURACY.short else word
         for name, value in shown_summary.items():
             if name in _ELSEWHERE or not isinstance(value, str | int | float):
                 continue
@@ -187,7 +206,10 @@ class ConsoleTracker(Tracker):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             whole = isinstance(value, int) and style == "length"
             shown = str(value) if whole or not is_number else write_figure(float(value), style)
-            table.add_row(label, Text(shown, style="bold" if name == "accuracy_after" else ""))
+            table.add_row(
+                label.format(accuracy),
+                Text(shown, style="bold" if name == "accuracy_after" else ""),
+            )
         self._console.print()
         self._console.print(table)
         self._console.print()
@@ -202,6 +224,8 @@ class ConsoleTracker(Tracker):
         for label, path in (("Run directory", directory), ("Report", report)):
             if path:
                 self._print_line(f"{label:<15}{path}")
+        if best := write_best(summary.get("best")):
+            self._print_line(f"{'Best':<15}{best}  {summary['best'].get('path', '')}")
         commands: Sequence[str] = summary.get("next_commands") or ()
         if commands:
             self._console.print()

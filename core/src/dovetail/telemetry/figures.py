@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeGuard
 
 _ACCURACY = re.compile(r"val/mean@\d+")
 
@@ -24,12 +25,29 @@ class Figure:
     style: str = "number"
     """`number`, `percent`, `length` or `seconds`."""
     pattern: bool = False
+    others: tuple[str, ...] = ()
+    """Metrics that stand in where the first is absent, in order of preference."""
+    always: bool = True
+    """Whether a report says so where the figure was not measured, instead of leaving it out."""
 
     def find(self, names: Iterable[str]) -> str | None:
         """The metric's name among these, or None."""
-        if not self.pattern:
-            return self.metric if self.metric in names else None
-        return next((name for name in names if re.fullmatch(self.metric, name)), None)
+        known = list(names)
+        if self.pattern:
+            return next((name for name in known if re.fullmatch(self.metric, name)), None)
+        return next((name for name in (self.metric, *self.others) if name in known), None)
+
+    def short_for(self, name: str | None) -> str:
+        """The word for a line of a log, where this metric is what was found: `mean@4` for `val/mean@4`, since the mean
+        of several samples is no accuracy of single answers.
+        """
+        kind = (name or "").rpartition("/")[2]
+        return kind if self.pattern and kind and not kind.endswith("@1") else self.short
+
+    def label_for(self, name: str | None) -> str:
+        """The label for a table or a chart, where this metric is what was found."""
+        short = self.short_for(name)
+        return self.label if short == self.short else f"Validation {short}"
 
     def value(self, metrics: Mapping[str, float | None]) -> float | None:
         """The figure in a step's metrics; None where it is absent or not finite."""
@@ -64,17 +82,42 @@ class Figure:
 
 REWARD = Figure("Reward", "reward", "reward/mean")
 ACCURACY = Figure("Validation accuracy", "accuracy", _ACCURACY.pattern, "percent", pattern=True)
-KL = Figure("KL to reference", "kl", "actor/kl")
+KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
+"""In nats a token, from the loss's KL term or else from the penalty in the reward."""
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
 ENTROPY = Figure("Entropy", "entropy", "actor/entropy")
 LENGTH = Figure("Response length", "length", "response_length/mean", "length")
 GRAD_NORM = Figure("Gradient norm", "grad_norm", "actor/grad_norm")
+VALUE_LOSS = Figure("Value loss", "value_loss", "critic/value_loss", always=False)
+EXPLAINED_VARIANCE = Figure(
+    "Explained variance", "expl_var", "critic/explained_variance", always=False
+)
+KEPT_GROUPS = Figure("Kept groups", "kept", "filter/kept_groups", "length", always=False)
+ROUNDS = Figure("Rounds of generation", "rounds", "filter/rounds", "length", always=False)
 SECONDS = Figure("Seconds a step", "step_time", "time/step", "seconds")
 SPEED = Figure("Tokens a second", "tokens/s", "perf/tokens_per_second", "length")
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
-KEY_FIGURES = (REWARD, ACCURACY, KL, ENTROPY, LENGTH, GRAD_NORM, SECONDS, SPEED)
+KEY_FIGURES = (
+    REWARD,
+    ACCURACY,
+    KL,
+    ENTROPY,
+    LENGTH,
+    GRAD_NORM,
+    VALUE_LOSS,
+    EXPLAINED_VARIANCE,
+    KEPT_GROUPS,
+    ROUNDS,
+    SECONDS,
+    SPEED,
+)
 """In the order in which they are shown."""
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def write_figure(value: float, style: str = "number") -> str:

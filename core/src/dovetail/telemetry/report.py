@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any
 
-from dovetail.telemetry import charts, figures
-from dovetail.telemetry.samples import read_samples, sample_steps
+from dovetail.telemetry import charts, figures, recipe
+from dovetail.telemetry.samples import shown_samples
 from dovetail.telemetry.summary import History, count_events, summarise
-from dovetail.telemetry.validation import EVERYTHING, source_of, validation_table
+from dovetail.telemetry.validation import (
+    EVERYTHING,
+    PLUS_MINUS,
+    source_of,
+    validation_table,
+    write_best,
+)
 
 _CHARTS = (
     figures.REWARD,
@@ -22,13 +27,14 @@ _CHARTS = (
     figures.LENGTH,
     figures.ENTROPY,
     figures.GRAD_NORM,
+    figures.VALUE_LOSS,
+    figures.EXPLAINED_VARIANCE,
+    figures.KEPT_GROUPS,
+    figures.ROUNDS,
 )
 _BESIDE_STEPS = {"step", "validation", "checkpoint"}
 """Phases that are no part of a step's own time."""
-_SAMPLES_SHOWN = 4
 _COMPLAINTS_SHOWN = 20
-_LONGEST_TEXT = 4000
-"""Characters of a prompt or response that are shown."""
 
 
 def write_report(run_directory: str | os.PathLike[str]) -> Path:
@@ -59,18 +65,26 @@ def _content(directory: Path) -> dict[str, Any]:
     """What the template shows."""
     history = History.read(directory)
     summary = {**summarise(directory), **_known(_read_json(directory / "summary.json"))}
+    config = _read_text(directory / "config.yaml")
     return {
         "title": "/".join(directory.resolve().parts[-2:]),
         "status": str(summary.get("status", "unfinished")),
+        "algorithm": recipe.algorithm_line(config),
+        "best": _best(summary.get("best")),
         "headline": _headline(summary),
         "tiles": _tiles(summary),
-        "charts": [_chart(history, figure) for figure in _CHARTS],
+        "charts": [
+            _chart(history, figure)
+            for figure in _CHARTS
+            if figure.always or figure.find(history.names) is not None
+        ],
+        "plus_minus": PLUS_MINUS,
         "validation": validation_table(history),
         "phases": _phases(history),
         "failures": _failures(directory, history),
-        "samples": _samples(directory),
-        "config": _read_text(directory / "config.yaml"),
-        "plugins": _plugins(_read_json(directory / "plugins.lock.json")),
+        "samples": shown_samples(directory),
+        "config": recipe.without_critic(config) if _trained_no_critic(history) else config,
+        "plugins": recipe.plugin_table(_read_json(directory / "plugins.lock.json")),
         "directory": str(directory),
     }
 
@@ -81,15 +95,36 @@ def _known(summary: Any) -> dict[str, Any]:
     return {name: value for name, value in entries if value is not None}
 
 
+def _trained_no_critic(history: History) -> bool:
+    """Whether steps were logged and none of them had a critic."""
+    trained = "reward/mean" in history.names
+    return trained and not any(name.startswith("critic/") for name in history.names)
+
+
+def _best(best: Any) -> dict[str, str] | None:
+    """The best checkpoint in words, and where it is; None where none is marked."""
+    text = write_best(best)
+    return {"text": text, "path": str(best.get("path", ""))} if text else None
+
+
+def _rewards_label(summary: Mapping[str, Any]) -> str:
+    """What the first and the last reward are: of one step each, or means over some."""
+    steps = summary.get("reward_steps", 1)
+    many = f"Mean reward, first {steps} steps → last {steps}"
+    return "Mean reward, first step → last" if steps == 1 else many
+
+
 def _headline(summary: Mapping[str, Any]) -> dict[str, str] | None:
     """The result in one line: accuracy before and after, or else the reward's rise."""
+    accuracy = figures.ACCURACY.label_for(summary.get("accuracy_metric"))
     pairs = (
-        ("Validation accuracy", "accuracy_before", "accuracy_after", "percent"),
-        ("Reward", "reward_first", "reward_last", "number"),
+        (f"{accuracy}, before → after", "accuracy_before", "accuracy_after", "percent"),
+        (_rewards_label(summary), "reward_first", "reward_last", "number"),
     )
-    for label, first, last, style in pairs:
+    # The reward of a single step has not gone from anywhere to anywhere.
+    for label, first, last, style in pairs[:1] if summary.get("steps") == 1 else pairs:
         before, after = summary.get(first), summary.get(last)
-        if _is_number(before) and _is_number(after):
+        if figures.is_number(before) and figures.is_number(after):
             return {
                 "label": label,
                 "before": figures.write_figure(before, style),
@@ -105,7 +140,7 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     total = summary.get("total_steps")
     known = [("Steps", f"{steps} of {total}" if total and total != steps else str(steps))]
     for label, name, style in (
-        ("Reward, first → last", "", ""),
+        (_rewards_label(summary), "", ""),
         ("Training time", "train_seconds", "seconds"),
         ("Seconds a step", "seconds_per_step", "seconds"),
         ("Tokens a second", "tokens_per_second", "length"),
@@ -113,11 +148,12 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Seed", "seed", "length"),
     ):
         value = summary.get(name)
-        if _is_number(value):
+        if figures.is_number(value):
             known.append((label, figures.write_figure(float(value), style)))
-        elif not name and _is_number(summary.get("reward_last")):
-            ends = (summary["reward_first"], summary["reward_last"])
-            known.append((label, " → ".join(figures.write_figure(end) for end in ends)))
+        elif not name and figures.is_number(summary.get("reward_last")):
+            ends = [figures.write_figure(summary[key]) for key in ("reward_first", "reward_last")]
+            one = ("Mean reward", ends[-1])
+            known.append(one if steps == 1 else (label, " → ".join(ends)))
     return known
 
 
@@ -134,7 +170,7 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
     series = [history.series(name) for name in names]
     values = series[0][1]
     card: dict[str, Any] = {
-        "title": figure.label,
+        "title": figure.label_for(names[0]),
         "svg": None,
         "latest": "",
         "first": "",
@@ -158,7 +194,7 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
         markers=figure is figures.ACCURACY and len(values) <= 60,
     )
     card["latest"] = figure.read(history.at(series[0][0][-1]))
-    card["first"] = figure.write(values[0])
+    card["first"] = figure.write(values[0]) if len(values) > 1 else ""
     card["legend"] = list(enumerate(legend, start=1))
     return card
 
@@ -220,79 +256,6 @@ def _failures(directory: Path, history: History) -> list[tuple[str, str, int]]:
     return rows + count_events(directory)[:_COMPLAINTS_SHOWN]
 
 
-def _samples(directory: Path) -> list[dict[str, Any]]:
-    """Samples of the first and the last step that have some."""
-    steps = sample_steps(directory)
-    shown = []
-    for label, step in (("Early", steps[0]), ("Late", steps[-1])) if steps else ():
-        rows = _of_different_prompts(read_samples(directory, step))
-        shown.append({"label": label, "step": step, "rows": [_sample(row) for row in rows]})
-    return shown[:1] if len(steps) == 1 else shown
-
-
-def _of_different_prompts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A few rows, one a prompt as far as there are prompts."""
-    first: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        first.setdefault(_text(row.get("prompt")), row)
-    chosen = list(first.values())[:_SAMPLES_SHOWN]
-    rest = [row for row in rows if all(row is not other for other in chosen)]
-    return chosen + rest[: _SAMPLES_SHOWN - len(chosen)]
-
-
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    score = row.get("score")
-    failure = row.get("failure")
-    if isinstance(failure, Mapping):
-        failure = f"{failure.get('kind', 'failed')}: {failure.get('message', '')}"
-    return {
-        "prompt": _shorten(_text(row.get("prompt"))),
-        "response": _shorten(_text(row.get("response"))),
-        "score": f"{score:.3g}" if _is_number(score) else "none",
-        "good": _is_number(score) and score > 0,
-        "failure": str(failure) if failure else "",
-        "truth": _shorten(_text(row.get("ground_truth"))),
-    }
-
-
-def _text(value: Any) -> str:
-    """A prompt as text: messages with their roles, a string as it is."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
-        parts = [(item.get("role", ""), _text(item.get("content"))) for item in value]
-        if len(parts) == 1:
-            return str(parts[0][1])
-        return "\n".join(f"{role}: {content}" for role, content in parts)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _shorten(text: str) -> str:
-    cut = len(text) - _LONGEST_TEXT
-    return text if cut <= 0 else f"{text[:_LONGEST_TEXT]} … ({cut} more characters)"
-
-
-def _plugins(lock: Any) -> dict[str, Any] | None:
-    """The plugin lock as a table; None where there is none."""
-    entries = lock.get("plugins") if isinstance(lock, dict) else lock
-    if isinstance(entries, dict):
-        entries = [
-            {"name": name, **(entry if isinstance(entry, dict) else {"version": entry})}
-            for name, entry in entries.items()
-        ]
-    rows = [entry for entry in entries or [] if isinstance(entry, dict)]
-    names = [
-        name
-        for name in ("kind", "name", "distribution", "version", "api", "path")
-        if any(row.get(name) for row in rows)
-    ]
-    if not names:
-        return None
-    return {"columns": names, "rows": [[row.get(name) or "" for name in names] for row in rows]}
-
-
 def _ranges(steps: Sequence[int]) -> str:
     """Steps in few characters: 3–5, 9."""
     runs: list[list[int]] = []
@@ -303,10 +266,6 @@ def _ranges(steps: Sequence[int]) -> str:
             runs.append([step])
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read_text(path: Path) -> str:

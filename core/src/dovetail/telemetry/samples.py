@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail.telemetry.figures import is_number
 from dovetail.telemetry.jsonl import read_rows
 
+_SHOWN = 4
+"""Samples of a step that a report shows."""
+_LONGEST_TEXT = 4000
+"""Characters of a prompt or response that are shown."""
 _FILE = re.compile(r"([a-z_]+)_(\d+)\.jsonl")
 
 
@@ -40,3 +47,55 @@ def _files(run_directory: Path) -> list[tuple[str, int]]:
         return []
     found = (_FILE.fullmatch(path.name) for path in folder.iterdir())
     return [(match[1], int(match[2])) for match in found if match]
+
+
+def shown_samples(directory: Path) -> list[dict[str, Any]]:
+    """Samples of the first and the last step that have some, as a report shows them: a label, the step, and rows."""
+    steps = sample_steps(directory)
+    shown = []
+    for label, step in (("Early", steps[0]), ("Late", steps[-1])) if steps else ():
+        rows = _of_different_prompts(read_samples(directory, step))
+        shown.append({"label": label, "step": step, "rows": [_sample(row) for row in rows]})
+    return shown[:1] if len(steps) == 1 else shown
+
+
+def _of_different_prompts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A few rows, one a prompt; several only of a single prompt, where there is no other to show."""
+    first: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        first.setdefault(_text(row.get("prompt")), row)
+    return list(first.values() if len(first) > 1 else rows)[:_SHOWN]
+
+
+def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    score = row.get("score")
+    failure = row.get("failure")
+    if isinstance(failure, Mapping):
+        failure = f"{failure.get('kind', 'failed')}: {failure.get('message', '')}"
+    return {
+        "prompt": _shorten(_text(row.get("prompt"))),
+        "response": _shorten(_text(row.get("response"))),
+        "score": f"{score:.3g}" if is_number(score) else "none",
+        "good": is_number(score) and score > 0,
+        "failure": str(failure) if failure else "",
+        "truth": _shorten(_text(row.get("ground_truth"))),
+    }
+
+
+def _text(value: Any) -> str:
+    """A prompt as text: messages with their roles, a string as it is."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        parts = [(item.get("role", ""), _text(item.get("content"))) for item in value]
+        if len(parts) == 1:
+            return str(parts[0][1])
+        return "\n".join(f"{role}: {content}" for role, content in parts)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shorten(text: str) -> str:
+    cut = len(text) - _LONGEST_TEXT
+    return text if cut <= 0 else f"{text[:_LONGEST_TEXT]} … ({cut} more characters)"

@@ -82,13 +82,15 @@ def summarise(run_directory: Path) -> dict[str, Any]:
     """Figures for `summary.json`; what the metrics don't tell is left out.
 
     Returns:
-        `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation; `reward_first`
-        and `reward_last` (means over the first and last steps, at most 10 each); `seconds_per_step`
-        and `tokens_per_second` (medians); `step_seconds` (the sum over steps); `reward_failures`.
+        `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
+        whose values these are; `reward_first` and `reward_last` (means over the first and the last steps) and
+        `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
+        `step_seconds` (the sum over steps); `reward_failures`.
     """
     history = History.read(run_directory)
     found: dict[str, Any] = {"steps": max(history.steps, default=0)}
     if accuracy := history.values(figures.ACCURACY):
+        found["accuracy_metric"] = figures.ACCURACY.find(history.names)
         found["accuracy_before"] = accuracy[0]
         found["accuracy_after"] = accuracy[-1]
         found["accuracy_best"] = max(accuracy)
@@ -96,6 +98,7 @@ def summarise(run_directory: Path) -> dict[str, Any]:
         edge = max(1, min(EDGE, len(rewards) // 2))
         found["reward_first"] = fmean(rewards[:edge])
         found["reward_last"] = fmean(rewards[-edge:])
+        found["reward_steps"] = edge
     if seconds := history.values(figures.SECONDS):
         found["seconds_per_step"] = median(seconds)
         found["step_seconds"] = sum(seconds)
@@ -107,10 +110,13 @@ def summarise(run_directory: Path) -> dict[str, Any]:
 
 
 def count_events(run_directory: Path) -> list[tuple[str, str, int]]:
-    """Warnings and errors of `events.jsonl` as (level, event, count), the most frequent first."""
+    """Warnings and errors of `events.jsonl` as (level, event, count), the most frequent first.
+
+    An event that has a `detail` is counted with it, as `event: detail`.
+    """
     rows = read_rows(run_directory / "events.jsonl")
     counts = Counter(
-        (str(row["level"]), str(row.get("event", "")))
+        (str(row["level"]), ": ".join(str(row[key]) for key in ("event", "detail") if row.get(key)))
         for row in rows
         if row.get("level") in {"warning", "error", "critical"}
     )

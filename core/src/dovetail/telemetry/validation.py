@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from dovetail.telemetry.figures import Figure
+from dovetail.telemetry.figures import Figure, write_figure
 from dovetail.telemetry.summary import History
 
 _METRIC = re.compile(
@@ -13,6 +14,10 @@ _METRIC = re.compile(
 )
 _KINDS = ("mean", "pass", "majority", "best")
 """In the order of the columns."""
+_SHARE = re.compile(r"val/.*@\d+(?:/(?:low|high))?", re.DOTALL)
+"""Figures that are written in percent where they lie in [0, 1]."""
+PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
+"""What the sign means."""
 EVERYTHING = "all"
 """What the row over all prompts is called."""
 
@@ -55,3 +60,12 @@ def validation_table(history: History) -> dict[str, Any] | None:
         "columns": [f"{kind}@{k}" for kind, k in columns],
         "rows": [(source, [found[source].get(key, "") for key in columns]) for source in order],
     }
+
+
+def write_best(best: Any) -> str:
+    """The best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
+    if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
+        return ""
+    metric = str(best.get("metric", ""))
+    style = "percent" if _SHARE.fullmatch(metric) else "number"
+    return f"step {best.get('step')}, {metric} {write_figure(float(best['value']), style)}"

@@ -20,7 +20,9 @@ class Ppo(_Published):
     """PPO (arXiv 1707.06347) as it is used for language models (1909.08593).
 
     Advantages by GAE from a critic, ratios clipped to 1 ± 0.2, four epochs over each rollout, values clipped to
-    ± 0.2, and a KL penalty per token (k1) in the reward. Its coefficient is the field's 0.001.
+    ± 0.2, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. GAE's γ and λ are both
+    1, its defaults here: returns without discount, as is customary where one reward comes at the end.
+    PPO's paper has γ = 0.99 and λ = 0.95: `algorithm.advantage.lam=0.95`.
 
     `actor.mini_batch_size` divides an epoch into several updates.
     """
@@ -34,7 +36,7 @@ class Grpo(_Published):
 
     Rewards relative to their group in units of its standard deviation, ratios clipped to 1 ± 0.2, the mean over
     responses of the mean over each one's tokens, and a KL penalty (k3) in the loss. The paper's coefficient is 0.04;
-    this is the field's 0.001.
+    this is the customary 0.001.
     """
 
     name = "grpo"
@@ -106,7 +108,7 @@ class Sapo(_Published):
 class Rloo(_Published):
     """RLOO (arXiv 2402.14740): REINFORCE with the mean reward of the group's other samples as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the field's 0.001. The mean over all
+    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
     tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
     choose `algorithm.policy_loss=ppo_clip`.
     """
@@ -119,7 +121,7 @@ class ReinforcePlusPlus(_Published):
     """REINFORCE++ (arXiv 2501.03262): returns whitened over the batch, without critic or groups.
 
     Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward; its coefficient
-    is the field's 0.001.
+    is the customary 0.001.
     """
 
     name = "reinforce_plus_plus"
@@ -129,7 +131,7 @@ class ReinforcePlusPlus(_Published):
 class Remax(_Published):
     """ReMax (arXiv 2310.10505): REINFORCE with the reward of the greedy response as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the field's 0.001. The mean over all
+    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
     tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
     choose `algorithm.policy_loss=ppo_clip`.
     """

@@ -30,9 +30,9 @@ class PpoClipConfig(PluginSection):
     clip_low: float = attrs.field(default=0.2, validator=_SHARE)
     """How far below 1 the probability ratio may fall before its gradient is cut."""
     clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
-    """How far above 1 it may rise."""
+    """How far above 1 the probability ratio may rise before its gradient is cut."""
     dual_clip: float | None = attrs.field(default=3.0, validator=_absent_or_above_one)
-    """Cap of the ratio where the advantage is negative; None for none."""
+    """Cap of the ratio where the advantage is negative (dual clip); None for none, as in the papers of PPO, GRPO and DAPO."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ class GspoConfig(PluginSection):
     clip_low: float = attrs.field(default=3e-4, validator=_SHARE)
     """How far below 1 the sequence's ratio may fall before its gradient is cut."""
     clip_high: float = attrs.field(default=4e-4, validator=_NOT_NEGATIVE)
-    """How far above 1 it may rise."""
+    """How far above 1 the sequence's ratio may rise before its gradient is cut."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +62,7 @@ class SapoConfig(PluginSection):
     tau_positive: float = attrs.field(default=1.0, validator=_POSITIVE)
     """How fast the gate closes around a ratio of 1 where the advantage is positive."""
     tau_negative: float = attrs.field(default=1.05, validator=_POSITIVE)
-    """The same where it is not."""
+    """How fast the gate closes around a ratio of 1 where the advantage is 0 or negative."""
 
 
 @attrs.frozen(kw_only=True)
@@ -77,7 +77,7 @@ class GmpoConfig(PluginSection):
     clip_low: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
     """How far below 0 a token's log-ratio may fall where the advantage is negative, in nats."""
     clip_high: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
-    """How far above 0 it may rise where the advantage is not negative, in nats."""
+    """How far above 0 a token's log-ratio may rise where the advantage is not negative, in nats."""
 
 
 @attrs.frozen(kw_only=True)
@@ -87,13 +87,13 @@ class ClipCovConfig(PluginSection):
     clip_low: float = attrs.field(default=0.2, validator=_SHARE)
     """How far below 1 the probability ratio may fall before its gradient is cut."""
     clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
-    """How far above 1 it may rise."""
+    """How far above 1 the probability ratio may rise before its gradient is cut."""
     share: float = attrs.field(default=2e-4, validator=_SHARE)
     """Share of the mini-batch's tokens that lose their gradient; rounded down, but at least one token unless 0."""
     cov_low: float = 1.0
-    """Only tokens with a covariance above this lose it."""
+    """Only tokens with a covariance above this lose their gradient."""
     cov_high: float = attrs.field(default=5.0, validator=_above_cov_low)
-    """Only tokens with a covariance below this lose it."""
+    """Only tokens with a covariance below this lose their gradient."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +103,7 @@ class KlCovConfig(PluginSection):
     share: float = attrs.field(default=2e-4, validator=_SHARE)
     """Share of the mini-batch's tokens that are penalised; rounded down, but at least one token unless 0."""
     coef: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """Weight of their distance |log π − log π_old|."""
+    """Weight of the penalty |log π − log π_old| on the chosen tokens."""
 
 
 @attrs.frozen(kw_only=True)

@@ -18,10 +18,16 @@ class DrGrpo(ScoreBaseline):
 
     The paper pairs it with the loss aggregation `seq_mean_token_sum_norm`, so that the length of
     a response does not weigh either.
+
+    In a config:
+
+        algorithm:
+          loss_aggregation: {name: seq_mean_token_sum_norm, length: "${data.max_response_length}"}
     """
 
     name = "dr_grpo"
     Config = DrGrpoConfig
+    aggregation = "seq_mean_token_sum_norm"
 
     def relative(
         self, scores_N: Float64[np.ndarray, "N"], groups: Groups

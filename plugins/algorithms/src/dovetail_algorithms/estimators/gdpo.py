@@ -29,7 +29,19 @@ class Gdpo(GroupBaseline):
     the policy's tokens in the batch. Needs at least two samples a prompt, and a reward with `components`.
 
     `components` picks and orders them, `weights` weighs them, `norm_by_std: false` leaves the division out. The
-    score itself is not used.
+    score itself is not used. A reward function gives components as further keys beside `score`; with the reward manager
+    `hybrid` every scorer is one.
+
+    In a config:
+
+        algorithm:
+          advantage: {name: gdpo, components: [format, answer], weights: [0.5, 1.0]}
+        reward:
+          manager:
+            name: hybrid
+            scorers:
+              format: {function: {name: regex_format, pattern: "<think>.*</think>.*"}, weight: 0.5}
+              answer: {function: math}
     """
 
     name = "gdpo"

@@ -24,7 +24,13 @@ class ScoreRange(SampleFilter):
 
     Both bounds are kept. A trajectory counts once in the mean of its group. With `unit: sample` each sample is judged
     by its own reward. With rewards of 0 and 1 and `lower: 0.2`, `upper: 0.8`, prompts remain of which a fifth
-    to four fifths of the responses are right.
+    to four fifths of the responses are right. Without bounds everything is kept.
+
+    In a config:
+
+        algorithm:
+          sample_filters:
+          - {name: score_range, lower: 0.2, upper: 0.8, unit: group}
     """
 
     name = "score_range"

@@ -25,7 +25,7 @@ class Dppo(PolicyLoss):
 
     Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout
     policy, ρ = p / q. A ratio cuts rare tokens off too soon and likely ones too late; a divergence does neither.
-    The gradient goes where A > 0 and p > q, or A ≤ 0 and p < q, and the divergence is above `threshold`:
+    The gradient vanishes where A > 0 and p > q, or A ≤ 0 and p < q, and the divergence is above `threshold`:
     `total_variation` |p − q| (0.15), or `binary_kl` q log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
 
     Anchored on the rollout policy, so it needs `rollout_log_probs` and no pass for old ones, and its ratio corrects for the

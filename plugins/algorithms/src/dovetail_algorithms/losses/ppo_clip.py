@@ -23,7 +23,8 @@ class PpoClip(PolicyLoss):
 
     Papers: PPO, arXiv 1707.06347 (clip_low = clip_high = 0.2); Clip-Higher of DAPO, 2503.14476 (0.2 and 0.28), which
     leaves rare tokens more room to grow; dual clip, 1912.09729: where A < 0, L is capped at −A · dual_clip, which
-    bounds it where ρ has grown large.
+    bounds it where ρ has grown large. Dual clip is on by default (3.0), although the papers of PPO, GRPO and DAPO have
+    none: `dual_clip: null` is their loss to the letter.
 
     The default choice, on-policy or a few updates away from it. Aggregation: PPO takes `token_mean`, as DAPO does;
     GRPO `seq_mean_token_mean`; Dr. GRPO `seq_mean_token_sum_norm`.

@@ -30,6 +30,7 @@ class Sapo(PolicyLoss):
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
     Config = SapoConfig
+    aggregation = "seq_mean_token_mean"
 
     @classmethod
     def requires(cls, config: Any) -> frozenset[str]:

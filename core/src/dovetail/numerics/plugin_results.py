@@ -1,0 +1,131 @@
+"""What losses and corrections of plugins are given and hand back, checked where it costs nothing on the device.
+
+Only types, shapes and dtypes are looked at, never values: a value would have to wait for the device. T response tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dovetail.errors import PluginBrokenError
+from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
+from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
+from dovetail.telemetry.metrics import Metric
+
+
+class DeclaredColumns(dict[str, Float[Tensor, "T"]]):
+    """The columns that a loss has declared, float32 [T] each; any other is refused by name.
+
+    Raises:
+        PluginBrokenError: a column is read that the loss has not declared; names the line that reads it.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Float[Tensor, "T"]], title: str, loss: PolicyLoss
+    ) -> None:
+        super().__init__(columns)
+        self._title = title
+        self._loss = loss
+
+    def __missing__(self, name: str) -> Float[Tensor, "T"]:
+        file, line = _place(type(self._loss), "token_losses")
+        # The innermost line of the loss's own file: it may read through a helper of another.
+        inside = [f.lineno for f in traceback.extract_stack() if f.filename == file]
+        raise PluginBrokenError(
+            f"{self._title} ({file}:{inside[-1] if inside else line}) reads the column {name!r}, which its requires() "
+            f"does not name; it has {', '.join(sorted(self)) or 'none'}",
+            hint=f"add {name!r} to the names that requires() returns, or read one of those that it has",
+        )
+
+
+def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: PolicyLoss) -> None:
+    """Check what `token_losses` returned.
+
+    Args:
+        found: what it returned.
+        like_T: float32 [T], the log-probabilities that it was given.
+        title: what messages call the plugin.
+        loss: the plugin.
+
+    Raises:
+        PluginBrokenError: it is no TokenLosses, or its losses are not of the shape and dtype of `like_T`.
+    """
+    where = ":".join(map(str, _place(type(loss), "token_losses")))
+    if not isinstance(found, TokenLosses):
+        raise PluginBrokenError(
+            f"token_losses of {title} ({where}) returned {_what(found)}, not TokenLosses",
+            hint="return TokenLosses(losses_T=…): one loss a response token, before aggregation",
+        )
+    _check_tensor(found.losses_T, like_T, like_T.dtype, f"losses_T of {title} ({where})")
+    _check_metrics(found.metrics, f"{title} ({where})")
+
+
+def check_correction(
+    found: object, like_T: Float[Tensor, "T"], correction: RolloutCorrection
+) -> None:
+    """Check what `correct` returned.
+
+    Args:
+        found: what it returned.
+        like_T: float32 [T], the log-probabilities that it was given.
+        correction: the plugin.
+
+    Raises:
+        PluginBrokenError: it is no Correction, or its tensors are not of the shape of `like_T` and of their dtypes.
+    """
+    title = f"rollout correction {type(correction).name!r}"
+    where = ":".join(map(str, _place(type(correction), "correct")))
+    if not isinstance(found, Correction):
+        raise PluginBrokenError(
+            f"correct of {title} ({where}) returned {_what(found)}, not Correction",
+            hint="return Correction(weights_T=…, keep_T=…, metrics=…), each where there is something to say",
+        )
+    if found.weights_T is not None:
+        _check_tensor(found.weights_T, like_T, like_T.dtype, f"weights_T of {title} ({where})")
+    if found.keep_T is not None:
+        _check_tensor(found.keep_T, like_T, torch.bool, f"keep_T of {title} ({where})")
+    _check_metrics(found.metrics, f"{title} ({where})")
+
+
+def _check_tensor(found: object, like_T: Tensor, dtype: torch.dtype, what: str) -> None:
+    wanted = f"a {_dtype(dtype)} tensor of shape [{like_T.shape[0]}], one value a response token"
+    if not isinstance(found, Tensor) or found.shape != like_T.shape or found.dtype != dtype:
+        raise PluginBrokenError(f"{what} is {_what(found)}", hint=f"make it {wanted}")
+
+
+def _check_metrics(metrics: object, what: str) -> None:
+    if not isinstance(metrics, Mapping):
+        raise PluginBrokenError(
+            f"metrics of {what} are {_what(metrics)}",
+            hint="make them a mapping of names to metrics",
+        )
+    for name, metric in metrics.items():
+        # A protocol that is checked at run time would be slower, and looks at no more than this.
+        if not hasattr(metric, "merge"):
+            raise PluginBrokenError(
+                f"the metric {name!r} of {what} is {_what(metric)}, which can't be merged over micro-batches",
+                hint=f"make it a {Metric.__module__} object, with mean_metric of dovetail.numerics for example",
+            )
+
+
+def _what(found: object) -> str:
+    if isinstance(found, Tensor):
+        return f"a {_dtype(found.dtype)} tensor of shape {list(found.shape)}"
+    return "None" if found is None else f"of type {type(found).__name__}"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _place(cls: type, method: str) -> tuple[str, int]:
+    """File and first line of a plugin's method; its module and 0 where it is not written in Python."""
+    code: Any = getattr(inspect.unwrap(getattr(cls, method)), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else (cls.__module__, 0)

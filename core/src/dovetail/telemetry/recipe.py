@@ -1,0 +1,66 @@
+"""What a run was made of, for its report: its algorithm in a line, its plugins as a table, its config as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_PARTS = (
+    ("preset", "preset {}"),
+    ("advantage", "{} advantages"),
+    ("policy_loss", "{} policy loss"),
+    ("loss_aggregation", "{} aggregation"),
+)
+"""Keys of the config's section `algorithm`, and how the plugin chosen there is called."""
+_CRITIC = re.compile(r"^critic:.*\n(?:[ \t].*\n?|\n)*", re.MULTILINE)
+"""The section of the critic in a config as `dovetail.config.dump_yaml` writes it."""
+
+
+def algorithm_line(config: str) -> str:
+    """The algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`.
+
+    Args:
+        config: YAML; may be torn or empty, which gives an empty line.
+    """
+    import yaml
+
+    try:
+        document = yaml.safe_load(config)
+    except yaml.YAMLError:
+        return ""
+    section = document.get("algorithm") if isinstance(document, Mapping) else None
+    if not isinstance(section, Mapping):
+        return ""
+    named = ((template, _name(section.get(key))) for key, template in _PARTS)
+    return " · ".join(template.format(name) for template, name in named if name)
+
+
+def _name(plugin: Any) -> str:
+    """The name of a chosen plugin: a mapping with `name`, or the name alone."""
+    name = plugin.get("name") if isinstance(plugin, Mapping) else plugin
+    return name if isinstance(name, str) else ""
+
+
+def without_critic(config: str) -> str:
+    """A config without the section of the critic, which takes no part in a run that has none."""
+    return _CRITIC.sub("", config)
+
+
+def plugin_table(lock: Any) -> dict[str, Any] | None:
+    """The plugin lock as columns and rows; None where there is none."""
+    entries = lock.get("plugins") if isinstance(lock, dict) else lock
+    if isinstance(entries, dict):
+        entries = [
+            {"name": name, **(entry if isinstance(entry, dict) else {"version": entry})}
+            for name, entry in entries.items()
+        ]
+    rows = [entry for entry in entries or [] if isinstance(entry, dict)]
+    names = [
+        name
+        for name in ("kind", "name", "distribution", "version", "api", "path")
+        if any(row.get(name) for row in rows)
+    ]
+    if not names:
+        return None
+    return {"columns": names, "rows": [[row.get(name) or "" for name in names] for row in rows]}

@@ -1,0 +1,41 @@
+"""Markdown from plain text: tables, fences, links to papers, and text in which no letter has a meaning by accident."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from dovetail.plugins.page import PAPER
+
+
+def links(papers: Iterable[str]) -> str:
+    """Numbers on arXiv as links."""
+    return ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
+
+
+def fenced(yaml: str) -> str:
+    """A block of YAML."""
+    return f"```yaml\n{yaml.rstrip()}\n```"
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: papers are linked, and what stands indented is code."""
+    blocks = text.split("\n\n")
+    return "\n\n".join(block if block.startswith("    ") else inline(block) for block in blocks)
+
+
+def inline(text: str) -> str:
+    """Text between backticks as it is; elsewhere no `*`, `_` or `<` has Markdown's meaning, and papers are linked."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else _escaped(part) for part in parts)
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"([*<]|(?<!\w)_|_(?!\w))", r"\\\1", text)
+    return PAPER.sub(lambda match: f"[{match[0]}](https://arxiv.org/abs/{match[1]})", text)
