@@ -226,3 +226,10 @@ def test_a_model_that_gives_no_numbers_stops_the_step_and_names_its_samples(conf
         )
     [faults] = (runs / "run" / "faults").glob("*.json")
     assert "train.e0" in faults.read_text()
+
+
+def test_a_kl_penalty_of_weight_0_needs_no_reference(config, runs):
+    overrides = ["algorithm.kl.in_reward={coef: 0}", "trainer.total_steps=1"]
+    assert "ref_log_probs" not in stages(config, *overrides)
+    assert train(config, overrides)["steps"] == 1
+    assert "reward/kl_penalty" not in steps(runs / "run")[0]

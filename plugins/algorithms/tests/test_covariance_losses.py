@@ -188,3 +188,32 @@ def test_the_defaults_are_those_of_the_reference():
         5,
     )
     assert (KlCovConfig().share, KlCovConfig().coef) == (2e-4, 1)
+
+
+def test_a_rounding_error_in_the_log_probabilities_does_not_pull():
+    import torch
+
+    from dovetail.interfaces.plugin import PluginContext
+    from dovetail.interfaces.policy_loss import LossInputs
+    from dovetail_algorithms.losses.kl_cov import CHOSEN, KlCov
+
+    def gradient(apart: float) -> torch.Tensor:
+        log_probs_T = torch.full((4,), -1.0, requires_grad=True)
+        inputs = LossInputs(
+            log_probs_T=log_probs_T,
+            mask_T=torch.ones(4, dtype=torch.bool),
+            offsets_N1=torch.tensor([0, 4]),
+            columns={
+                "old_log_probs": torch.full((4,), -1.0 + apart),
+                "advantages": torch.zeros(4),
+                CHOSEN: torch.ones(4),
+            },
+        )
+        KlCov(KlCov.Config(coef=2.0), PluginContext()).token_losses(
+            inputs
+        ).losses_T.sum().backward()
+        assert log_probs_T.grad is not None
+        return log_probs_T.grad
+
+    torch.testing.assert_close(gradient(6e-7), torch.zeros(4))
+    torch.testing.assert_close(gradient(0.1), torch.full((4,), -2.0))
