@@ -243,7 +243,7 @@ def test_inherited_and_nested_fields_are_described_with_their_docs() -> None:
     assert "name" not in fields
     assert fields["temperature"]["doc"] == "Logits are divided by it."
     assert fields["weight_transport"]["type"] == "weight_transport plugin"
-    assert fields["weight_transport"]["default"] == "in_process"
+    assert fields["weight_transport"]["default"] is None
     nested = {field["name"]: field for field in fields["validation"]["fields"]}
     assert nested["temperature"]["default"] == 0.0
 

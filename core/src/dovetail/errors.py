@@ -27,6 +27,11 @@ class DovetailError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
 
+    def during(self, what: str) -> None:
+        """Say first in the message what was under way, such as `step 3`."""
+        if not self.message.startswith(f"{what}: "):
+            self.message = f"{what}: {self.message}"
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.__dict__))
 
@@ -112,6 +117,15 @@ class NumericsError(DovetailError, ArithmeticError):
         super().__init__(message, hint=hint)
         self.sample_ids = tuple(sample_ids)
 
+    def gather(self, others: Iterable[Exception]) -> None:
+        """Take over the samples that other ranks' errors of this kind name: each rank knows only its own."""
+        found = [e for e in others if isinstance(e, NumericsError) and e.sample_ids]
+        if found:
+            # A rank that names samples says more in its message too.
+            self.message = self.message if self.sample_ids else found[0].message
+            names = [name for error in (self, *found) for name in error.sample_ids]
+            self.sample_ids = tuple(dict.fromkeys(names))
+
 
 class DispatchError(DovetailError, ValueError):
     """A dispatch mode, a mesh or a call on a worker group is wrong."""
@@ -119,6 +133,12 @@ class DispatchError(DovetailError, ValueError):
 
 class UnregisteredMethodError(DispatchError, AttributeError):
     """A worker group was asked for a method that its class does not register."""
+
+
+class PlacementError(DovetailError, RuntimeError):
+    """The runtime can't give the workers what they ask for: too few accelerators, CPUs or nodes, or no cluster."""
+
+    exit_code = 2
 
 
 class WorkerError(DovetailError, RuntimeError):

@@ -15,6 +15,7 @@ from dovetail.config.sections import (
     EngineSection,
     PluginSection,
     RolloutSection,
+    RuntimeSection,
     TrainerSection,
     plugin_field,
 )
@@ -65,6 +66,7 @@ CLASSES: dict[str, dict[str, type]] = {
     "rollout": {"hf": HfConfig, "vllm": VllmConfig},
     "engine": {"fsdp2": EngineSection},
     "trainer": {"on_policy": TrainerSection},
+    "runtime": {"inline": RuntimeSection},
     "policy_loss": {"ppo_clip": ClipConfig, "reinforce": PluginSection},
     "advantage": {"grpo": PluginSection, "rloo": PluginSection},
     "reward_manager": {"naive": PluginSection, "wrap": WrapConfig},

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from dovetail.config.load import config_from_mapping
-from dovetail.config.sections import PluginSection
+from dovetail.config.sections import PluginSection, RuntimeSection
 
 
 def test_a_section_is_of_the_class_of_the_plugin_that_it_names(build):
@@ -19,7 +19,9 @@ def test_a_section_is_of_the_class_of_the_plugin_that_it_names(build):
 def test_absent_sections_select_their_default_plugins_down_to_nested_ones(build):
     config = build().config
     assert config.rollout.name == "hf"
-    assert config.rollout.weight_transport.name == "in_process"
+    assert config.rollout.weight_transport is None
+    assert config.runtime.default_transport() == "in_process"
+    assert config.critic.loss_aggregation.name == "token_mean"
     assert config.actor.engine.name == "fsdp2"
     assert config.ref.engine is None
     assert config.reward.function is None
@@ -134,7 +136,7 @@ def test_a_plugin_whose_class_is_no_section_of_its_kind_is_a_problem_not_a_crash
 
 def test_an_annotation_that_a_config_cannot_hold_is_a_problem_not_a_crash(lookup):
     @attrs.frozen(kw_only=True)
-    class Odd(PluginSection):
+    class Odd(RuntimeSection):
         when: complex = 1j
         """Not a plain value."""
         fit: int = 1

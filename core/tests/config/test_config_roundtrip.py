@@ -97,7 +97,12 @@ def test_defaults_are_written_out_and_the_way_a_plugin_was_selected_is_kept(buil
     assert mapping["rollout"]["name"] == "hf"
     assert "path" not in mapping["rollout"]
     assert mapping["reward"]["function"] == {"path": "r.py", "attribute": "compute_score"}
-    assert mapping["ref"] == {"engine": None, "path": None, "max_tokens_per_micro_batch": None}
+    assert mapping["ref"] == {
+        "engine": None,
+        "path": None,
+        "max_tokens_per_micro_batch": None,
+        "offload": False,
+    }
 
 
 def test_configs_compare_by_value_cannot_change_and_pickle(build):

@@ -11,6 +11,7 @@ from dovetail.config.sections import (
     PluginSection,
     PresetSection,
     RolloutSection,
+    RuntimeSection,
     TrainerSection,
 )
 from dovetail.config.serialise import dump_yaml
@@ -49,7 +50,12 @@ class OtherPreset(PresetSection):
         }
 
 
-BASES = {"rollout": RolloutSection, "engine": EngineSection, "trainer": TrainerSection}
+BASES = {
+    "rollout": RolloutSection,
+    "engine": EngineSection,
+    "trainer": TrainerSection,
+    "runtime": RuntimeSection,
+}
 CLIPPING = ("ppo_clip", "sequence")
 SHARP = "algorithm.preset=sharp"
 

@@ -17,6 +17,7 @@ from dovetail.config.sections import (
     PluginSection,
     PresetSection,
     RolloutSection,
+    RuntimeSection,
     TrainerSection,
 )
 from dovetail.config.serialise import dump_yaml
@@ -82,6 +83,7 @@ CLASSES = {
     "rollout": {"hf": RolloutSection},
     "engine": {"fsdp2": EngineSection},
     "trainer": {"on_policy": TrainerSection},
+    "runtime": {"inline": RuntimeSection},
     "preset": {"sharp": SharpPreset, "plain": PlainPreset},
     "policy_loss": {"ppo_clip": ClipConfig, "sequence": SequenceConfig, "bare": PluginSection},
     "loss_aggregation": {"norm": NormConfig},

@@ -16,6 +16,7 @@ from dovetail.batch import Batch
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.algorithm import AlgorithmSection, GateSection, KlInRewardSection, KlSection
 from dovetail.config.builtin import AdaptiveKlConfig, SequentialConfig
+from dovetail.config.placement import Pool
 from dovetail.config.sections import (
     ActorSection,
     DataSection,
@@ -34,6 +35,7 @@ from dovetail.flow.broadcast import Trackers
 from dovetail.flow.build import Parts
 from dovetail.flow.counts import Counts
 from dovetail.flow.flow import Flow
+from dovetail.flow.placement import Placement
 from dovetail.flow.plan import Plan
 from dovetail.flow.rollout_pool import RolloutPool
 from dovetail.flow.stages import Stage
@@ -169,6 +171,12 @@ def make_flow(tmp_path: Path, *, plan: dict[str, Any] | None = None, **parts: An
         gate_log_probs=(),
         objective=OBJECTIVE,
         value_objective=None,
+        placement=Placement(
+            pools=(Pool(name="here", roles=("actor", "rollout")),),
+            replicas=1,
+            runtime="inline",
+            in_process=True,
+        ),
     )
     ledger, logger = Ledger(), Logger()
     prompts = [Prompt(index=i, prompt_ids=np.arange(2), raw=str(i)) for i in range(6)]
@@ -196,6 +204,7 @@ def make_flow(tmp_path: Path, *, plan: dict[str, Any] | None = None, **parts: An
         "store": CheckpointStore(run.checkpoints),
         "timers": Timers(),
         "logger": logger,
+        "runtime": None,
         "started": ExitStack(),
     }
     return Flow(Parts(**{**given, **parts}), RunState())

@@ -10,12 +10,17 @@ if TYPE_CHECKING:
     from dovetail.batch.columns import GLOSSARY, Column, check_batch, glossary
     from dovetail.batch.partition import balanced_partition, budget_partition, token_counts
     from dovetail.batch.ragged import Ragged
+    from dovetail.batch.remote import Store, Stored
+    from dovetail.batch.rows import RaggedRows
 
 _HOME = {
     "Batch": "batch",
     "Column": "columns",
     "GLOSSARY": "columns",
     "Ragged": "ragged",
+    "RaggedRows": "rows",
+    "Store": "remote",
+    "Stored": "remote",
     "balanced_partition": "partition",
     "budget_partition": "partition",
     "check_batch": "columns",
@@ -28,6 +33,9 @@ __all__ = [
     "Batch",
     "Column",
     "Ragged",
+    "RaggedRows",
+    "Store",
+    "Stored",
     "balanced_partition",
     "budget_partition",
     "check_batch",

@@ -1,6 +1,7 @@
 """Batch: N samples as named columns. Dense columns are arrays [N], ragged ones packed, objects lists of N.
 
-Batches share their arrays: every method returns a new batch and changes nothing.
+Batches share their arrays: every method returns a new batch and changes nothing. Ragged columns of a selection
+are gathered when their values are first read, and a column may lie in another process's store until then (`rows.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from dovetail.batch import wire
 from dovetail.batch.ragged import Ragged, contiguous_run, normal_indices, plain_array, same_array
+from dovetail.batch.rows import RaggedRows
 from dovetail.errors import ColumnError, nearest
 
 Values = np.ndarray | Ragged | list[Any]
@@ -120,7 +122,8 @@ class Batch:
             )
 
     def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
-        """These samples, in this order: selects, reorders and repeats. Contiguous ones come as views.
+        """These samples, in this order: selects, reorders and repeats. Contiguous ones come as views,
+        other rows of ragged columns are copied when they are first read.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].
@@ -227,7 +230,7 @@ def _concat(name: str, parts: list[Values]) -> Values:
             f"column {name!r} can't be concatenated: it is {' and '.join(sorted(kinds))}"
         )
     if isinstance(parts[0], Ragged):
-        return Ragged.concat(parts)  # type: ignore[arg-type]  # one kind, as checked above
+        return RaggedRows.join(parts)  # type: ignore[arg-type]  # one kind, as checked above
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     return np.concatenate(parts)  # type: ignore[arg-type]  # likewise
@@ -235,7 +238,7 @@ def _concat(name: str, parts: list[Values]) -> Values:
 
 def _take(values: Values, index_M: np.ndarray) -> Values:
     if isinstance(values, Ragged):
-        return values.take(index_M)
+        return RaggedRows.of(values).take(index_M)
     if isinstance(values, list):
         return [values[i] for i in index_M.tolist()]
     taken: np.ndarray = values[index_M]
@@ -243,7 +246,9 @@ def _take(values: Values, index_M: np.ndarray) -> Values:
 
 
 def _slice(values: Values, start: int, stop: int) -> Values:
-    return values.slice(start, stop) if isinstance(values, Ragged) else values[start:stop]
+    if isinstance(values, Ragged):
+        return RaggedRows.of(values).slice(start, stop)
+    return values[start:stop]
 
 
 def _same(one: Values, other: Values) -> bool:
@@ -256,8 +261,7 @@ def _same(one: Values, other: Values) -> bool:
 
 def _kind(values: Values) -> str:
     if isinstance(values, Ragged):
-        inner = list(values.values.shape[1:])
-        return f"ragged {values.dtype}{inner or ''}"
+        return f"ragged {values.dtype}{list(values.inner) or ''}"
     if isinstance(values, list):
         return "object"
     return f"{values.dtype}{list(values.shape[1:]) or ''}"

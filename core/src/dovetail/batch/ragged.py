@@ -5,6 +5,7 @@ Legend: N rows, T values in all rows together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,10 @@ class Ragged:
         offsets: int64 [N + 1], from 0 to T, never falling.
     """
 
-    __slots__ = ("offsets", "values")
+    __slots__ = ("__weakref__", "offsets", "values")
+
+    values: np.ndarray
+    offsets: np.ndarray
 
     def __init__(self, values: np.ndarray, offsets: np.ndarray) -> None:
         """Check and keep both arrays, without copying.
@@ -50,7 +54,7 @@ class Ragged:
         """
         kept = list(rows)
         arrays = [_row_array(row, number, dtype) for number, row in enumerate(kept)]
-        offsets = _offsets_of(np.fromiter((len(row) for row in arrays), np.int64, len(arrays)))
+        offsets = offsets_of(np.fromiter((len(row) for row in arrays), np.int64, len(arrays)))
         # An empty Python list has no dtype of its own: NumPy would make the whole column float64.
         typed = [
             array
@@ -77,13 +81,13 @@ class Ragged:
             raise ColumnError("there is nothing to concatenate")
         if len(parts) == 1:
             return parts[0]
-        kinds = {(part.dtype, part.values.shape[1:]) for part in parts}
-        if len(kinds) > 1:
+        found = {(part.dtype, part.inner) for part in parts}
+        if len(found) > 1:
             raise ColumnError(
-                f"ragged columns of different dtypes can't be concatenated: {_kinds(kinds)}"
+                f"ragged columns of different dtypes can't be concatenated: {kinds(found)}"
             )
         lengths_N = np.concatenate([part.lengths for part in parts])
-        return cls(np.concatenate([part.values for part in parts]), _offsets_of(lengths_N))
+        return cls(np.concatenate([part.values for part in parts]), offsets_of(lengths_N))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -100,7 +104,7 @@ class Ragged:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"Ragged({len(self)} rows, {len(self.values)} values, {self.dtype})"
+        return f"Ragged({len(self)} rows, {self.total} values, {self.dtype})"
 
     def __getstate__(self) -> tuple[np.ndarray, np.ndarray]:
         return (self.values, self.offsets)
@@ -112,6 +116,21 @@ class Ragged:
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values."""
         return self.values.dtype
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Shape of one value; () for numbers."""
+        return self.values.shape[1:]
+
+    @property
+    def total(self) -> int:
+        """T: values in all rows together."""
+        return int(self.offsets[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.total * math.prod(self.inner) * self.dtype.itemsize
 
     @property
     def lengths(self) -> np.ndarray:
@@ -128,6 +147,16 @@ class Ragged:
         weights_T = self.values.astype(np.float64, copy=False)
         sums_N = np.bincount(self.row_index, weights=weights_T, minlength=len(self))
         return sums_N.astype(np.float64, copy=False)  # without any value bincount gives integers
+
+    def finite(self) -> bool:
+        """Whether every value is finite, those under a mask included."""
+        return self.dtype.kind != "f" or bool(np.isfinite(self.values).all())
+
+    def read_only(self) -> Ragged:
+        """The same rows, in an array that refuses to be written to."""
+        view = self.values.view()
+        view.flags.writeable = False
+        return Ragged(view, self.offsets)
 
     def to_list(self) -> list[list[Any]]:
         """The rows as lists of Python numbers."""
@@ -148,7 +177,7 @@ class Ragged:
         if run is not None:
             return self.slice(*run)
         lengths_M = self.lengths[index_M]
-        offsets = _offsets_of(lengths_M)
+        offsets = offsets_of(lengths_M)
         shift_M = self.offsets[index_M] - offsets[:-1]
         position_T = np.arange(offsets[-1]) + np.repeat(shift_M, lengths_M)
         return Ragged(self.values[position_T], offsets)
@@ -244,7 +273,8 @@ def _row_array(row: Any, number: int, dtype: Any) -> np.ndarray:
     return array
 
 
-def _offsets_of(lengths_N: np.ndarray) -> np.ndarray:
+def offsets_of(lengths_N: np.ndarray) -> np.ndarray:
+    """Lengths [N] to int64 offsets [N + 1]."""
     offsets = np.zeros(len(lengths_N) + 1, np.int64)
     np.cumsum(lengths_N, out=offsets[1:])
     return offsets
@@ -266,5 +296,6 @@ def _checked_offsets(offsets: Any, total: int) -> np.ndarray:
     return checked
 
 
-def _kinds(kinds: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
-    return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in kinds))
+def kinds(found: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
+    """Dtypes and shapes of one value, in words."""
+    return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in found))

@@ -86,5 +86,6 @@ def render(made: Plan, config: RunConfig) -> None:
         )
     for what, how_many in made.counts.rows():
         console.print(f"{what}: {how_many}")
-    runtime = made.refs["runtime"].name
-    console.print(f"placement: every role in one worker ({runtime}); seed {config.seed}")
+    for line in made.placement.lines(made.models):
+        console.print(f"placement: {line}")
+    console.print(f"seed {config.seed}")

@@ -19,6 +19,14 @@ def error(failure: DovetailError) -> None:
             click.echo(f"  - {problem}", err=True)
     if failure.hint:
         click.echo(f"  → {failure.hint}", err=True)
+    for note in getattr(failure, "__notes__", ()):
+        # Where in the run it was raised; longer notes are tracebacks, which the log keeps.
+        if "\n" not in note:
+            click.echo(f"  ({note})", err=True)
+    worker_traceback = getattr(failure, "worker_traceback", "")
+    if worker_traceback:
+        click.echo("\nthe worker's traceback:", err=True)
+        click.echo("".join(f"  {line}\n" for line in worker_traceback.splitlines()), err=True)
 
 
 def warning(text: str) -> None:

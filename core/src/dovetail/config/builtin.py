@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.sections import PluginSection, TrainerSection
+from dovetail.config.sections import PluginSection, RuntimeSection, TrainerSection
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class JsonlConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class InlineConfig(PluginSection):
+class InlineConfig(RuntimeSection):
     """Workers in this process, one a group."""
 
     device: str = "auto"

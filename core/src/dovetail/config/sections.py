@@ -6,6 +6,7 @@ Plugins extend the base of their kind. Nothing here imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
@@ -23,6 +24,7 @@ from dovetail.config.fields import (
     PresetSection,
     plugin_field,
 )
+from dovetail.config.placement import RuntimeSection
 
 __all__ = [
     "COLLECTION",
@@ -44,6 +46,7 @@ __all__ = [
     "RewardSection",
     "RolloutSection",
     "RunConfig",
+    "RuntimeSection",
     "TrainerSection",
     "TrainingSection",
     "ValidationSamplingSection",
@@ -139,18 +142,24 @@ class RolloutSection(PluginSection):
     """Tokens that end a response, besides the model's own end of sequence."""
     ignore_eos: bool = False
     """Go on past the end of sequence up to the maximum length: for benchmarks."""
-    replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Engine replicas."""
-    weight_transport: PluginSection = plugin_field("weight_transport", "in_process")
-    """How new weights reach the engine."""
+    replicas: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Engine replicas; None means one in this process, or as many as fit the ranks of its pool."""
+    weight_transport: PluginSection | None = plugin_field("weight_transport", None)
+    """How new weights reach the engine; None leaves the choice to the runtime."""
     validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
     """Sampling in validation."""
+
+    def ranks_per_replica(self) -> int:
+        """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
+        return 1
 
 
 @attrs.frozen(kw_only=True)
 class OptimSection:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or plain gradient descent without momentum."""
     lr: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -173,6 +182,10 @@ class OptimSection:
 class EngineSection(PluginSection):
     """Base of every training engine's config."""
 
+    def mesh_axes(self) -> Mapping[str, int]:
+        """Sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
+        return {}
+
 
 @attrs.frozen(kw_only=True)
 class TrainingSection:
@@ -184,6 +197,8 @@ class TrainingSection:
     """Token budget of one forward and backward pass; the result does not depend on it."""
     grad_clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     """Largest gradient norm; 0 clips nothing."""
+    offload: bool = False
+    """Keep parameters and optimizer off the accelerator while the role does not compute."""
 
 
 @attrs.frozen(kw_only=True)
@@ -238,6 +253,8 @@ class RefSection:
     """Its checkpoint; the actor's starting weights where absent."""
     max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Token budget of one pass; the actor's where absent."""
+    offload: bool = False
+    """Keep it off the accelerator while it does not compute."""
 
 
 @attrs.frozen(kw_only=True)
@@ -331,7 +348,7 @@ class RunConfig:
     """Scoring."""
     trainer: TrainerSection = plugin_field("trainer", "on_policy")
     """The loop."""
-    runtime: PluginSection = plugin_field("runtime", "inline")
+    runtime: RuntimeSection = plugin_field("runtime", "inline")
     """Where workers live."""
     tracking: tuple[PluginSection, ...] = plugin_field(
         "tracker", "console jsonl", collection="list"

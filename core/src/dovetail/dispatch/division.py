@@ -82,8 +82,13 @@ def masked_copy(batch: Batch) -> Batch:
         zeroed = name == "response_mask" or (
             isinstance(values, Ragged) and values.dtype.kind == "f"
         )
-        columns[name] = values.with_values(np.zeros_like(values.values)) if zeroed else values
+        columns[name] = _zeros(values) if zeroed else values
     return Batch({**columns, PADDING: np.ones(len(batch), np.bool_)})
+
+
+def _zeros(column: Ragged) -> Ragged:
+    """The same rows filled with zeros; the column's own values may lie elsewhere and are not read."""
+    return column.with_values(np.zeros((column.total, *column.inner), column.dtype))
 
 
 def _lightest(units_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:

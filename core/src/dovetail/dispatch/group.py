@@ -18,6 +18,7 @@ from dovetail.dispatch.register import registered_methods
 from dovetail.errors import (
     DispatchError,
     DovetailError,
+    NumericsError,
     UnregisteredMethodError,
     WorkerError,
     nearest,
@@ -159,6 +160,8 @@ class WorkerGroup(ABC):
         ]
         if failed:
             _, rank, failure = min(failed, key=lambda entry: entry[:2])
+            if isinstance(failure.error, NumericsError):
+                failure.error.gather(result.error for _, _, result in failed)
             self._raise(method, rank, failure)
 
     def _raise(self, method: str, rank: int, failure: RankFailure) -> NoReturn:

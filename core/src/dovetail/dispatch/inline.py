@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
-
-import attrs
+from typing import Any, cast
 
 from dovetail.config.builtin import InlineConfig
 from dovetail.dispatch.compute import turn
 from dovetail.dispatch.future import Future
 from dovetail.dispatch.group import WorkerGroup, run_on_worker
+from dovetail.dispatch.host import WorkerHost
 from dovetail.dispatch.mesh import Mesh
-from dovetail.dispatch.worker import Worker
 from dovetail.errors import ConfigError, DispatchError
 from dovetail.interfaces.dispatch_mode import Call
-from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
 from dovetail.interfaces.runtime import Runtime, WorkerSpec
 
@@ -58,7 +56,7 @@ class InlineRuntime(Runtime):
 
     def __init__(self, config: InlineConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._started = ExitStack()
+        self._held: WorkerHost | None = None
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
         """Start the group's only worker.
@@ -72,7 +70,7 @@ class InlineRuntime(Runtime):
                 f"asks for {mesh.described()} = {mesh.size}",
                 hint="set every parallel size to 1, or select a runtime of several processes, such as runtime=ray",
             )
-        worker = self._start(spec, Worker, mesh=mesh, rank=0)
+        worker = self._host().start_worker(spec, mesh, 0)
         return InlineGroup([worker], mesh, role=spec.role)
 
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
@@ -83,7 +81,11 @@ class InlineRuntime(Runtime):
         """
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
-        return [self._start(spec, BaseRollout, mesh=None, rank=rank) for rank in range(count)]
+        host = self._host()
+        return [
+            cast("BaseRollout", host.start(spec, BaseRollout, mesh=None, rank=rank))
+            for rank in range(count)
+        ]
 
     def device(self) -> str:
         """The accelerator's first device where there is one and the config allows it, else `cpu`.
@@ -103,29 +105,13 @@ class InlineRuntime(Runtime):
 
     def close(self) -> None:
         """Close all that was started, the latest first."""
-        self._started.pop_all().close()
+        if self._held is not None:
+            self._held.close()
 
-    def _start(self, spec: WorkerSpec, interface: type, *, mesh: Mesh | None, rank: int) -> Any:
-        from dovetail.plugins.load import make
-
-        context = attrs.evolve(
-            spec.context,
-            role=spec.context.role or spec.role,
-            mesh=mesh,
-            rank=rank,
-            device=self.device(),
-        )
-        plugin: Plugin = make(spec.plugin, context)
-        if not isinstance(plugin, interface):
-            raise DispatchError(
-                f"{spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
-                f"{type(plugin).__qualname__} is no {interface.__name__}"
-            )
-        # Registered first: what a failing start has taken is released as well.
-        self._started.callback(plugin.close)
-        with turn():
-            plugin.start()
-        return plugin
+    def _host(self) -> WorkerHost:
+        if self._held is None:
+            self._held = WorkerHost(self.device())
+        return self._held
 
 
 def _check_device(device: str, accelerators: Sequence[str]) -> None:

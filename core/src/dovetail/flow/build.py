@@ -72,6 +72,7 @@ class Parts:
     store: CheckpointStore
     timers: Timers
     logger: Any
+    runtime: Runtime
     started: ExitStack
     """Closes what was started, the latest first."""
 
@@ -149,22 +150,24 @@ def build(
         logger=logger,
         reward_functions=functions,
     )
-    transport: Any = make_plugin(refs["rollout.weight_transport"], context)
-    context = attrs.evolve(context, transport=transport)
     with ExitStack() as started:
         if config.trainer.deterministic:
             _deterministic(started)
         runtime: Any = make_plugin(refs["runtime"], context)
         started.callback(runtime.close)
         runtime.start()
+        runtime.place(plan.placement.pools)
         groups = {
             model.role: _worker_group(runtime, model, config, plan, context)
             for model in plan.models
         }
         rollout = WorkerSpec(
-            role="rollout", plugin=refs["rollout"], context=attrs.evolve(context, role="rollout")
+            role="rollout",
+            plugin=refs["rollout"],
+            context=attrs.evolve(context, role="rollout"),
+            transport=refs["rollout.weight_transport"],
         )
-        pool = RolloutPool(runtime.rollout_replicas(rollout, config.rollout.replicas))
+        pool = RolloutPool(runtime.rollout_replicas(rollout, plan.placement.replicas))
         started.callback(pool.close)
         manager: Any = make_plugin(refs["reward.manager"], context)
         started.callback(manager.close)
@@ -210,6 +213,7 @@ def build(
             store=CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
             timers=Timers(),
             logger=logger,
+            runtime=runtime,
             started=started.pop_all(),
         )
 
@@ -245,8 +249,6 @@ def _deterministic(started: ExitStack) -> None:
 def _worker_group(
     runtime: Runtime, model: ModelRole, config: RunConfig, plan: Plan, context: PluginContext
 ) -> Any:
-    from dovetail.dispatch import Mesh
-
     critic = model.role == "critic"
     training: TrainingSection = config.critic if critic else config.actor
     if model.role == "ref" and config.ref.max_tokens_per_micro_batch is not None:
@@ -265,8 +267,10 @@ def _worker_group(
             training=training,
             total_steps=plan.counts.total_critic_updates if critic else plan.counts.total_updates,
         ),
+        # A critic's weights go nowhere, and neither do those of a frozen reference.
+        transport=plan.refs["rollout.weight_transport"] if model.role == "actor" else None,
     )
-    return runtime.worker_group(spec, Mesh(dp=1))
+    return runtime.worker_group(spec, model.mesh)
 
 
 def plan_from_data(config: RunConfig, data: Data) -> Plan:

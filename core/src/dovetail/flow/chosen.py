@@ -61,7 +61,10 @@ def refs_of(chosen: Mapping[str, Chosen]) -> dict[str, PluginRef]:
 def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
     algorithm = config.algorithm
     yield "rollout", "rollout", config.rollout
-    yield "rollout.weight_transport", "weight_transport", config.rollout.weight_transport
+    transport = config.rollout.weight_transport
+    if transport is None:
+        transport = PluginSection(name=config.runtime.default_transport())
+    yield "rollout.weight_transport", "weight_transport", transport
     yield "actor.engine", "engine", config.actor.engine
     yield "critic.engine", "engine", config.critic.engine
     yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation

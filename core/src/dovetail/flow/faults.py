@@ -143,7 +143,7 @@ def _read_only(batch: Batch) -> Batch:
 
 def _locked(column: Any) -> Any:
     if isinstance(column, Ragged):
-        return Ragged(_locked(column.values), column.offsets)
+        return column.read_only()
     if not isinstance(column, np.ndarray):
         return column
     view = column.view()

@@ -123,9 +123,9 @@ def _not_finite(batch: Batch, column: str) -> Int64[np.ndarray, "M"]:
     values = batch[column]
     if not isinstance(values, Ragged):
         return np.flatnonzero(~np.isfinite(values))
-    bad_T = ~np.isfinite(values.values)
-    if not bad_T.any():
+    if values.finite():  # which workers know of their own results, so that nothing is fetched
         return np.empty(0, np.int64)
+    bad_T = ~np.isfinite(values.values)
     if "response_mask" in batch:
         bad_T &= batch["response_mask"].values
     return np.unique(values.row_index[bad_T])

@@ -62,11 +62,11 @@ class Flow(GenerationStages):
             batch = batch.with_columns({"old_log_probs": batch["rollout_log_probs"]})
         if plan.actor_outputs:
             columns = {OUTPUT_COLUMNS.get(out, out): out for out in plan.actor_outputs}
-            batch = self._scored("old_log_probs", batch, parts.actor, columns)
+            batch = self._scored("old_log_probs", batch, "actor", columns)
         if parts.ref is not None:
-            batch = self._scored("ref_log_probs", batch, parts.ref, {"ref_log_probs": "log_probs"})
+            batch = self._scored("ref_log_probs", batch, "ref", {"ref_log_probs": "log_probs"})
         if parts.critic is not None:
-            batch = self._scored("values", batch, parts.critic, {"values": "values"})
+            batch = self._scored("values", batch, "critic", {"values": "values"})
         self._check_finite(batch)
         with self._faults_written():
             batch = self._through_the_gate(batch)
@@ -142,7 +142,7 @@ class Flow(GenerationStages):
             return
         parts = self._parts
         version = self._state.weight_version + 1
-        with self._phase("weight_sync"):
+        with self._phase("weight_sync"), self._residency.present("actor"):
             manifest = parts.actor.weight_manifest(version).result()
             sent = parts.actor.send_weights(version, manifest)
             parts.pool.receive_weights(version, manifest)
@@ -153,9 +153,10 @@ class Flow(GenerationStages):
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _scored(self, phase: str, batch: Batch, group: Any, columns: dict[str, str]) -> Batch:
-        """The batch with columns from a forward pass, each from the engine's output of the given name."""
-        with self._phase(phase):
+    def _scored(self, phase: str, batch: Batch, role: str, columns: dict[str, str]) -> Batch:
+        """The batch with columns from a role's forward pass, each from the engine's output of the given name."""
+        group = getattr(self._parts, role)
+        with self._phase(phase), self._residency.present(role):
             scored = group.forward(batch, frozenset(columns.values())).result()
         self._stop.check()
         return batch.with_columns({column: scored[output] for column, output in columns.items()})
@@ -200,7 +201,8 @@ class Flow(GenerationStages):
                 if "log_probs" not in plan.actor_outputs:
                     rows = chosen_rows(batch["response_mask"], config.algorithm.gate.samples)
                     compared = batch.take(rows)
-                    scored = parts.actor.forward(compared, frozenset({"log_probs"})).result()
+                    with self._residency.present("actor"):
+                        scored = parts.actor.forward(compared, frozenset({"log_probs"})).result()
                     log_probs = scored["log_probs"]
                 else:
                     log_probs = batch["old_log_probs"]
@@ -232,7 +234,7 @@ class Flow(GenerationStages):
     def _update_actor(self, batch: Batch, objective: ObjectiveSpec) -> dict[str, float]:
         counts, actor = self._parts.plan.counts, self._parts.config.actor
         cut = self._cut(counts.prompts_per_mini_batch, counts.epochs_per_step)
-        with self._phase("update"):
+        with self._phase("update"), self._residency.present("actor"):
             self._moved = True
             done = self._train(
                 self._parts.actor, with_loss_mask(batch), objective, cut, max_kl=actor.max_kl
@@ -247,7 +249,7 @@ class Flow(GenerationStages):
         if objective is None:
             return {}
         cut = self._cut(counts.critic_prompts_per_mini_batch, counts.critic_epochs_per_step)
-        with self._phase("update_critic"):
+        with self._phase("update_critic"), self._residency.present("critic"):
             return dict(self._train(self._parts.critic, batch, objective, cut).metrics)
 
     def _cut(self, prompts: int, epochs: int) -> Cut:

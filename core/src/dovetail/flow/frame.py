@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.errors import CheckpointError, DovetailError, StopRequested
+from dovetail.errors import (
+    CheckpointError,
+    DovetailError,
+    RolloutError,
+    StopRequested,
+    WeightSyncError,
+    WorkerError,
+)
 from dovetail.flow.build import Parts
 from dovetail.flow.interrupt import StopSwitch
+from dovetail.flow.residency import GROUPS, Residency
 from dovetail.flow.state import RunState, save_checkpoint
 from dovetail.telemetry.logging import set_step
 
@@ -49,6 +57,7 @@ class RunFrame:
         self._parts = parts
         self._state = state
         self._stop = StopSwitch()
+        self._residency = Residency(parts.config, {role: getattr(parts, role) for role in GROUPS})
         self._now = StepRecord(number=state.step + 1)
         self._torn = False
         """Whether some weights are those of an update that broke off."""
@@ -147,7 +156,9 @@ class RunFrame:
         began = time.monotonic()
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if isinstance(error, WorkerError | RolloutError | WeightSyncError):
+                error.during(f"step {self._now.number}")
             if self._now.counts:
                 self._finish_step(began)
             else:

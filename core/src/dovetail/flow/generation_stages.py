@@ -144,6 +144,7 @@ class GenerationStages(RunFrame):
         baseline: bool = False,
     ) -> Generated:
         parts, reward = self._parts, self._parts.config.reward
+        self._residency.settle()
         scorer = Scorer(
             parts.manager,
             timeout=reward.timeout,

@@ -12,6 +12,7 @@ from dovetail.errors import PlanError
 from dovetail.flow.chosen import Chosen, choose, refs_of
 from dovetail.flow.counts import Counts, count
 from dovetail.flow.demands import ROLLOUT_ON_REQUEST, Demands, find_demands
+from dovetail.flow.placement import Placement, place
 from dovetail.flow.stages import ModelRole, Stage, models_of, stages_of
 from dovetail.interfaces.objective import KlTerm, ObjectiveSpec, ValueObjectiveSpec
 from dovetail.interfaces.runtime import PluginRef
@@ -44,6 +45,8 @@ class Plan:
     objective: ObjectiveSpec
     value_objective: ValueObjectiveSpec | None
     """What the critic minimises; None where there is none."""
+    placement: Placement
+    """Where everything lives."""
 
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
@@ -67,9 +70,10 @@ def make_plan(config: RunConfig, *, prompts: int | None = None) -> Plan:
     if demands.critic:
         counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
     gate = _gate_columns(chosen["rollout"])
+    placement, models = place(config, chosen, tuple(models_of(config, chosen, demands)))
     return Plan(
         stages=tuple(stages_of(config, chosen, demands, gate)),
-        models=tuple(models_of(config, chosen, demands)),
+        models=models,
         refs=refs_of(chosen),
         counts=counts,
         demands=demands.columns,
@@ -85,6 +89,7 @@ def make_plan(config: RunConfig, *, prompts: int | None = None) -> Plan:
         )
         if demands.critic
         else None,
+        placement=placement,
     )
 
 

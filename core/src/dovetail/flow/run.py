@@ -140,6 +140,7 @@ def _run(parts: Parts, state: RunState) -> dict[str, Any]:
         ending.callback(parts.close)
         flow = Flow(parts, state)
         ending.callback(_wind_up, parts, flow)
+        ending.callback(parts.runtime.before_exit)
         trainer: Any = make_plugin(parts.plan.refs["trainer"], context)
         trainer.run(flow)
     return flow.summary()
@@ -207,8 +208,17 @@ def describe(plan: Plan) -> dict[str, Any]:
             for s in plan.stages
         ],
         "models": [
-            {**attrs.asdict(m, filter=lambda a, _: a.name != "engine"), "engine": m.engine.name}
+            {
+                **attrs.asdict(m, filter=lambda a, _: a.name not in {"engine", "mesh"}),
+                "engine": m.engine.name,
+                "mesh": {axis: size for axis, size in m.mesh.axes.items() if size > 1},
+            }
             for m in plan.models
         ],
+        "placement": {
+            "runtime": plan.placement.runtime,
+            "pools": [attrs.asdict(pool) for pool in plan.placement.pools],
+            "replicas": plan.placement.replicas,
+        },
         "counts": dict(plan.counts.rows()),
     }

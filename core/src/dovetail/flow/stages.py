@@ -8,6 +8,7 @@ from typing import Literal
 import attrs
 
 from dovetail.config.sections import RunConfig
+from dovetail.dispatch.mesh import Mesh
 from dovetail.flow.chosen import Chosen
 from dovetail.flow.demands import (
     ADVANTAGE_COLUMNS,
@@ -41,6 +42,8 @@ class ModelRole:
     trained: bool
     head: Literal["lm", "value"] = "lm"
     because: str
+    mesh: Mesh = attrs.field(factory=Mesh)
+    """The ranks of its worker group."""
 
 
 def stages_of(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.telemetry.metrics import Metric
 
-ENGINE_API = "1.1"
+ENGINE_API = "1.2"
 
 OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs"})
 """What `forward` can be asked for; each comes back as a ragged float32 column over response tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,11 +11,12 @@ import attrs
 from dovetail.interfaces.plugin import Plugin, PluginContext
 
 if TYPE_CHECKING:
+    from dovetail.config.placement import Pool
     from dovetail.dispatch.group import WorkerGroup
     from dovetail.dispatch.mesh import Mesh
     from dovetail.interfaces.rollout import BaseRollout
 
-RUNTIME_API = "1.0"
+RUNTIME_API = "1.1"
 
 
 @attrs.frozen(kw_only=True)
@@ -40,11 +42,20 @@ class WorkerSpec:
     """`actor`, `ref`, `critic`, `rollout`, …"""
     plugin: PluginRef
     context: PluginContext
-    """The runtime fills in `mesh`, `rank` and `device`."""
+    """The runtime fills in `mesh`, `rank`, `device`, `reduction`, `transport` and, in other processes, `logger`."""
+    transport: PluginRef | None = None
+    """The weight transport that it sends or receives with; every process makes its own end."""
 
 
 class Runtime(Plugin):
     """Starts workers and hands out groups of them. The trainer cannot tell which runtime it is on."""
+
+    def place(self, pools: Sequence[Pool]) -> None:
+        """Take what these pools need; called once, after `start` and before the first worker.
+
+        Raises:
+            PlacementError: there is less than they ask for; says what was asked and what is free.
+        """
 
     @abstractmethod
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
@@ -55,5 +66,8 @@ class Runtime(Plugin):
         """Start rollout replicas; each handle has BaseRollout's methods."""
 
     def device(self) -> str:
-        """The torch device that workers run on."""
+        """The torch device of workers in this process, or the kind of device of those elsewhere."""
         return "cpu"
+
+    def before_exit(self) -> None:
+        """Write what is only known while workers live, such as a timeline; called when the run has ended."""

@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         _kind("rollout", "rollout:BaseRollout", "RolloutSection"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="1.1"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="1.2"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
         _kind("loss_aggregation", "policy_loss:LossAggregation"),
@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
         _kind("reward_manager", "reward:RewardManager", api="1.1"),
         _kind("reward_function", "reward:RewardFunction", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection"),
-        _kind("runtime", "runtime:Runtime"),
+        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.1"),
         _kind("weight_transport", "transport:WeightTransport"),
         _kind("tracker", "tracker:Tracker"),
         _kind("dataset", "data:DatasetSource"),

@@ -13,6 +13,7 @@ _HOME = {
         "reward_that_fails",
     ),
     "groups": ("SimulatedGroup",),
+    "processes": ("ProcessRanks", "Rank"),
     "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),
     "scripted_rollout": ("Script", "ScriptedRollout"),
 }

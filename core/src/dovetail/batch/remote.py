@@ -1,0 +1,101 @@
+"""Stored values: a packed array that lies in a store between processes, and comes here when it is first read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Store(Protocol):
+    """Where arrays wait between the process that made them and those that read them.
+
+    A reference can be pickled into another process, which reads it from a store of the same kind. An array
+    stays as long as any process holds a reference to it.
+    """
+
+    def put(self, array: np.ndarray) -> Any:
+        """Keep a copy of the array; its reference."""
+
+    def get(self, references: Sequence[Any]) -> list[np.ndarray]:
+        """The arrays themselves, read-only and where possible not copied.
+
+        Raises:
+            WorkerError: an array is lost, with the process that kept it.
+        """
+
+
+class Stored:
+    """One array in a store. What it is like is known here; its values are fetched when they are first read.
+
+    Attributes:
+        reference: what the store knows it by. The array lives at least as long as this object.
+        dtype: of the values.
+        shape: [T, …].
+        finite: whether every value is known to be finite, as integers always are.
+    """
+
+    __slots__ = ("_array", "_store", "dtype", "finite", "reference", "shape")
+
+    def __init__(
+        self,
+        store: Store,
+        reference: Any,
+        *,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        finite: bool,
+    ) -> None:
+        """Describe what a store holds; nothing is fetched."""
+        self._store = store
+        self._array: np.ndarray | None = None
+        self.reference = reference
+        self.dtype = dtype
+        self.shape = shape
+        self.finite = finite
+
+    @classmethod
+    def put(cls, store: Store, array: np.ndarray) -> Stored:
+        """Put an array [T, …] into a store."""
+        finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
+        return cls(store, store.put(array), dtype=array.dtype, shape=array.shape, finite=finite)
+
+    def __repr__(self) -> str:
+        where = "here" if self._array is not None else "not read yet"
+        return f"Stored({self.dtype}{list(self.shape)}, {where})"
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Shape of one value; () for numbers."""
+        return self.shape[1:]
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the values are in this process."""
+        return self._array is not None
+
+    @property
+    def values(self) -> np.ndarray:
+        """The array [T, …], fetched the first time.
+
+        Raises:
+            WorkerError: it is lost, with the process that kept it.
+        """
+        if self._array is None:
+            (self._array,) = self._store.get([self.reference])
+        return self._array
+
+
+def fetch(stored: Sequence[Stored]) -> None:
+    """Fetch the values of several arrays together, those that are not here yet. They are of one store.
+
+    Raises:
+        WorkerError: one is lost, with the process that kept it.
+    """
+    absent = [one for one in stored if not one.fetched]
+    if absent:
+        store = absent[0]._store  # noqa: SLF001 - of its own class
+        arrays = store.get([one.reference for one in absent])
+        for one, array in zip(absent, arrays, strict=True):
+            one._array = array  # noqa: SLF001 - likewise

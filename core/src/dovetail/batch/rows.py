@@ -1,0 +1,233 @@
+"""RaggedRows: rows picked from other columns, here or in a store, brought together when their values are read.
+
+Selecting, reordering and joining such columns moves row numbers, not values.
+Legend: N rows, T values in all rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch.ragged import Ragged, contiguous_run, kinds, normal_indices, offsets_of
+from dovetail.batch.remote import Stored, fetch
+from dovetail.errors import ColumnError
+
+Source = Ragged | Stored
+"""Where rows lie: a plain column of this process, or an array in a store."""
+
+
+class RaggedRows(Ragged):
+    """Rows of other columns. `offsets` and `dtype` are known; `values` are gathered on first access, and kept.
+
+    Rows that lie one after another in one source come as a view. Anything that Ragged can do works; what needs
+    the values reads them, and pickling sends a plain Ragged.
+
+    Attributes:
+        sources: the plain columns and stored arrays that the rows lie in.
+        source_N: int64 [N], the source of each row.
+        start_N: int64 [N], where each row begins among its source's values.
+    """
+
+    __slots__ = ("_dtype", "_inner", "_locked", "source_N", "sources", "start_N")
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        source_N: np.ndarray,
+        start_N: np.ndarray,
+        offsets: np.ndarray,
+        *,
+        dtype: np.dtype[Any],
+        inner: tuple[int, ...] = (),
+        locked: bool = False,
+    ) -> None:
+        """Describe the rows, without a check: they lie within their sources, and those fit `dtype` and `inner`.
+
+        Args:
+            sources: as in the attributes, like `source_N` and `start_N`.
+            source_N: as above.
+            start_N: as above.
+            offsets: int64 [N + 1], as in Ragged.
+            dtype: of the values.
+            inner: shape of one value.
+            locked: whether the values refuse to be written to.
+        """
+        # `values` stays unset: reading an empty slot ends in __getattr__.
+        self.sources = tuple(sources)
+        self.source_N = source_N
+        self.start_N = start_N
+        self.offsets = offsets
+        self._dtype = dtype
+        self._inner = inner
+        self._locked = locked
+
+    @classmethod
+    def of(cls, column: Ragged) -> RaggedRows:
+        """All rows of a column."""
+        if isinstance(column, RaggedRows):
+            return column
+        return cls(
+            (column,),
+            np.zeros(len(column), np.int64),
+            column.offsets[:-1],
+            column.offsets,
+            dtype=column.dtype,
+            inner=column.inner,
+        )
+
+    @classmethod
+    def stored(cls, source: Stored, offsets: np.ndarray) -> RaggedRows:
+        """The rows of a stored array, which `offsets` cut it into from its first value to its last."""
+        count = len(offsets) - 1
+        return cls(
+            (source,),
+            np.zeros(count, np.int64),
+            offsets[:-1],
+            offsets,
+            dtype=source.dtype,
+            inner=source.inner,
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, one part after another; nothing is read where a part is made of rows elsewhere.
+
+        Raises:
+            ColumnError: there is no part, or their dtypes or trailing shapes differ.
+        """
+        if len(parts) < 2 or not any(isinstance(part, RaggedRows) for part in parts):
+            return Ragged.concat(parts)
+        found = {(part.dtype, part.inner) for part in parts}
+        if len(found) > 1:
+            raise ColumnError(
+                f"ragged columns of different dtypes can't be concatenated: {kinds(found)}"
+            )
+        rows = [cls.of(part) for part in parts]
+        counts = accumulate((len(part.sources) for part in rows), initial=0)
+        source_N = [part.source_N + before for part, before in zip(rows, counts, strict=False)]
+        joined = cls(
+            [source for part in rows for source in part.sources],
+            np.concatenate(source_N),
+            np.concatenate([part.start_N for part in rows]),
+            offsets_of(np.concatenate([part.lengths for part in rows])),
+            dtype=parts[0].dtype,
+            inner=parts[0].inner,
+            locked=any(part._locked for part in rows),  # noqa: SLF001 - of its own class
+        )
+        return joined._tidied()  # noqa: SLF001 - likewise
+
+    def __getattr__(self, name: str) -> Any:
+        """The values, for which this is asked only while they have not been read."""
+        if name != "values":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.values = self._gathered()
+        return self.values
+
+    def __repr__(self) -> str:
+        return f"RaggedRows({len(self)} rows, {self.total} values, {self.dtype})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ragged, (self.values, self.offsets)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self._dtype
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Shape of one value; () for numbers."""
+        return self._inner
+
+    def finite(self) -> bool:
+        """Whether every value is finite. What is known of stored arrays is believed, without reading them."""
+        known = all(isinstance(source, Stored) and source.finite for source in self.sources)
+        return known or super().finite()
+
+    def read_only(self) -> RaggedRows:
+        """The same rows; the values, once they are read, refuse to be written to."""
+        return self._with(self.source_N, self.start_N, self.offsets, locked=True)
+
+    def take(self, indices: np.ndarray) -> RaggedRows:
+        """These rows, in this order, without reading them. For `indices` see `Ragged.take`."""
+        index_M = normal_indices(indices, len(self))
+        run = contiguous_run(index_M)
+        if run is not None:
+            return self.slice(*run)
+        offsets = offsets_of(self.lengths[index_M])
+        return self._with(self.source_N[index_M], self.start_N[index_M], offsets)._tidied()
+
+    def slice(self, start: int, stop: int) -> RaggedRows:
+        """Rows `start` up to, not including, `stop`, without reading them."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        stop = max(start, stop)
+        if (start, stop) == (0, len(self)):
+            return self
+        offsets = self.offsets[start : stop + 1] - self.offsets[start]
+        return self._with(self.source_N[start:stop], self.start_N[start:stop], offsets)._tidied()
+
+    def _with(
+        self,
+        source_M: np.ndarray,
+        start_M: np.ndarray,
+        offsets: np.ndarray,
+        locked: bool | None = None,
+    ) -> RaggedRows:
+        return RaggedRows(
+            self.sources,
+            source_M,
+            start_M,
+            offsets,
+            dtype=self._dtype,
+            inner=self._inner,
+            locked=self._locked if locked is None else locked,
+        )
+
+    def _tidied(self) -> RaggedRows:
+        """Each source once, and only those that are needed: the others need not live for these rows."""
+        if len(self.sources) < 2 and len(self):
+            return self
+        number_of: dict[int, int] = {}
+        kept: list[Source] = []
+        used = np.unique(self.source_N)
+        new_S = np.zeros(len(self.sources), np.int64)
+        for old in used.tolist():
+            source = self.sources[old]
+            if id(source) not in number_of:
+                number_of[id(source)] = len(kept)
+                kept.append(source)
+            new_S[old] = number_of[id(source)]
+        self.sources = tuple(kept)
+        self.source_N = new_S[self.source_N]
+        return self
+
+    def _gathered(self) -> np.ndarray:
+        fetch([source for source in self.sources if isinstance(source, Stored)])
+        runs = [
+            self.sources[source].values[start:stop]
+            for source, start, stop in zip(*map(np.ndarray.tolist, self.runs()), strict=True)
+        ]
+        if not runs:
+            values = np.empty((0, *self._inner), self._dtype)
+        elif len(runs) == 1:
+            values = runs[0].view()
+        else:
+            values = np.concatenate(runs, dtype=self._dtype)
+        if self._locked:
+            values.flags.writeable = False
+        return values
+
+    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Source, first and last value (exclusive) of each stretch of rows that lie one after another, int64 [R] each."""
+        filled = np.flatnonzero(self.lengths)
+        source_F, start_F = self.source_N[filled], self.start_N[filled]
+        stop_F = start_F + self.lengths[filled]
+        begins_F = np.ones(len(filled), np.bool_)
+        begins_F[1:] = (source_F[1:] != source_F[:-1]) | (start_F[1:] != stop_F[:-1])
+        first_R = np.flatnonzero(begins_F)
+        last_R = np.append(first_R, len(filled))[1:] - 1
+        return source_F[first_R], start_F[first_R], stop_F[last_R]

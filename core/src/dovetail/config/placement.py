@@ -1,0 +1,68 @@
+"""Where roles live: pools of ranks, and what a runtime's config says of them. Nothing here imports a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from dovetail.config.fields import PluginSection
+
+TRANSPORT_WITHIN_A_PROCESS = "in_process"
+
+
+@attrs.frozen(kw_only=True)
+class Pool:
+    """Some ranks, and the roles that share them.
+
+    Training roles of one pool run in the same processes, one a rank; rollout replicas have processes of their own,
+    on the same accelerators where they are in the same pool.
+    """
+
+    name: str
+    """What the config calls it."""
+    roles: tuple[str, ...]
+    """Who lives here: `actor`, `critic`, `ref`, `rollout`, …"""
+    nodes: int = 1
+    """Machines."""
+    ranks_per_node: int = 1
+    """Training processes on each machine: one an accelerator, or as many as the config gives to CPUs."""
+    accelerators: bool = False
+    """Whether every rank has an accelerator of its own; otherwise it computes on CPUs."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of a training group that lives here."""
+        return self.nodes * self.ranks_per_node
+
+    def described(self) -> str:
+        """Its size in words, such as `2 nodes × 8 accelerators`."""
+        unit = "accelerator" if self.accelerators else "CPU process"
+        each = f"{self.ranks_per_node} {unit}{'' if self.ranks_per_node == 1 else _plural(unit)}"
+        return each if self.nodes == 1 else f"{self.nodes} nodes × {each}"
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeSection(PluginSection):
+    """Base of every runtime's config."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether every worker lives in the controller's own process."""
+        return True
+
+    def pools(self, roles: Sequence[str]) -> tuple[Pool, ...]:
+        """Where these roles live; every role in exactly one pool, and no pool without a role.
+
+        Raises:
+            PlanError: the sizes make no sense, or a pool names a role that is not there.
+        """
+        return (Pool(name="this process", roles=tuple(roles)),)
+
+    def default_transport(self) -> str:
+        """The weight transport where the config names none."""
+        return TRANSPORT_WITHIN_A_PROCESS
+
+
+def _plural(unit: str) -> str:
+    return "es" if unit.endswith("s") else "s"

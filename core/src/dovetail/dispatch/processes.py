@@ -1,0 +1,96 @@
+"""Joining the processes of a pool: torch's process group, and sums over the ranks that share a batch.
+
+torch is imported when something is called.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from dovetail.dispatch.mesh import Mesh
+from dovetail.interfaces.plugin import LocalReduction, Reduction
+
+
+def join_processes(
+    *, address: str, rank: int, world: int, device: str, timeout: float = 1800.0
+) -> None:
+    """Make this process a rank of torch's default process group; every rank must call it.
+
+    CPU tensors go over gloo, those of an accelerator over its own library.
+
+    Args:
+        address: `file:///path` that only these processes share, or `tcp://host:port` where rank 0 listens.
+        rank: this process's rank.
+        world: number of ranks.
+        device: its torch device, such as `cpu` or an accelerator with its index.
+        timeout: seconds after which a collective that not all ranks have joined fails.
+    """
+    import torch
+    import torch.distributed as dist
+
+    kind = torch.device(device).type
+    backend = "gloo"
+    if kind != "cpu":
+        torch.accelerator.set_device_index(torch.device(device).index or 0)
+        backend = f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+    dist.init_process_group(
+        backend,
+        init_method=address,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def leave_processes() -> None:
+    """Leave the default process group, where there is one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class ProcessReduction:
+    """Sums over the processes of a torch group, in rank order: bit for bit the same on every rank, and every time.
+
+    Args:
+        group: a torch process group that carries CPU tensors.
+        size: its number of ranks.
+    """
+
+    def __init__(self, group: Any, size: int) -> None:
+        self._group, self._size = group, size
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Element-wise sum over ranks, of the same shape and dtype on each of them."""
+        import torch
+        import torch.distributed as dist
+
+        given = np.ascontiguousarray(values)
+        mine = torch.from_numpy(given.copy())
+        parts = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(parts, mine, group=self._group)
+        total = np.zeros_like(given)
+        for part in parts:
+            total += part.numpy()
+        return total.reshape(np.shape(values))
+
+
+def reduction_over(mesh: Mesh, rank: int, axis: str = "dp") -> Reduction:
+    """The reduction over one axis of a mesh, for one of its ranks.
+
+    Every rank of the default process group must call it, with the same mesh: groups are made together.
+    """
+    if mesh.size == 1:
+        return LocalReduction()
+    import torch.distributed as dist
+
+    mine: Reduction = LocalReduction()
+    for ranks in mesh.groups(axis):
+        group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+        if rank in ranks and group is not None:
+            mine = ProcessReduction(group, len(ranks))
+    return mine

@@ -1,0 +1,112 @@
+"""Placement: which pool each role lives in, the mesh of every training group, and the rollout's replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.config.placement import Pool
+from dovetail.config.sections import EngineSection, RunConfig
+from dovetail.dispatch.mesh import Mesh
+from dovetail.errors import DispatchError, PlanError
+from dovetail.flow.chosen import Chosen
+from dovetail.flow.stages import ModelRole
+
+ROLLOUT = "rollout"
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where everything of a run lives."""
+
+    pools: tuple[Pool, ...]
+    replicas: int
+    """Rollout replicas."""
+    runtime: str
+    """The runtime's name."""
+    in_process: bool
+
+    def pool(self, role: str) -> Pool:
+        """Where a role lives."""
+        return next(pool for pool in self.pools if role in pool.roles)
+
+    def lines(self, models: Sequence[ModelRole]) -> list[str]:
+        """A line a pool: its size, and who lives there on which mesh."""
+        if self.in_process:
+            return [f"every role in one worker ({self.runtime})"]
+        meshes = {model.role: model.mesh.described() for model in models}
+        lines = []
+        for pool in self.pools:
+            training = [role for role in pool.roles if role in meshes]
+            who = [f"{' + '.join(training)} ({meshes[training[0]]})"] if training else []
+            if len({meshes[role] for role in training}) > 1:
+                who = [f"{role} ({meshes[role]})" for role in training]
+            if ROLLOUT in pool.roles:
+                who.append(f"rollout × {self.replicas}")
+            lines.append(f"pool {pool.name} ({self.runtime}): {pool.described()}: {', '.join(who)}")
+        return lines
+
+
+def place(
+    config: RunConfig, chosen: Mapping[str, Chosen], models: Sequence[ModelRole]
+) -> tuple[Placement, tuple[ModelRole, ...]]:
+    """Where everything goes: pools and replicas, and the models with their meshes.
+
+    Raises:
+        PlanError: sizes that do not fit each other, or a weight transport that can't reach the rollout.
+    """
+    pools = config.runtime.pools((*(model.role for model in models), ROLLOUT))
+    placement = Placement(
+        pools=pools,
+        replicas=_replicas(config, next(pool for pool in pools if ROLLOUT in pool.roles)),
+        runtime=chosen["runtime"].ref.name,
+        in_process=config.runtime.in_process,
+    )
+    _check_transport(config, chosen["rollout.weight_transport"])
+    return placement, tuple(
+        attrs.evolve(model, mesh=_mesh(model, placement.pool(model.role))) for model in models
+    )
+
+
+def _mesh(model: ModelRole, pool: Pool) -> Mesh:
+    section: Any = model.engine.config
+    axes: dict[str, Any] = dict(section.mesh_axes()) if isinstance(section, EngineSection) else {}
+    try:
+        return Mesh.over(pool.ranks, **axes)
+    except DispatchError as error:
+        raise PlanError(
+            f"{model.role} can't be laid out over pool {pool.name!r} ({pool.described()}): {error.message}",
+            hint=error.hint,
+        ) from error
+
+
+def _replicas(config: RunConfig, pool: Pool) -> int:
+    each = config.rollout.ranks_per_replica()
+    if config.runtime.in_process:
+        return config.rollout.replicas or 1
+    if each > pool.ranks:
+        raise PlanError(
+            f"one rollout replica takes {each} ranks, but pool {pool.name!r} has {pool.described()}",
+            hint="give the pool more, or set the engine's parallel sizes lower",
+        )
+    fitting = pool.ranks // each
+    wanted = config.rollout.replicas or fitting
+    if wanted > fitting and pool.accelerators:
+        raise PlanError(
+            f"rollout.replicas={wanted} need {wanted * each} accelerators, but pool {pool.name!r} has "
+            f"{pool.described()}",
+            hint=f"set rollout.replicas={fitting} or leave it out",
+        )
+    return wanted
+
+
+def _check_transport(config: RunConfig, transport: Chosen) -> None:
+    if not config.runtime.in_process and "in_process" in transport.cls.capabilities:
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} hands weights over within one process, "
+            f"but runtime {config.runtime.name!r} puts trainer and rollout in different ones",
+            hint=f"leave rollout.weight_transport out ({config.runtime.default_transport()!r} is taken), "
+            "or name another",
+        )

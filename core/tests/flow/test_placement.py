@@ -1,0 +1,130 @@
+"""Placement: pools of a runtime's config, meshes of the groups, replicas of the rollout, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+from dovetail.config.placement import Pool, RuntimeSection
+from dovetail.config.sections import EngineSection, RolloutSection
+from dovetail.errors import PlanError
+from dovetail.flow.placement import place
+from dovetail.flow.stages import ModelRole
+from dovetail.interfaces.runtime import PluginRef
+
+
+@attrs.frozen(kw_only=True)
+class Cluster(RuntimeSection):
+    ranks: int = 4
+    accelerators: bool = True
+
+    @property
+    def in_process(self) -> bool:
+        return False
+
+    def pools(self, roles: Sequence[str]) -> tuple[Pool, ...]:
+        return (
+            Pool(
+                name="all",
+                roles=tuple(roles),
+                ranks_per_node=self.ranks,
+                accelerators=self.accelerators,
+            ),
+        )
+
+    def default_transport(self) -> str:
+        return "disk"
+
+
+@attrs.frozen(kw_only=True)
+class Parallel(EngineSection):
+    cp: int = 1
+
+    def mesh_axes(self) -> Mapping[str, int]:
+        return {"cp": self.cp}
+
+
+@attrs.frozen(kw_only=True)
+class Wide(RolloutSection):
+    wide: int = 1
+
+    def ranks_per_replica(self) -> int:
+        return self.wide
+
+
+def placed(
+    runtime: RuntimeSection,
+    rollout: RolloutSection | None = None,
+    transport: frozenset[str] = frozenset(),
+    **engines: int,
+) -> Any:
+    config: Any = SimpleNamespace(runtime=runtime, rollout=rollout or RolloutSection())
+    chosen: Any = {
+        "runtime": SimpleNamespace(ref=SimpleNamespace(name="mine")),
+        "rollout.weight_transport": SimpleNamespace(
+            ref=SimpleNamespace(name="theirs"), cls=SimpleNamespace(capabilities=transport)
+        ),
+    }
+    models = [
+        ModelRole(
+            role=role,
+            engine=PluginRef(kind="engine", name="e", config=Parallel(cp=cp)),
+            path="p",
+            trained=True,
+            because="",
+        )
+        for role, cp in engines.items()
+    ]
+    return place(config, chosen, models)
+
+
+def test_one_process_holds_everything() -> None:
+    placement, (actor,) = placed(RuntimeSection(), actor=1)
+    assert placement.in_process
+    assert placement.replicas == 1
+    assert actor.mesh.size == 1
+    assert placement.lines([actor]) == ["every role in one worker (mine)"]
+
+
+def test_dp_takes_what_the_engines_axes_leave() -> None:
+    placement, (actor, critic) = placed(Cluster(), actor=2, critic=1)
+    assert (actor.mesh.axis_size("dp"), actor.mesh.axis_size("cp")) == (2, 2)
+    assert critic.mesh.axis_size("dp") == 4
+    (line,) = placement.lines([actor, critic])
+    assert line == (
+        "pool all (mine): 4 accelerators: actor (dp=2 × cp=2), critic (dp=4), rollout × 4"
+    )
+
+
+def test_a_mesh_that_does_not_multiply_out_names_role_and_pool() -> None:
+    with pytest.raises(PlanError, match=r"actor can't be laid out over pool 'all'.*cp=3"):
+        placed(Cluster(), actor=3)
+
+
+def test_replicas_fill_the_pool_unless_they_are_named() -> None:
+    assert placed(Cluster(), Wide(wide=2), actor=1)[0].replicas == 2
+    assert placed(Cluster(), Wide(wide=2, replicas=1), actor=1)[0].replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("rollout", "says"),
+    [(Wide(wide=8), "takes 8 ranks"), (Wide(wide=2, replicas=3), "replicas=3 need 6 accelerators")],
+)
+def test_replicas_that_do_not_fit_are_refused(rollout: RolloutSection, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        placed(Cluster(), rollout, actor=1)
+
+
+def test_cpu_replicas_may_outnumber_the_ranks() -> None:
+    assert placed(Cluster(accelerators=False), Wide(replicas=9), actor=1)[0].replicas == 9
+
+
+def test_a_transport_within_one_process_does_not_leave_it() -> None:
+    within = frozenset({"in_process"})
+    with pytest.raises(PlanError, match="'theirs' hands weights over within one process"):
+        placed(Cluster(), transport=within, actor=1)
+    assert placed(RuntimeSection(), transport=within, actor=1)

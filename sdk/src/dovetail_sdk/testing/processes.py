@@ -1,0 +1,241 @@
+"""Ranks in real processes, joined by gloo, without a runtime: what proves that distributed code is right.
+
+    with ProcessRanks(2) as ranks:
+        group = ranks.worker_group(spec, Mesh(dp=2))
+        group.update(batch, objective).result()
+
+Processes are started once and hold workers of any number of groups; each costs an import of torch and of whatever
+the workers import. Everything that travels is pickled: use it with your own code only.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+
+from dovetail.dispatch.future import Future
+from dovetail.dispatch.group import RankFailure, WorkerGroup
+from dovetail.dispatch.mesh import Mesh
+from dovetail.errors import WorkerError
+from dovetail.interfaces.dispatch_mode import Call
+from dovetail.interfaces.runtime import WorkerSpec
+
+if TYPE_CHECKING:
+    from dovetail.dispatch.host import WorkerHost
+
+START_SECONDS = 120.0
+"""How long processes may take to start and to join."""
+
+
+@attrs.frozen(kw_only=True)
+class Rank:
+    """What a function that runs on every rank is told."""
+
+    rank: int
+    world: int
+
+
+class ProcessRanks:
+    """R processes on the CPU with torch's default process group over them.
+
+    Args:
+        world: R.
+        threads: of each process; the machine's cores are few.
+        timeout: seconds that a call may take before it fails and every process is ended.
+    """
+
+    def __init__(self, world: int, *, threads: int = 1, timeout: float = 120.0) -> None:
+        self.world = world
+        self._timeout = timeout
+        self._directory = Path(tempfile.mkdtemp(prefix="dovetail-ranks-"))
+        self._groups = 0
+        context = multiprocessing.get_context("spawn")
+        address = f"file://{self._directory / 'store'}"
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
+        # Read by the children before they load torch.
+        with _environment({"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}):
+            for rank in range(world):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_serve, args=(theirs, rank, world, address, timeout), daemon=True
+                )
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
+        self._readers = ThreadPoolExecutor(world)
+        self._gather("start", START_SECONDS)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(rank: Rank, *args)` on every rank at once; the results in rank order.
+
+        The function is pickled by name: it lives at the top of a module.
+
+        Raises:
+            WorkerError: it raised on a rank, did not return in time, or a process died.
+        """
+        return self._everywhere(f"{function.__qualname__}()", ("run", function, args))
+
+    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
+        """Start a worker of this spec on every rank, as a runtime does, and return a group over them."""
+        mesh.check_size(self.world)
+        self._groups += 1
+        role = f"{spec.role}#{self._groups}"
+        named = attrs.evolve(
+            spec, role=role, context=attrs.evolve(spec.context, role=spec.context.role or spec.role)
+        )
+        (worker_class, *_) = self._everywhere(f"start of {spec.role}", ("start", named, mesh))
+        return _Group(self, role, worker_class, mesh, spec.role)
+
+    def calls(self, role: str, method: str, calls: Sequence[Call | None]) -> list[Any]:
+        """Run each rank's own call of a worker's method; None where there is none. Failures come as `RankFailure`."""
+        for pipe, call in zip(self._pipes, calls, strict=True):
+            pipe.send(("call", role, method, call))
+        return self._gather(f"{role}.{method}()", self._timeout)
+
+    def close(self) -> None:
+        """End every process; safe to call twice."""
+        pipes, self._pipes = self._pipes, []
+        for pipe in pipes:
+            try:
+                pipe.send(("close",))
+            except OSError:
+                continue
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in pipes:
+            pipe.close()
+        self._readers.shutdown()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _everywhere(self, what: str, message: tuple[Any, ...]) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send(message)
+        results = self._gather(what, self._timeout)
+        failed = [(r.failed_at, i, r) for i, r in enumerate(results) if isinstance(r, RankFailure)]
+        if failed:
+            _, rank, failure = min(failed, key=lambda entry: entry[:2])
+            failure.error.add_note(f"{what} on rank {rank} of {self.world}\n{failure.traceback}")
+            raise failure.error
+        return results
+
+    def _gather(self, what: str, timeout: float) -> list[Any]:
+        """One answer of every rank. A rank that fails while others wait for it in a collective ends them all."""
+        answers = [self._readers.submit(_answer, pipe, timeout) for pipe in self._pipes]
+        results = [answer.result() for answer in answers]
+        silent = [rank for rank, result in enumerate(results) if result is _NO_ANSWER]
+        if silent:
+            spoke = [r.traceback for r in results if isinstance(r, RankFailure)]
+            for process in self._processes:
+                process.kill()
+            raise WorkerError(
+                f"{what}: ranks {silent} of {self.world} gave no answer within {timeout:g} seconds, or died"
+                + "".join(f"\nmeanwhile:\n{text}" for text in spoke),
+                rank=silent[0],
+                call=what,
+            )
+        return results
+
+
+class _Group(WorkerGroup):
+    def __init__(
+        self, ranks: ProcessRanks, key: str, worker_class: type, mesh: Mesh, role: str
+    ) -> None:
+        super().__init__(worker_class, mesh, role=role)
+        self._ranks, self._key = ranks, key
+
+    def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
+        return Future.completed(self._ranks.calls(self._key, method, calls))
+
+    def close(self) -> None:
+        """Close the group's workers; the processes live on."""
+        self._ranks.calls(self._key, "close", [((), {})] * self.mesh.size)
+
+
+_NO_ANSWER = object()
+
+
+def _answer(pipe: Any, timeout: float) -> Any:
+    try:
+        return pipe.recv() if pipe.poll(timeout) else _NO_ANSWER
+    except (EOFError, OSError):
+        return _NO_ANSWER
+
+
+class _environment:  # noqa: N801 - a context manager that reads as a statement
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+def _serve(pipe: Any, rank: int, world: int, address: str, timeout: float) -> None:
+    """A rank's process: join, then do what is asked until told to close."""
+    import torch
+
+    from dovetail.dispatch.host import WorkerHost
+    from dovetail.dispatch.processes import join_processes, leave_processes
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    join_processes(address=address, rank=rank, world=world, device="cpu", timeout=timeout)
+    host = WorkerHost("cpu")
+    pipe.send(None)
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            break
+        match message:
+            case ("close",):
+                break
+            case ("call", role, method, call):
+                pipe.send(None if call is None else host.run(role, method, call))
+            case ("start", spec, mesh):
+                pipe.send(_guarded(_started_class, host, spec, mesh, rank))
+            case ("run", function, args):
+                pipe.send(_guarded(function, Rank(rank=rank, world=world), *args))
+    host.close()
+    leave_processes()
+
+
+def _started_class(host: WorkerHost, spec: WorkerSpec, mesh: Mesh, rank: int) -> type:
+    from dovetail.dispatch.processes import reduction_over
+
+    return type(host.start_worker(spec, mesh, rank, reduction_over(mesh, rank)))
+
+
+def _guarded(act: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return act(*args)
+    except Exception as error:  # noqa: BLE001 - raised again by the process that asked
+        return RankFailure(error=error, traceback=traceback.format_exc(), failed_at=time.time())
