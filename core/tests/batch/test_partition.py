@@ -91,6 +91,15 @@ def test_long_and_short_samples_are_balanced_closely():
     assert (max(loads) - min(loads)) / np.mean(loads) < 0.001
 
 
+@pytest.mark.parametrize("parts", [2, 7, 64])
+def test_thousands_of_samples_are_divided_closely(parts):
+    weights = np.ceil(np.random.default_rng(0).lognormal(6, 1, 8000))
+    divided = balanced_partition(weights, parts)
+    assert sorted(np.concatenate(divided).tolist()) == list(range(8000))
+    loads = [weights[part].sum() for part in divided]
+    assert max(loads) - min(loads) <= 0.001 * np.mean(loads)
+
+
 def test_equal_weights_give_equal_counts():
     assert [len(part) for part in balanced_partition(np.zeros(12), 4)] == [3, 3, 3, 3]
     assert [len(part) for part in balanced_partition(np.ones(5), 2)] in ([3, 2], [2, 3])

@@ -69,3 +69,27 @@ def test_data_files_that_are_not_there_are_named(build, tmp_path):
     found = [str(problem) for problem in missing_files(config)]
     assert len(found) == 2
     assert found[0].startswith('data.train_files[1] = "no.parquet": no such file')
+
+
+def test_a_profile_of_an_unknown_role_names_the_nearest(problems):
+    (problem,) = problems({"profile": {"tool": "torch", "roles": ["actor", "crtic"]}})
+    assert "profile.roles[1]" in problem
+    assert "did you mean 'critic'?" in problem
+    (problem,) = problems({"profile": {"roles": "rollout"}})
+    assert "rollout engines have profilers of their own" in problem
+
+
+def test_a_profile_needs_steps_in_order_and_ranks(problems):
+    for steps in ([0, 2], [3, 2]):
+        (problem,) = problems({"profile": {"steps": steps}})
+        assert "profile.steps" in problem
+        assert "first and the last step" in problem
+    for ranks in ([], [0, -1]):
+        (problem,) = problems({"profile": {"ranks": ranks}})
+        assert "profile.ranks" in problem
+
+
+def test_a_role_to_profile_may_be_a_bare_string(build):
+    assert build({"profile": {"tool": "memory", "roles": "critic"}}).config.profile.roles == (
+        "critic",
+    )

@@ -26,7 +26,7 @@ class Cluster(RuntimeSection):
     def in_process(self) -> bool:
         return False
 
-    def pools(self, roles: Sequence[str]) -> tuple[Pool, ...]:
+    def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
         return (
             Pool(
                 name="all",

@@ -77,6 +77,12 @@ CASES = {
         ("of training", ["data.val_files=v.jsonl", "trainer.best_metric=reward/mean"], "error", "reward/mean"),
         ("no files", ["trainer.best_metric=val/mean@1"], "error", "data.val_files names no file"),
     ],
+    "profile_misses_the_run": [
+        ("steps", ["profile={tool: torch, steps: [9, 12]}"], "warning", "only steps 9 to 10 are recorded"),
+        ("all steps", ["profile={tool: torch, steps: [11, 12]}"], "warning", "beyond the run's 10 steps: nothing is recorded"),
+        ("role", ["profile={tool: torch, roles: [critic]}"], "warning", "'critic', which this run does not have"),
+        ("ranks", ["profile={tool: torch, ranks: [0, 3]}"], "warning", "actor has 1 rank: nothing is recorded for [3]"),
+    ],
     "gate_never_fires": [
         ("rarely", ["algorithm.gate.every=11"], "warning", "algorithm.gate.every = 11 is more than the run's 10 steps"),
         ("stops first", ["algorithm.gate={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
@@ -169,6 +175,12 @@ QUIET = {
         ["data.val_files=v.jsonl", "trainer.best_metric=val/openai/gsm8k/pass@4", "rollout.validation.n=6"],
         ["data.val_files=v.jsonl", "trainer.best_metric=val/majority@6/low", "rollout.validation.n=6"],
         ["data.val_files=v.jsonl", "trainer.best_metric=val/response_length/mean"],
+    ],
+    "profile_misses_the_run": [
+        [],
+        ["profile.steps=[11,12]"],
+        ["profile={tool: torch, steps: [10, 10]}"],
+        ["profile={tool: torch, roles: [actor, critic]}", "algorithm.advantage=gae"],
     ],
     "gate_never_fires": [
         [],

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.transports import digest as digest_module
-from dovetail.transports.digest import tensor_digests
+from dovetail.numerics import tensor_digest as digest_module
+from dovetail.numerics.tensor_digest import tensor_digests
 
 
 def of(tensor: torch.Tensor) -> int:
@@ -98,3 +98,33 @@ def test_it_is_the_sum_that_its_docstring_states(monkeypatch: pytest.MonkeyPatch
         assert of(torch.tensor(signed, dtype=torch.int32)) == expected
     finally:
         digest_module._keys.cache_clear()
+
+
+def test_threads_change_nothing() -> None:
+    tensor = torch.randn(40 << 16)
+    threads = torch.get_num_threads()
+    try:
+        found = set()
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.add(of(tensor))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+def test_deferred_digests_come_in_the_order_of_their_tensors() -> None:
+    tensors = [torch.randn(n) for n in (3, 0, 70_000)]
+    deferred = digest_module.DeferredDigests()
+    assert deferred.result() == []
+    for tensor in tensors:
+        deferred.add(tensor)
+    assert deferred.result() == [of(tensor) for tensor in tensors]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+def test_an_accelerator_and_the_cpu_agree() -> None:
+    device = torch.accelerator.current_accelerator()
+    for tensor in (torch.randn(70_001), torch.randn(9 << 16), torch.arange(5)):
+        assert of(tensor.to(device)) == of(tensor)

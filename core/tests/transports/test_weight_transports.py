@@ -29,7 +29,9 @@ def manifest_of(tensors, version=1, bucket_bytes=64) -> WeightManifest:
         TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
         for n, t in tensors.items()
     )
-    return WeightManifest(version=version, tensors=specs, bucket_bytes=bucket_bytes)
+    return WeightManifest(
+        version=version, tensors=specs, bucket_bytes=bucket_bytes, update_id=f"update {version}"
+    )
 
 
 @pytest.fixture(params=["in_process", "disk"])

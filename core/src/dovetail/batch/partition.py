@@ -15,6 +15,9 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 
+DIFFERENCED = 1024
+"""Units that largest differencing is worth its time for; with so many light ones at the end, parts are even anyway."""
+
 
 def token_counts(batch: Batch) -> np.ndarray:
     """int64 [N]: how many tokens each sample costs.
@@ -38,7 +41,8 @@ def balanced_partition(
 ) -> list[np.ndarray]:
     """Divide samples into parts of nearly equal weight; deterministic.
 
-    The largest differencing method (Karmarkar and Karp, 1982) for K parts. The heaviest and the lightest part
+    The largest differencing method (Karmarkar and Karp, 1982) for K parts; beyond 1,024 units the heaviest are
+    dealt out first. The heaviest and the lightest part
     differ by no more than the heaviest unit; no part is empty unless there are fewer units than parts.
 
     Args:
@@ -124,18 +128,41 @@ def _distinct(weights_U: np.ndarray) -> list[float]:
 def _difference(weights_U: list[float], parts: int) -> list[list[int]]:
     """Largest differencing: the two partial solutions that differ most within themselves are merged so
     that they cancel out, until one is left. A solution keeps only its filled slots, heaviest first.
+
+    Of many units the heaviest are dealt out first, each to the lightest part so far: that is one more solution.
     """
+    order = sorted(range(len(weights_U)), key=lambda unit: -weights_U[unit])
+    many = max(0, len(order) - max(DIFFERENCED, 2 * parts))
     ticket = count()
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
-    for unit in sorted(range(len(weights_U)), key=lambda unit: -weights_U[unit]):
-        spread = weights_U[unit] if parts > 1 else 0.0
-        heap.append((-spread, next(ticket), [(weights_U[unit], [unit])]))
+    if many:
+        dealt = _dealt(weights_U, order[:many], parts)
+        heap.append((_spread(dealt, parts), next(ticket), dealt))
+    for unit in order[many:]:
+        slots = [(weights_U[unit], [unit])]
+        heap.append((_spread(slots, parts), next(ticket), slots))
     heapq.heapify(heap)
     while len(heap) > 1:
         slots = _merge(heapq.heappop(heap)[2], heapq.heappop(heap)[2], parts)
-        lightest = slots[-1][0] if len(slots) == parts else 0.0
-        heapq.heappush(heap, (lightest - slots[0][0], next(ticket), slots))
+        heapq.heappush(heap, (_spread(slots, parts), next(ticket), slots))
     return [units for _, units in heap[0][2]] if heap else []
+
+
+def _dealt(weights_U: list[float], order: list[int], parts: int) -> list[tuple[float, list[int]]]:
+    """Units in this order, each to the lightest part so far; the filled parts, heaviest first."""
+    lightest = [(0.0, number) for number in range(parts)]
+    units_K: list[list[int]] = [[] for _ in range(parts)]
+    for unit in order:
+        weight, number = lightest[0]
+        units_K[number].append(unit)
+        heapq.heapreplace(lightest, (weight + weights_U[unit], number))
+    filled = [(weight, units_K[number]) for weight, number in lightest if units_K[number]]
+    return sorted(filled, key=lambda slot: -slot[0])
+
+
+def _spread(slots: list[tuple[float, list[int]]], parts: int) -> float:
+    """The lightest slot less the heaviest: the least comes first."""
+    return (slots[-1][0] if len(slots) == parts else 0.0) - slots[0][0]
 
 
 def _merge(

@@ -15,8 +15,8 @@ class Store(Protocol):
     stays as long as any process holds a reference to it.
     """
 
-    def put(self, array: np.ndarray) -> Any:
-        """Keep a copy of the array; its reference."""
+    def put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """Keep copies of arrays that are likely to be read by the same process; their references."""
 
     def get(self, references: Sequence[Any]) -> list[np.ndarray]:
         """The arrays themselves, read-only and where possible not copied.
@@ -36,7 +36,7 @@ class Stored:
         finite: whether every value is known to be finite, as integers always are.
     """
 
-    __slots__ = ("_array", "_store", "dtype", "finite", "reference", "shape")
+    __slots__ = ("__weakref__", "_array", "_store", "dtype", "finite", "reference", "shape")
 
     def __init__(
         self,
@@ -56,10 +56,18 @@ class Stored:
         self.finite = finite
 
     @classmethod
-    def put(cls, store: Store, array: np.ndarray) -> Stored:
-        """Put an array [T, …] into a store."""
-        finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
-        return cls(store, store.put(array), dtype=array.dtype, shape=array.shape, finite=finite)
+    def put(cls, store: Store, arrays: Sequence[np.ndarray]) -> list[Stored]:
+        """Put arrays [T, …] into a store that are likely to be read together."""
+        return [
+            cls(
+                store,
+                reference,
+                dtype=array.dtype,
+                shape=array.shape,
+                finite=array.dtype.kind != "f" or bool(np.isfinite(array).all()),
+            )
+            for array, reference in zip(arrays, store.put(arrays), strict=True)
+        ]
 
     def __repr__(self) -> str:
         where = "here" if self._array is not None else "not read yet"

@@ -16,6 +16,9 @@ from dovetail.batch.ragged import Ragged, contiguous_run, kinds, normal_indices,
 from dovetail.batch.remote import Stored, fetch
 from dovetail.errors import ColumnError
 
+SHORT = 64
+"""Values in a stretch of rows, on average, below which they are gathered one by one."""
+
 Source = Ragged | Stored
 """Where rows lie: a plain column of this process, or an array in a store."""
 
@@ -118,7 +121,7 @@ class RaggedRows(Ragged):
             inner=parts[0].inner,
             locked=any(part._locked for part in rows),  # noqa: SLF001 - of its own class
         )
-        return joined._tidied()  # noqa: SLF001 - likewise
+        return joined._tidied()
 
     def __getattr__(self, name: str) -> Any:
         """The values, for which this is asked only while they have not been read."""
@@ -159,7 +162,7 @@ class RaggedRows(Ragged):
         if run is not None:
             return self.slice(*run)
         offsets = offsets_of(self.lengths[index_M])
-        return self._with(self.source_N[index_M], self.start_N[index_M], offsets)._tidied()
+        return self._with(self.source_N[index_M], self.start_N[index_M], offsets)
 
     def slice(self, start: int, stop: int) -> RaggedRows:
         """Rows `start` up to, not including, `stop`, without reading them."""
@@ -168,7 +171,7 @@ class RaggedRows(Ragged):
         if (start, stop) == (0, len(self)):
             return self
         offsets = self.offsets[start : stop + 1] - self.offsets[start]
-        return self._with(self.source_N[start:stop], self.start_N[start:stop], offsets)._tidied()
+        return self._with(self.source_N[start:stop], self.start_N[start:stop], offsets)
 
     def _with(
         self,
@@ -177,7 +180,7 @@ class RaggedRows(Ragged):
         offsets: np.ndarray,
         locked: bool | None = None,
     ) -> RaggedRows:
-        return RaggedRows(
+        rows = RaggedRows(
             self.sources,
             source_M,
             start_M,
@@ -186,6 +189,7 @@ class RaggedRows(Ragged):
             inner=self._inner,
             locked=self._locked if locked is None else locked,
         )
+        return rows._tidied()
 
     def _tidied(self) -> RaggedRows:
         """Each source once, and only those that are needed: the others need not live for these rows."""
@@ -206,19 +210,38 @@ class RaggedRows(Ragged):
         return self
 
     def _gathered(self) -> np.ndarray:
-        fetch([source for source in self.sources if isinstance(source, Stored)])
-        runs = [
-            self.sources[source].values[start:stop]
-            for source, start, stop in zip(*map(np.ndarray.tolist, self.runs()), strict=True)
-        ]
-        if not runs:
-            values = np.empty((0, *self._inner), self._dtype)
-        elif len(runs) == 1:
-            values = runs[0].view()
+        source_R, start_R, stop_R = self.runs()
+        needed = [self.sources[number] for number in np.unique(source_R).tolist()]
+        fetch([source for source in needed if isinstance(source, Stored)])
+        if len(source_R) > 1 and self.total < SHORT * len(source_R):
+            values = self._picked(source_R, start_R, stop_R)
         else:
-            values = np.concatenate(runs, dtype=self._dtype)
+            where = zip(source_R.tolist(), start_R.tolist(), stop_R.tolist(), strict=True)
+            values = self._copied([self.sources[k].values[a:b] for k, a, b in where])
         if self._locked:
             values.flags.writeable = False
+        return values
+
+    def _copied(self, pieces: list[np.ndarray]) -> np.ndarray:
+        """Stretch by stretch; a single one is a view."""
+        if not pieces:
+            return np.empty((0, *self._inner), self._dtype)
+        return pieces[0].view() if len(pieces) == 1 else np.concatenate(pieces, dtype=self._dtype)
+
+    def _picked(self, source_R: np.ndarray, start_R: np.ndarray, stop_R: np.ndarray) -> np.ndarray:
+        """Value by value, which is faster where stretches are short."""
+        lengths_R = stop_R - start_R
+        before_R = offsets_of(lengths_R)[:-1]
+        at_T = np.arange(self.total) + np.repeat(start_R - before_R, lengths_R)
+        numbers = np.unique(source_R).tolist()
+        if len(numbers) == 1:
+            picked: np.ndarray = self.sources[numbers[0]].values[at_T]
+            return picked
+        values = np.empty((self.total, *self._inner), self._dtype)
+        source_T = np.repeat(source_R, lengths_R)
+        for number in numbers:
+            mine = source_T == number
+            values[mine] = self.sources[number].values[at_T[mine]]
         return values
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

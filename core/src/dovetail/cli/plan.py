@@ -49,7 +49,8 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         render(made, loaded.config)
         total = sum(memory.values())
         parts = ", ".join(f"{what} {size / 2**20:,.0f} MiB" for what, size in memory.items())
-        click.echo(f"memory, without activations: {total / 2**20:,.0f} MiB ({parts})")
+        where = "" if made.placement.in_process else " of the fullest rank"
+        click.echo(f"memory{where}, without activations: {total / 2**20:,.0f} MiB ({parts})")
         for warning in loaded.warnings:
             rendering.warning(warning)
         render_warnings(findings)

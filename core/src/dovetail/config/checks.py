@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dovetail.config.problems import Problem
+from dovetail.config.profile import PROFILED_ROLES
 from dovetail.config.sections import RunConfig
+from dovetail.errors import nearest
 
 _MINI_BATCH_DEFAULT = {"actor": "the whole batch", "critic": "the actor's"}
 """What an absent mini-batch size stands for, by role."""
@@ -16,6 +18,7 @@ def cross_field_problems(config: RunConfig) -> Iterator[Problem]:
     """What can be said from the config alone, on any machine."""
     yield from _mini_batch(config)
     yield from _token_budgets(config)
+    yield from _profile(config)
 
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:
@@ -79,3 +82,31 @@ def _token_budgets(config: RunConfig) -> Iterator[Problem]:
                 f"{prompt} + {response} = {longest} tokens; at least {longest}",
                 touches=(("data", "max_prompt_length"), ("data", "max_response_length")),
             )
+
+
+def _profile(config: RunConfig) -> Iterator[Problem]:
+    profile = config.profile
+    for index, role in enumerate(profile.roles):
+        if role not in PROFILED_ROLES:
+            near = nearest(role, PROFILED_ROLES)
+            instead = f"did you mean {near!r}?" if near else f"allowed: {', '.join(PROFILED_ROLES)}"
+            if role == "rollout":
+                instead = f"rollout engines have profilers of their own; allowed: {', '.join(PROFILED_ROLES)}"
+            yield Problem(
+                path=("profile", "roles", index), value=role, text=f"no role to profile; {instead}"
+            )
+    first, last = profile.steps
+    if not 1 <= first <= last:
+        yield Problem(
+            path=("profile", "steps"),
+            value=[first, last],
+            text="must be the first and the last step, of which the run's first is 1, such as [2, 3]",
+        )
+    if profile.tool is not None and not profile.roles:
+        yield Problem(path=("profile", "roles"), value=[], text="name a role, such as actor")
+    if not profile.ranks or min(profile.ranks) < 0:
+        yield Problem(
+            path=("profile", "ranks"),
+            value=list(profile.ranks),
+            text="must be ranks, of which the first is 0",
+        )

@@ -51,7 +51,7 @@ class RuntimeSection(PluginSection):
         """Whether every worker lives in the controller's own process."""
         return True
 
-    def pools(self, roles: Sequence[str]) -> tuple[Pool, ...]:
+    def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
         """Where these roles live; every role in exactly one pool, and no pool without a role.
 
         Raises:

@@ -25,6 +25,7 @@ from dovetail.config.fields import (
     plugin_field,
 )
 from dovetail.config.placement import RuntimeSection
+from dovetail.config.profile import ProfileSection
 
 __all__ = [
     "COLLECTION",
@@ -42,6 +43,7 @@ __all__ = [
     "PluginSection",
     "PreflightSection",
     "PresetSection",
+    "ProfileSection",
     "RefSection",
     "RewardSection",
     "RolloutSection",
@@ -185,6 +187,10 @@ class EngineSection(PluginSection):
     def mesh_axes(self) -> Mapping[str, int]:
         """Sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
         return {}
+
+    def shards(self, ranks: int) -> int:
+        """Over how many of a group's ranks each parameter is divided, for estimates of memory."""
+        return 1
 
 
 @attrs.frozen(kw_only=True)
@@ -356,3 +362,5 @@ class RunConfig:
     """Where metrics go."""
     preflight: PreflightSection = attrs.field(factory=PreflightSection)
     """What is checked before a run."""
+    profile: ProfileSection = attrs.field(factory=ProfileSection)
+    """What is profiled."""

@@ -5,6 +5,8 @@ Legend: N samples, K parts.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import attrs
 import numpy as np
 
@@ -52,9 +54,20 @@ def divide(batch: Batch, parts: int, unit: str) -> Division:
             hint="skip the call when every sample was filtered out or failed",
         )
     units_N, tokens_N = unit_ids(batch, unit), token_counts(batch)
-    parts_K = balanced_partition(tokens_N, parts, units_N)
+    parts_K = list(_parts(tokens_N.tobytes(), units_N.tobytes(), units_N.dtype.str, parts))
     spare = None if all(map(len, parts_K)) else _lightest(units_N, tokens_N)
     return Division(parts_K=parts_K, spare=spare)
+
+
+@lru_cache(maxsize=8)
+def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tuple[np.ndarray, ...]:
+    """The partition, remembered: the passes of a step divide the same batch in turn. Read-only, as it is shared."""
+    divided = balanced_partition(
+        np.frombuffer(tokens_N, np.int64), parts, np.frombuffer(units_N, units_dtype)
+    )
+    for rows in divided:
+        rows.flags.writeable = False
+    return tuple(divided)
 
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import attrs
 from dovetail.dispatch.future import Future
 from dovetail.dispatch.mesh import Mesh
 from dovetail.dispatch.modes import resolve_mode
+from dovetail.dispatch.profiling import labelled
 from dovetail.dispatch.register import registered_methods
 from dovetail.errors import (
     DispatchError,
@@ -41,7 +42,8 @@ def run_on_worker(worker: Any, method: str, call: Call) -> Any:
     """Run one rank's call, where the worker is: its result, or a RankFailure. Ctrl-C and stopping pass through."""
     args, kwargs = call
     try:
-        return getattr(worker, method)(*args, **kwargs)
+        with labelled(worker, method):
+            return getattr(worker, method)(*args, **kwargs)
     except KeyboardInterrupt:
         raise
     except Exception as error:  # noqa: BLE001 - a worker may raise anything; the group raises it again

@@ -132,6 +132,7 @@ def build(
     from dovetail.checkpoint.store import CheckpointStore
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import Issued, PromptLoader
+    from dovetail.flow.profile import check_profile
     from dovetail.flow.reward_functions import build_functions, check_sources
     from dovetail.hooks import Observers
     from dovetail.interfaces import make_plugin
@@ -161,6 +162,7 @@ def build(
             model.role: _worker_group(runtime, model, config, plan, context)
             for model in plan.models
         }
+        check_profile(config, groups, run_directory.path)
         rollout = WorkerSpec(
             role="rollout",
             plugin=refs["rollout"],

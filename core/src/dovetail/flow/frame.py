@@ -19,6 +19,7 @@ from dovetail.errors import (
 )
 from dovetail.flow.build import Parts
 from dovetail.flow.interrupt import StopSwitch
+from dovetail.flow.profile import StepProfile
 from dovetail.flow.residency import GROUPS, Residency
 from dovetail.flow.state import RunState, save_checkpoint
 from dovetail.telemetry.logging import set_step
@@ -58,6 +59,7 @@ class RunFrame:
         self._state = state
         self._stop = StopSwitch()
         self._residency = Residency(parts.config, {role: getattr(parts, role) for role in GROUPS})
+        self._profile = StepProfile(parts)
         self._now = StepRecord(number=state.step + 1)
         self._torn = False
         """Whether some weights are those of an update that broke off."""
@@ -153,7 +155,12 @@ class RunFrame:
         parts.timers.reset()
         set_step(self._now.number)
         parts.observers.emit("step_started", step=self._now.number)
-        began = time.monotonic()
+        with self._profile.step(self._now.number):
+            yield from self._stages(before)
+
+    def _stages(self, before: Any) -> Iterator[None]:
+        """What `begin_step` surrounds; `before` is where the loader stood."""
+        parts, began = self._parts, time.monotonic()
         try:
             yield
         except Exception as error:

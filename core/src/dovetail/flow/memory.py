@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.config.sections import RunConfig
+from dovetail.config.sections import EngineSection, RunConfig
 from dovetail.errors import ModelError
 from dovetail.flow.plan import Plan
+from dovetail.flow.stages import ModelRole
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Bytes by purpose: master weights, gradients, AdamW's moments, rollout weights, KV cache.
+    """Bytes by purpose on the fullest rank: master weights, gradients, AdamW's moments, rollout weights, KV cache.
 
     Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
     """
@@ -20,10 +21,11 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
     parameters = _parameters(model)
     memory: dict[str, int] = {}
     for role in plan.models:
-        memory[f"{role.role} weights"] = parameters * 4
+        here = -(-parameters // _shards(role))
+        memory[f"{role.role} weights"] = here * 4
         if role.trained:
-            memory[f"{role.role} gradients"] = parameters * 4
-            memory[f"{role.role} optimizer"] = parameters * 8
+            memory[f"{role.role} gradients"] = here * 4
+            memory[f"{role.role} optimizer"] = here * 8
     width = _BYTES[config.model.dtype]
     memory["rollout weights"] = parameters * width
     text = model.get_text_config()
@@ -31,8 +33,14 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
     kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     per_token = 2 * text.num_hidden_layers * kv_heads * head_dim * width
     longest = config.data.max_prompt_length + config.data.max_response_length
-    memory["kv cache, at most"] = per_token * longest * plan.counts.samples_per_step
+    samples = -(-plan.counts.samples_per_step // plan.placement.replicas)
+    memory["kv cache, at most"] = per_token * longest * samples
     return memory
+
+
+def _shards(role: ModelRole) -> int:
+    section = role.engine.config
+    return section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
 
 
 def _model_config(config: RunConfig) -> Any:

@@ -57,7 +57,7 @@ def place(
     Raises:
         PlanError: sizes that do not fit each other, or a weight transport that can't reach the rollout.
     """
-    pools = config.runtime.pools((*(model.role for model in models), ROLLOUT))
+    pools = config.runtime.pools_for((*(model.role for model in models), ROLLOUT))
     placement = Placement(
         pools=pools,
         replicas=_replicas(config, next(pool for pool in pools if ROLLOUT in pool.roles)),
@@ -109,4 +109,10 @@ def _check_transport(config: RunConfig, transport: Chosen) -> None:
             f"but runtime {config.runtime.name!r} puts trainer and rollout in different ones",
             hint=f"leave rollout.weight_transport out ({config.runtime.default_transport()!r} is taken), "
             "or name another",
+        )
+    if config.runtime.in_process and "ends_meet" in transport.cls.capabilities:
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at once, but runtime "
+            f"{config.runtime.name!r} runs one after the other in this process",
+            hint=f"leave rollout.weight_transport out ({config.runtime.default_transport()!r} is taken)",
         )

@@ -79,6 +79,7 @@ _HOME = {
         "WeightSender",
         "WeightTransport",
     ),
+    "transport_checks": ("Bucket", "bucketed", "gather_the_rest", "matched", "received_whole"),
     "preflight": ("PREFLIGHT_API", "Finding", "PreflightRule"),
     "dispatch_mode": ("DISPATCH_MODE_API", "Call", "DispatchMode"),
 }

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.register import Dispatch, nd, register
-from dovetail.dispatch.worker import Worker
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared", "ref_
 """
 
 
-class TrainEngine(Worker, Plugin):
+class TrainEngine(ProfiledWorker, Plugin):
     """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
 
     @register(dispatch_mode=nd("train"))

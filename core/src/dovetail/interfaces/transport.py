@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from secrets import token_hex
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
@@ -13,7 +14,7 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHT_TRANSPORT_API = "1.0"
+WEIGHT_TRANSPORT_API = "1.1"
 
 
 @attrs.frozen(kw_only=True)
@@ -36,11 +37,14 @@ class WeightManifest:
     tensors: tuple[TensorSpec, ...]
     bucket_bytes: int = 256 * 1024 * 1024
     """Tensors travel in buckets of at most this size (or one tensor)."""
+    update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
+    """Names this one attempt to send: another with the same version, of an earlier run or broken off, is not taken for it."""
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors on the wire."""
-        sizes = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int32": 4}
+        sizes = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8}
+        sizes |= {"int32": 4, "int16": 2}
         total = 0
         for tensor in self.tensors:
             count = 1
@@ -51,11 +55,18 @@ class WeightManifest:
 
 
 class WeightSender(ABC):
-    """The end in a training rank."""
+    """The end in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them."""
 
     @abstractmethod
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send every tensor of the manifest, in its order, with a digest of each."""
+        """Send every tensor of the manifest, in its order, with a digest of each.
+
+        Where rank 0 can't send any more, it gathers the rest all the same, so that no other rank waits for it, and
+        raises only then.
+
+        Raises:
+            WeightSyncError: the tensors are not those of the manifest, or they can't be sent.
+        """
 
     def close(self) -> None:
         """Release buffers and connections."""
@@ -63,6 +74,10 @@ class WeightSender(ABC):
 
 class WeightReceiver(ABC):
     """The end in an engine worker."""
+
+    lasting: ClassVar[bool] = True
+    """Whether a tensor stays as it was yielded. False: only until the next one is asked for, and whoever keeps it
+    copies it. In either case it is not to be written to."""
 
     @abstractmethod
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
@@ -77,7 +92,11 @@ class WeightReceiver(ABC):
 
 
 class WeightTransport(Plugin):
-    """A way for weights to travel. Both ends are made from the same config."""
+    """A way for weights to travel. Both ends are made from the same config.
+
+    Capabilities: `in_process` (the ends must be in one process), `across_processes` (they may be in several on one
+    machine), `ends_meet` (`send` returns only when every receiver has taken the update, so both ends run at once).
+    """
 
     @abstractmethod
     def sender(self) -> WeightSender:

@@ -38,12 +38,14 @@ if TYPE_CHECKING:
         normalized_weights,
     )
     from dovetail.numerics.streams import SampleStream
+    from dovetail.numerics.tensor_digest import DeferredDigests, tensor_digests
     from dovetail.numerics.value_objective import ValueObjective
 
 _HOME = {
     "AdaptiveKl": "kl_controller",
     "CRITERIA": "rollout_correction",
     "Criterion": "rollout_correction",
+    "DeferredDigests": "tensor_digest",
     "ESTIMATORS": "kl",
     "ExplainedVariance": "explained_variance",
     "FixedKl": "kl_controller",
@@ -69,6 +71,7 @@ _HOME = {
     "resolve_metrics": "deferred",
     "sample_names": "finite",
     "share_metric": "deferred",
+    "tensor_digests": "tensor_digest",
     "weighted_moments": "masked",
     "whiten": "masked",
     "whiten_weighted": "masked",
@@ -79,6 +82,7 @@ __all__ = [
     "ESTIMATORS",
     "AdaptiveKl",
     "Criterion",
+    "DeferredDigests",
     "ExplainedVariance",
     "FixedKl",
     "Objective",
@@ -103,6 +107,7 @@ __all__ = [
     "resolve_metrics",
     "sample_names",
     "share_metric",
+    "tensor_digests",
     "weighted_moments",
     "whiten",
     "whiten_weighted",

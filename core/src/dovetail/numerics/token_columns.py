@@ -47,4 +47,8 @@ def token_column(
 def on_device(values: Shaped[np.ndarray, "K"], like: Tensor) -> Shaped[Tensor, "K"]:
     """An array [K] as a tensor of its own dtype on the device of `like`."""
     # Arrays that came over the wire are read-only, which torch takes badly.
-    return torch.from_numpy(np.require(values, requirements=["C", "W"])).to(like.device)
+    tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+    if like.device.type == "cpu":
+        return tensor
+    # Memory that is not pinned would be sent only once the device has caught up, and the host would wait for it.
+    return tensor.pin_memory().to(like.device, non_blocking=True)

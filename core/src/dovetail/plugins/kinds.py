@@ -47,7 +47,7 @@ KINDS: dict[str, Kind] = {
         _kind("reward_function", "reward:RewardFunction", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.1"),
-        _kind("weight_transport", "transport:WeightTransport"),
+        _kind("weight_transport", "transport:WeightTransport", api="1.1"),
         _kind("tracker", "tracker:Tracker"),
         _kind("dataset", "data:DatasetSource"),
         _kind("sampler", "data:Sampler"),

@@ -1,7 +1,9 @@
 """The disk transport: an update is a directory of safetensors buckets that appears as a whole.
 
 Layout below the transport's directory: `version_00000007/bucket_00000.safetensors …` and
-`manifest.json` with each tensor's bucket and digest.
+`manifest.json` with the update's id and each tensor's bucket and digest. A receiver waits for the id of its own
+manifest: what an earlier run or an earlier attempt left there is not taken for this update, whichever process looks
+first.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,10 @@ from dovetail.interfaces.transport import (
     WeightSender,
     WeightTransport,
 )
-from dovetail.transports.checks import Bucket, bucketed, matched
+from dovetail.interfaces.transport_checks import Bucket, bucketed, gather_the_rest, matched
 
 _INDEX = "manifest.json"
+_POLL_SECONDS = 0.01
 
 
 class DiskTransport(WeightTransport):
@@ -54,7 +58,7 @@ class DiskTransport(WeightTransport):
         return Path(self.context.run_directory or ".") / "weights"
 
     def sender(self) -> WeightSender:
-        # What an earlier run left here must not be taken for this run's weights.
+        # Nobody waits for what an earlier run left here: it only takes up room.
         if self.context.rank == 0:
             for stale in self.directory.glob("version_*"):
                 shutil.rmtree(stale, ignore_errors=True)
@@ -71,21 +75,22 @@ class _Sender(WeightSender):
     context: PluginContext
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        buckets = bucketed(manifest, tensors, digest=self.config.verify)
+        gathered = iter(tensors)
         if self.context.rank != 0:
             # Every rank takes part in gathering the tensors; one writes them.
-            for _ in buckets:
-                pass
+            gather_the_rest(matched(manifest, gathered))
             return
         try:
-            self._write(manifest, buckets)
+            self._write(manifest, bucketed(manifest, gathered, digest=self.config.verify))
         except OSError as error:
+            gather_the_rest(gathered)
             raise WeightSyncError(
                 f"weight update {manifest.version} can't be written to {self.directory}: {error}",
                 hint="free space there, or set rollout.weight_transport.directory",
             ) from error
 
     def _write(self, manifest: WeightManifest, buckets: Iterable[Bucket]) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         target = _target(self.directory, manifest.version)
@@ -99,11 +104,20 @@ class _Sender(WeightSender):
                 names = [name for name, _ in bucket.tensors]
                 # Tied tensors share memory, which the format refuses: each is written in full.
                 data = {name: tensor.cpu().contiguous().clone() for name, tensor in bucket.tensors}
-                save_file(data, partial / file)
+                try:
+                    save_file(data, partial / file)
+                except SafetensorError as error:  # how the library says that a disk is full
+                    raise OSError(str(error)) from error
                 digests = [f"{digest:016x}" for digest in bucket.digests]
                 index.append({"file": file, "names": names, "digests": digests})
             (partial / _INDEX).write_text(
-                json.dumps({"version": manifest.version, "buckets": index})
+                json.dumps(
+                    {
+                        "version": manifest.version,
+                        "update_id": manifest.update_id,
+                        "buckets": index,
+                    }
+                )
             )
             if target.exists():
                 shutil.rmtree(target)
@@ -111,7 +125,7 @@ class _Sender(WeightSender):
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        for old in sorted(self.directory.glob("version_*"))[: -self.config.keep]:
+        for old in _versions(self.directory)[: -self.config.keep]:
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -121,29 +135,35 @@ class _Receiver(WeightReceiver):
     config: Any
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        source = self._wait_for(manifest.version)
-        yield from matched(manifest, self._read(source, manifest.version))
+        source = _target(self.directory, manifest.version)
+        index = self._wait_for(source, manifest)
+        yield from matched(manifest, self._read(source, index, manifest.version))
 
-    def _wait_for(self, version: int) -> Path:
-        target = _target(self.directory, version)
+    def _wait_for(self, source: Path, manifest: WeightManifest) -> dict[str, Any]:
         deadline = time.monotonic() + self.config.timeout
-        while not target.is_dir():
+        while True:
+            index = _index(source)
+            if index is not None and index.get("update_id") == manifest.update_id:
+                return index
             if time.monotonic() > deadline:
+                found = (
+                    f"; what is there is another attempt, {index.get('update_id')}" if index else ""
+                )
                 raise WeightSyncError(
-                    f"weight update {version} did not appear at {target} within "
-                    f"{self.config.timeout:g} seconds",
+                    f"weight update {manifest.version} did not appear at {source} within "
+                    f"{self.config.timeout:g} seconds{found}",
                     hint="let trainer and rollout share this directory, or raise "
                     "rollout.weight_transport.timeout",
                 )
-            time.sleep(0.01)
-        return target
+            time.sleep(_POLL_SECONDS)
 
-    def _read(self, source: Path, version: int) -> Iterator[tuple[str, Tensor]]:
+    def _read(
+        self, source: Path, index: dict[str, Any], version: int
+    ) -> Iterator[tuple[str, Tensor]]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            index = json.loads((source / _INDEX).read_text())
             for entry in index["buckets"]:
                 loaded = load_file(source / entry["file"])
                 bucket = Bucket(
@@ -152,12 +172,35 @@ class _Receiver(WeightReceiver):
                 )
                 bucket.verify(version)
                 yield from bucket.tensors
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise WeightSyncError(
-                f"weight update {version} at {source} can't be read: {error!r}",
-                hint="the old weights stay in force; send the update again",
-            ) from error
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise _unreadable(source, version, error) from error
+
+
+def _index(source: Path) -> dict[str, Any] | None:
+    """The index of an update, or None where there is none that can be read: it appears with its directory."""
+    try:
+        index = json.loads((source / _INDEX).read_text())
+    except (OSError, ValueError):
+        return None
+    return index if isinstance(index, dict) else None
+
+
+def _unreadable(source: Path, version: int, error: Exception) -> WeightSyncError:
+    return WeightSyncError(
+        f"weight update {version} at {source} can't be read: {error!r}",
+        hint="the old weights stay in force; send the update again",
+    )
 
 
 def _target(directory: Path, version: int) -> Path:
     return directory / f"version_{version:08d}"
+
+
+def _versions(directory: Path) -> list[Path]:
+    """The whole updates there, oldest first."""
+    whole = [path for path in directory.glob("version_*") if not path.suffix]
+    numbered = []
+    for path in whole:
+        with suppress(ValueError):
+            numbered.append((int(path.name.removeprefix("version_")), path))
+    return [path for _, path in sorted(numbered)]

@@ -18,7 +18,7 @@ from dovetail.interfaces.transport import (
     WeightSender,
     WeightTransport,
 )
-from dovetail.transports.checks import Bucket, bucketed, matched
+from dovetail.interfaces.transport_checks import Bucket, bucketed, matched
 
 
 class Mailbox:
@@ -27,7 +27,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._version: int | None = None
-        self._buckets: tuple[Bucket, ...] = ()
+        self._buckets: tuple[Bucket, ...] | None = None
         self._receivers: set[int] = set()
         self._waiting: set[int] = set()
 
@@ -35,7 +35,7 @@ class Mailbox:
         """A receiver that updates are kept for."""
         with self._changed:
             self._receivers.add(receiver)
-            if self._buckets:
+            if self._buckets is not None:
                 self._waiting.add(receiver)
 
     def leave(self, receiver: int) -> None:
@@ -60,9 +60,9 @@ class Mailbox:
         """
         with self._changed:
             there = self._changed.wait_for(
-                lambda: self._version == version and bool(self._buckets), timeout
+                lambda: self._version == version and self._buckets is not None, timeout
             )
-            if not there:
+            if not there or self._buckets is None:
                 raise WeightSyncError(
                     f"weight update {version} did not come within {timeout:g} seconds; "
                     f"the latest that was sent is {self._version}",
@@ -79,7 +79,7 @@ class Mailbox:
 
     def _release(self) -> None:
         if not self._waiting:
-            self._buckets = ()
+            self._buckets = None
 
 
 _shared: dict[str, Mailbox] = {}

@@ -15,6 +15,7 @@ _HOME = {
     "groups": ("SimulatedGroup",),
     "processes": ("ProcessRanks", "Rank"),
     "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),
+    "transport_ends": ("TransportEnd", "TransportPlace"),
     "scripted_rollout": ("Script", "ScriptedRollout"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

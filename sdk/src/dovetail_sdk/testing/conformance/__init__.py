@@ -23,6 +23,7 @@ _HOME = {
     "rollout": ("RolloutConformance",),
     "sample_filter": ("SampleFilterConformance",),
     "engine": ("EngineConformance",),
+    "transport": ("WeightTransportConformance",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -1,4 +1,7 @@
-"""What every transport checks: that the tensors are those of the manifest, and that their bytes arrived."""
+"""What every transport checks: that the tensors are those of the manifest, and that their bytes arrived.
+
+Transports of other packages build on it, and rollouts that keep a whole update before they load it (`received_whole`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import attrs
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
-from dovetail.transports.digest import tensor_digests
+from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightReceiver
+from dovetail.numerics.tensor_digest import tensor_digests
 
 Named = tuple[str, Tensor]
 
@@ -35,6 +38,10 @@ class Bucket:
         """
         if not self.digests:
             return
+        if len(self.digests) != len(self.tensors):
+            raise WeightSyncError(
+                f"weight update {version} has {len(self.digests)} digests for {len(self.tensors)} tensors"
+            )
         found = tensor_digests([tensor for _, tensor in self.tensors])
         for (name, _), sent, here in zip(self.tensors, self.digests, found, strict=True):
             if sent != here:
@@ -82,6 +89,29 @@ def bucketed(
         size += tensor.nbytes
     if gathered:
         yield Bucket.of(gathered, digest=digest)
+
+
+def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[Named]:
+    """All tensors of an update, verified: what is loaded afterwards can't be torn any more.
+
+    Tensors that would not last are copied; the others are the receiver's own and must not be written to.
+
+    Raises:
+        WeightSyncError: as `receive` does; nothing of the update is returned then.
+    """
+    if receiver.lasting:
+        return list(receiver.receive(manifest))
+    return [(name, tensor.clone()) for name, tensor in receiver.receive(manifest)]
+
+
+def gather_the_rest(tensors: Iterator[Named]) -> None:
+    """Gather what is left of an update that can't be sent any more.
+
+    Every rank takes part in gathering each tensor. A rank 0 that stopped in the middle would leave the others
+    waiting for it.
+    """
+    for _ in tensors:
+        pass
 
 
 def _match(spec: TensorSpec, name: str, tensor: Tensor, version: int) -> None:

@@ -9,16 +9,22 @@ bit always changes the digest; exchanged words do but for one chance in 2^32 or 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _BLOCK = 1 << 16
 """Words a block."""
 _BLOCKS_AT_ONCE = 64
-"""Blocks that are widened to 64 bits at once: 32 MiB."""
+"""Blocks that an accelerator widens to 64 bits at once: 32 MiB."""
+_BLOCKS_A_THREAD = 8
+"""Blocks that are worth a thread of a CPU: 2 MiB."""
+_MOST_THREADS = 8
 _MASK = (1 << 64) - 1
 
 
@@ -26,19 +32,39 @@ def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     """Digest several tensors with one transfer from their device.
 
     Args:
-        tensors: of any shape and dtype, all on one device.
+        tensors: of any shape and dtype.
 
     Returns:
         An integer below 2^64 for each. It depends on the bytes alone, not on shape or dtype.
     """
-    if not tensors:
-        return []
-    sums = torch.stack([_word_sum(tensor) for tensor in tensors]).tolist()
-    lengths = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    return [
-        _mix((value + length * 0x9E3779B97F4A7C15) & _MASK)
-        for value, length in zip(sums, lengths, strict=True)
-    ]
+    digests = DeferredDigests()
+    for tensor in tensors:
+        digests.add(tensor)
+    return digests.result()
+
+
+class DeferredDigests:
+    """Digests that are queued on each tensor's device, and waited for all at once."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._sums: list[Tensor] = []
+
+    def add(self, tensor: Tensor) -> None:
+        """Queue the digest of a tensor of any shape and dtype; the tensor is not kept."""
+        self._lengths.append(tensor.numel() * tensor.element_size())
+        self._sums.append(_word_sum(tensor))
+
+    def result(self) -> list[int]:
+        """The digests, in the order in which the tensors came: integers below 2^64."""
+        if not self._sums:
+            return []
+        one_device = len({value.device for value in self._sums}) == 1
+        sums = torch.stack(self._sums if one_device else [value.cpu() for value in self._sums])
+        return [
+            _mix((value + length * 0x9E3779B97F4A7C15) & _MASK)
+            for value, length in zip(sums.tolist(), self._lengths, strict=True)
+        ]
 
 
 def _word_sum(tensor: Tensor) -> Tensor:
@@ -46,6 +72,13 @@ def _word_sum(tensor: Tensor) -> Tensor:
     if not tensor.numel():
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
     words = _words(tensor.detach())
+    sums = _sums_on_cpu(words) if words.device.type == "cpu" else _sums_on_accelerator(words)
+    positions = torch.arange(1, len(sums) + 1, device=sums.device)
+    return _mix_tensor(sums ^ _mix_tensor(positions)).sum()
+
+
+def _sums_on_accelerator(words: Tensor) -> Tensor:
+    """int64 [blocks]: the sum of each block, a short last one included."""
     keys_B, full = _keys(words.device), len(words) // _BLOCK
     parts = []
     for first in range(0, full, _BLOCKS_AT_ONCE):
@@ -55,9 +88,35 @@ def _word_sum(tensor: Tensor) -> Tensor:
     rest = words[full * _BLOCK :]
     if len(rest):
         parts.append((rest.to(torch.int64) * keys_B[: len(rest)]).sum(-1, keepdim=True))
-    sums = torch.cat(parts) if len(parts) > 1 else parts[0]
-    positions = torch.arange(1, len(sums) + 1, device=sums.device)
-    return _mix_tensor(sums ^ _mix_tensor(positions)).sum()
+    return torch.cat(parts)
+
+
+def _sums_on_cpu(words: Tensor) -> Tensor:
+    """The same, widened word by word: a CPU's memory is slower than its arithmetic."""
+    words_W = words.numpy()
+    full = len(words_W) // _BLOCK
+    blocks = words_W[: full * _BLOCK].reshape(-1, _BLOCK)
+    rest = words_W[full * _BLOCK :]
+    threads = min(torch.get_num_threads(), full // _BLOCKS_A_THREAD, _MOST_THREADS)
+    if threads > 1:
+        parts = list(_pool(os.getpid()).map(_block_sums, np.array_split(blocks, threads)))
+    else:
+        parts = [_block_sums(blocks)]
+    if len(rest):
+        parts.append(_block_sums(rest[np.newaxis]))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - what the cache goes by
+    """Threads of this process; a fork has none of its parent's."""
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="digest")
+
+
+def _block_sums(blocks: np.ndarray) -> np.ndarray:
+    """int64 [blocks]: sums modulo 2^64 of int32 words times their keys."""
+    keys = _keys(torch.device("cpu")).numpy()[: blocks.shape[1]]
+    return np.asarray(np.einsum("kb,b->k", blocks, keys, dtype=np.int64, casting="safe"))
 
 
 def _words(tensor: Tensor) -> Tensor:

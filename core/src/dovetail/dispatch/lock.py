@@ -1,0 +1,72 @@
+"""The handshake of a worker's process: the plugins that it finds are those that the controller runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import PluginError, PluginIncompatibleError
+
+_HINT = "install the same distributions in the environment of every node, and edit none while a run starts"
+
+
+def plugins_here(run_directory: Path) -> dict[str, Any] | None:
+    """What this process finds of the plugins in the run's `plugins.lock.json`; None where there is no lock.
+
+    The controller calls it, and sends the result to its workers. (The file itself may be of an earlier part of the run:
+    `resume` accepts changed code, and says so.)
+    """
+    from dovetail.plugins import lock
+
+    if not (run_directory / lock.FILE_NAME).exists():
+        return None
+    found: dict[str, Any] = lock.lock_for(())
+    for ref in lock.refs_of(lock.read_lock(run_directory)):
+        try:
+            found["plugins"] += lock.lock_for([ref])["plugins"]
+        except PluginError:
+            continue  # the run no longer uses it, or the controller would not be here
+    return found
+
+
+def check_plugins(expected: Mapping[str, Any], *, where: str) -> None:
+    """Compare the plugins of this process with those of the controller.
+
+    Args:
+        expected: what `plugins_here` returned to the controller.
+        where: names this process in the error.
+
+    Raises:
+        PluginIncompatibleError: a plugin is missing here, or of another distribution, version or content; names
+            every difference with both values.
+    """
+    from dovetail.plugins import lock
+
+    try:
+        found = lock.lock_for(lock.refs_of(expected))
+    except PluginError as error:
+        raise PluginIncompatibleError(
+            f"{where} lacks a plugin that the controller has: {error.message}", hint=_HINT
+        ) from error
+    differences = list(dict.fromkeys(_differences(expected, found)))
+    if differences:
+        raise PluginIncompatibleError(
+            f"{where} has other plugins than the controller: {'; '.join(differences)}", hint=_HINT
+        )
+
+
+def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """What differs, in words; the same for all plugins of one distribution."""
+    here = {(item["kind"], item["name"], item.get("path")): item for item in found["plugins"]}
+    for was in expected["plugins"]:
+        now = here[was["kind"], was["name"], was.get("path")]
+        for key, words in (("version", "version"), ("sha256", "content with SHA-256")):
+            if was.get(key) != now.get(key):
+                source = was.get("distribution") or f"the file {was.get('path')}"
+                yield f"{source} has {words} {_short(was, key)} there, and {_short(now, key)} here"
+
+
+def _short(item: Mapping[str, Any], key: str) -> str:
+    value = item.get(key)
+    return "none" if value is None else str(value)[:12]

@@ -1,0 +1,189 @@
+"""Ends of a weight transport in processes of their own, and the tensors that tests send between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightTransport
+
+START_SECONDS = 120.0
+"""How long a process may take to start."""
+
+Contents = list[tuple[str, str, tuple[int, ...], bytes]]
+"""What arrived: name, dtype, shape and bytes of each tensor, in order."""
+
+
+def case_tensors(seed: int = 0) -> dict[str, Tensor]:
+    """Tensors of several dtypes: large and small ones, an empty and a scalar one, two that are one (tied)."""
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(37, 5, generator=generator)
+    return {
+        "embed.weight": embedding,
+        "norm.weight": torch.randn(5, generator=generator).bfloat16(),
+        "scalar": torch.randn((), generator=generator),
+        "empty": torch.empty(0, 4),
+        "odd": torch.randn(3, generator=generator).half(),
+        "positions": torch.randint(0, 1 << 40, (7,), generator=generator),
+        "mask": torch.rand(5, generator=generator) > 0.5,
+        "block.weight": torch.randn(64, 33, generator=generator).bfloat16(),
+        "transposed": torch.randn(6, 4, generator=generator).t(),
+        "head.weight": embedding,
+    }
+
+
+def manifest_of(
+    tensors: dict[str, Tensor], version: int = 1, bucket_bytes: int = 1 << 20
+) -> WeightManifest:
+    """The manifest under which these tensors travel."""
+    specs = tuple(
+        TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
+        for n, t in tensors.items()
+    )
+    return WeightManifest(version=version, tensors=specs, bucket_bytes=bucket_bytes)
+
+
+def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
+    """What these tensors are, each read before the next is asked for."""
+    return [
+        (
+            name,
+            str(tensor.dtype),
+            tuple(tensor.shape),
+            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
+        for name, tensor in tensors
+    ]
+
+
+@attrs.frozen(kw_only=True)
+class TransportPlace:
+    """What every process needs to make its own end of one transport."""
+
+    plugin: type[WeightTransport]
+    config: Any
+    run_directory: Path
+
+    def transport(self, **context: Any) -> WeightTransport:
+        """The transport in this process."""
+        return self.plugin(self.config, PluginContext(run_directory=self.run_directory, **context))
+
+
+class TransportEnd:
+    """A process with one end of a transport.
+
+    Args:
+        place: which transport.
+        side: the end; a receiver is made, and so registered, when this returns.
+        rank: of its context.
+    """
+
+    def __init__(
+        self, place: TransportPlace, side: Literal["sender", "receiver"], rank: int = 0
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, place, side, rank), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.answer(START_SECONDS)
+
+    def receive(self, manifest: WeightManifest) -> Self:
+        """Begin to receive; `answer` gives the `Contents`."""
+        self._pipe.send(("receive", manifest))
+        return self
+
+    def send(self, manifest: WeightManifest, seed: int, hang_before: str | None = None) -> Self:
+        """Begin to send `case_tensors(seed)`; `answer` waits for the end.
+
+        Args:
+            manifest: theirs.
+            seed: theirs.
+            hang_before: a tensor that is never gathered: the end waits before it until it is killed.
+        """
+        self._pipe.send(("send", manifest, seed, hang_before))
+        return self
+
+    def answer(self, timeout: float = 60.0) -> Any:
+        """What came of it.
+
+        Raises:
+            Exception: whatever the end raised.
+            TimeoutError: no answer came.
+        """
+        if not self._pipe.poll(timeout):
+            raise TimeoutError(f"the process gave no answer within {timeout:g} seconds")
+        outcome, value = self._pipe.recv()
+        if outcome == "raised":
+            raise value
+        return value
+
+    def kill(self) -> None:
+        """End the process by SIGKILL: it cleans nothing up."""
+        self._process.kill()
+        self._process.join()
+
+    def close(self) -> None:
+        """Close the end and its process; safe to call twice, and after `kill`."""
+        if self._process.is_alive():
+            self._pipe.send(("close",))
+            self._process.join(30)
+            if self._process.is_alive():
+                self.kill()
+        self._pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(pipe: Any, place: TransportPlace, side: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    # A transport that waits for ever must not outlive its test.
+    parent = os.getppid()
+    transport = place.transport(rank=rank, role=side)
+    end: Any = transport.sender() if side == "sender" else transport.receiver()
+    pipe.send(("returned", None))
+    while os.getppid() == parent:
+        if not pipe.poll(1.0):
+            continue
+        match pipe.recv():
+            case ("close",):
+                break
+            case ("receive", manifest):
+                outcome = _outcome(lambda manifest=manifest: contents(end.receive(manifest)))
+            case ("send", manifest, seed, hang_before):
+                tensors = _gathered(seed, hang_before)
+                outcome = _outcome(
+                    lambda manifest=manifest, tensors=tensors: end.send(manifest, tensors)
+                )
+        pipe.send(outcome)
+    end.close()
+
+
+def _outcome(act: Any) -> tuple[str, Any]:
+    try:
+        return "returned", act()
+    except WeightSyncError as error:
+        return "raised", error
+
+
+def _gathered(seed: int, hang_before: str | None) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in case_tensors(seed).items():
+        while name == hang_before:
+            time.sleep(0.1)
+        yield name, tensor
