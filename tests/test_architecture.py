@@ -61,6 +61,7 @@ def test_nothing_but_the_cli_prints(root: Path) -> None:
         "plugins/train_fsdp2",
         "plugins/algorithms",
         "plugins/rewards",
+        "plugins/transports",
     ],
 )
 def test_every_package_has_its_parts(root: Path, package: str) -> None:

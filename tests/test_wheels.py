@@ -13,6 +13,7 @@ PACKAGES = (
     "dovetail_train_fsdp2",
     "dovetail_algorithms",
     "dovetail_rewards",
+    "dovetail_transports",
 )
 
 

@@ -15,6 +15,7 @@ from dovetail.errors import ModelError, RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces.transport_checks import received_whole
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.decoder import Decoder, choose_decoder
 from dovetail_rollout_hf.model import load_model, load_tokenizer
@@ -139,7 +140,7 @@ class HfRollout(BaseRollout):
         check_manifest(self._model, manifest)
         # Nothing of a torn update reaches the model: all of it is here before the first copy.
         with turn():
-            staged = list(self._receiver.receive(manifest))
+            staged = received_whole(self._receiver, manifest)
 
         def commit() -> None:
             copy_weights(self._model, staged)

@@ -1,0 +1,1 @@
+"""Weight transports between the processes of a trainer and of a rollout."""

@@ -1,0 +1,103 @@
+"""Channel: JSON messages between a sender and one receiver over a Unix socket, each with a limit of time.
+
+A message is its length as four bytes, and its text. The first one brings the descriptor of the shared memory along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+_MOST_BYTES = 1 << 28
+
+
+class PeerGone(Exception):
+    """The other side has closed its end, or its process has ended."""
+
+
+class Channel:
+    """One end of a connected socket.
+
+    One thread may send while another receives.
+
+    Args:
+        connection: the channel closes it.
+        patience: seconds that the other side may take to read a message.
+    """
+
+    def __init__(self, connection: socket.socket, patience: float) -> None:
+        connection.settimeout(patience)
+        self._socket = connection
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._descriptors: list[int] = []
+
+    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
+        """Send a message, and a descriptor with it.
+
+        Raises:
+            TimeoutError: the other side does not read.
+            PeerGone: it is not there any more.
+        """
+        body = json.dumps(message).encode()
+        data = _LENGTH.pack(len(body)) + body
+        try:
+            if descriptor is not None:
+                socket.send_fds(self._socket, [data[: _LENGTH.size]], [descriptor])
+                data = data[_LENGTH.size :]
+            self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise PeerGone from error
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came in time.
+            PeerGone: none will come.
+        """
+        deadline = time.monotonic() + timeout
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        if length > _MOST_BYTES:
+            raise PeerGone(f"a message of {length} bytes")
+        message = json.loads(self._read(length, deadline))
+        if not isinstance(message, dict):
+            raise PeerGone(f"a message that is a {type(message).__name__}")
+        return message
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came; the caller closes it.
+
+        Raises:
+            PeerGone: none came.
+        """
+        if not self._descriptors:
+            raise PeerGone("no descriptor came")
+        return self._descriptors.pop()
+
+    def close(self) -> None:
+        """Close the socket, and descriptors that nobody took."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        self._socket.close()
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        data = b""
+        while len(data) < count:
+            if not self._readable.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+                raise TimeoutError
+            try:
+                part, descriptors, _, _ = socket.recv_fds(self._socket, count - len(data), 1)
+            except ConnectionResetError as error:
+                raise PeerGone from error
+            self._descriptors += descriptors
+            if not part:
+                raise PeerGone
+            data += part
+        return data

@@ -1,0 +1,83 @@
+"""Where each tensor of an update lies: both sides work it out from the manifest, so that it need not travel."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import TensorSpec, WeightManifest
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and a multiple of every dtype's size."""
+_PAGE = 4096
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """One tensor within its bucket."""
+
+    spec: TensorSpec
+    dtype: torch.dtype
+    offset: int
+    """Bytes from the bucket's start, a multiple of ALIGNMENT."""
+    nbytes: int
+
+    def view(self, bucket: Tensor) -> Tensor:
+        """The tensor in a bucket's bytes: its own shape and dtype, and no copy."""
+        if not self.nbytes:
+            return torch.empty(self.spec.shape, dtype=self.dtype)
+        octets = bucket.narrow(0, self.offset, self.nbytes)
+        return octets.view(self.dtype).view(self.spec.shape)
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """The buckets of an update: a bucket is the places of its tensors, in the manifest's order."""
+
+    buckets: tuple[tuple[Place, ...], ...]
+    slot_bytes: int
+    """Bytes that the largest bucket takes, in whole pages."""
+    fingerprint: str
+    """Of names, shapes, dtypes and bucket size: the same on both sides where their manifests are."""
+
+    @classmethod
+    def of(cls, manifest: WeightManifest) -> Layout:
+        """Work it out.
+
+        Raises:
+            WeightSyncError: a dtype that torch does not have, or a negative dimension.
+        """
+        buckets: list[list[Place]] = []
+        size = end = largest = 0
+        for place in _placed(manifest):
+            if not buckets or size + place.nbytes > manifest.bucket_bytes:
+                buckets.append([])
+                size = end = 0
+            buckets[-1].append(attrs.evolve(place, offset=end))
+            size += place.nbytes
+            end += -(-place.nbytes // ALIGNMENT) * ALIGNMENT
+            largest = max(largest, end)
+        described = [(s.name, list(s.shape), s.dtype) for s in manifest.tensors]
+        text = repr((manifest.kind, manifest.bucket_bytes, described))
+        return cls(
+            buckets=tuple(tuple(bucket) for bucket in buckets),
+            slot_bytes=max(1, -(-largest // _PAGE)) * _PAGE,
+            fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+
+def _placed(manifest: WeightManifest) -> Iterator[Place]:
+    for spec in manifest.tensors:
+        dtype = getattr(torch, spec.dtype, None)
+        if not isinstance(dtype, torch.dtype) or any(dim < 0 for dim in spec.shape):
+            raise WeightSyncError(
+                f"weight update {manifest.version} names tensor {spec.name!r} as {spec.dtype} with shape "
+                f"{tuple(spec.shape)}, which torch {torch.__version__} does not have"
+            )
+        yield Place(spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize)

@@ -1,0 +1,168 @@
+"""Meeting: the private directory in which the two sides of a run find each other, and how it goes away.
+
+Every process that is there holds a shared lock on the file `members`, which the kernel drops with the process. A
+directory whose lock nobody holds is of a dead run: whoever comes next, or leaves last, removes it. A receiver is a
+socket that listens there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import weakref
+from pathlib import Path
+
+from dovetail.errors import ConfigError, WeightSyncError
+
+_MEMBERS = "members"
+_NAMED = re.compile(r"[0-9a-f]{16}")
+_SOCKET = ".sock"
+_LONGEST_ADDRESS = 107
+"""Bytes of a Unix socket's address (sun_path in unix(7), with its closing zero)."""
+_BACKLOG = 64
+
+
+def default_root() -> Path:
+    """The directory below which meetings are where the config names none."""
+    memory = Path("/dev/shm")  # noqa: S108 - only the directory below it is used, which must be this user's own
+    base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"dovetail-{os.getuid()}"
+
+
+class Meeting:
+    """Membership in a run's directory.
+
+    Args:
+        root: holds the directories of all runs of this user.
+        key: what both sides know, such as the run's directory.
+
+    Raises:
+        WeightSyncError: the root belongs to another user or is open to others, or can't be made.
+        ConfigError: its path is too long for a socket.
+    """
+
+    def __init__(self, root: Path, key: str) -> None:
+        self.root = root
+        self.directory = root / hashlib.sha256(key.encode()).hexdigest()[:16]
+        longest = len(os.fsencode(self.directory)) + 48
+        if longest > _LONGEST_ADDRESS:
+            raise ConfigError(
+                f"rollout.weight_transport.directory={str(root)!r} is too long: sockets below it would have "
+                f"{longest} bytes, and a system takes {_LONGEST_ADDRESS}",
+                hint="leave it out, or name a shorter one",
+            )
+        _make_private(root)
+        remove_dead(root)
+        self._lock = self._join()
+        self._sockets: list[Path] = []
+        # Also where nobody says `leave` before the process ends.
+        self.leave = weakref.finalize(
+            self, _leave, self._lock, self._sockets, self.directory, os.getpid()
+        )
+        """Take away what is ours, and the directory where we were the last; safe to call twice."""
+
+    def listen(self, who: str) -> socket.socket:
+        """A socket that senders find here; `who` (20 letters of it) and the process tell people whose it is."""
+        name = f"{re.sub(r'[^A-Za-z0-9.]', '_', who)[:20]}-{os.getpid()}-{secrets.token_hex(4)}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # It gets its name only when it listens: a socket that refuses is taken for one of a dead process.
+            listener.bind(str(self.directory / name))
+            os.chmod(self.directory / name, 0o600)  # noqa: PTH101 - reads as the system call it is
+            listener.listen(_BACKLOG)
+            path = self.directory / f"{name}{_SOCKET}"
+            (self.directory / name).rename(path)
+        except OSError:
+            listener.close()
+            raise
+        self._sockets.append(path)
+        return listener
+
+    def receivers(self) -> list[Path]:
+        """The sockets that are here, in the order of their names."""
+        return sorted(self.directory.glob(f"*{_SOCKET}"))
+
+    def _join(self) -> int:
+        while True:
+            try:
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                lock = _open_members(self.directory)
+            except FileNotFoundError:
+                _make_private(self.root)
+                continue  # removed by whoever left it last, between the two
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_there(lock, self.directory):
+                return lock
+            os.close(lock)
+
+
+def who_of(path: Path) -> str:
+    """A receiver in words: `rollout.1 (process 123)`."""
+    who, process, _ = path.name.removesuffix(_SOCKET).rsplit("-", 2)
+    return f"{who} (process {process})"
+
+
+def remove_dead(root: Path) -> None:
+    """Remove the directories of runs that no process is part of any more."""
+    for directory in root.iterdir():
+        if _NAMED.fullmatch(directory.name):
+            _remove_if_dead(directory)
+
+
+def _leave(lock: int, sockets: list[Path], directory: Path, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork of the member is none
+    for path in sockets:
+        path.unlink(missing_ok=True)
+    os.close(lock)
+    _remove_if_dead(directory)
+
+
+def _remove_if_dead(directory: Path) -> None:
+    try:
+        lock = _open_members(directory)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_there(lock, directory):
+            shutil.rmtree(directory, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _open_members(directory: Path) -> int:
+    return os.open(directory / _MEMBERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_there(lock: int, directory: Path) -> bool:
+    """Whether the file that was locked is still the one of the directory."""
+    try:
+        return os.path.samestat(os.fstat(lock), (directory / _MEMBERS).stat())
+    except FileNotFoundError:
+        return False
+
+
+def _make_private(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise WeightSyncError(
+            f"the shared_memory transport can't make {root}: {error}",
+            hint="set rollout.weight_transport.directory",
+        ) from error
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not root.is_dir():
+        raise WeightSyncError(
+            f"{root} is not a directory that only user {os.getuid()} can enter "
+            f"(owner {found.st_uid}, mode {found.st_mode & 0o777:o})",
+            hint="remove it, or set rollout.weight_transport.directory",
+        )
