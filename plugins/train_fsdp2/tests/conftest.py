@@ -9,9 +9,11 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
+from dovetail.dispatch import Mesh
+from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef, WorkerSpec
 from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_sdk.testing.processes import ProcessRanks
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
@@ -79,6 +81,62 @@ def make_engine():
         engine.close()
 
 
+@pytest.fixture(scope="session")
+def two():
+    """Two processes, joined."""
+    with ProcessRanks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four():
+    """Four processes, joined."""
+    with ProcessRanks(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def on_ranks():
+    """Start an engine on every one of some ranks, as a runtime would; close it after the test."""
+    groups = []
+
+    def start(
+        ranks,
+        path,
+        *,
+        role="actor",
+        head="lm",
+        dtype="float32",
+        budget=64,
+        grad_clip=1.0,
+        transport=None,
+        optim=None,
+        mesh=None,
+        **config,
+    ):
+        config = Fsdp2Config(name="fsdp2", **config)
+        context = PluginContext(
+            role=role,
+            head=head,
+            seed=3,
+            model=ModelSection(path=str(path), dtype=dtype),
+            training=TrainingSection(
+                max_tokens_per_micro_batch=budget,
+                grad_clip=grad_clip,
+                optim=OptimSection(**{"lr": 1e-3, **(optim or {})}),
+            ),
+        )
+        plugin = PluginRef(kind="engine", name="fsdp2", config=config)
+        spec = WorkerSpec(role=role, plugin=plugin, context=context, transport=transport)
+        mesh = mesh or Mesh.over(ranks.world, **config.mesh_axes())
+        groups.append(ranks.worker_group(spec, mesh))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
 @pytest.fixture
 def gradients(monkeypatch):
     """Run one update and return its gradients by name and its metrics; weights stay as they are."""
@@ -89,7 +147,7 @@ def gradients(monkeypatch):
         def keep(self, finite):
             assert finite
             seen.update({n: p.grad.clone() for n, p in self._named.items() if p.grad is not None})
-            self._adamw.zero_grad()
+            self.discard_gradients()
             return 0.0, 0.0
 
         with monkeypatch.context() as patch:

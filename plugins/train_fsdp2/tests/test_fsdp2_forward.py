@@ -85,7 +85,7 @@ def test_any_causal_language_model_scores_right(tmp_path, make_engine, batch, on
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     engine = make_engine(tmp_path, config=Fsdp2Config(share_prompts="always"), budget=60)
     assert engine._scorer.can_share_prompts == shares
-    assert (engine._scorer._head is not None) == plain
+    assert engine._scorer._plain_head == plain
     assert_equal_to(one_by_one(tmp_path, batch), engine.forward(batch, OUTPUTS))
 
 

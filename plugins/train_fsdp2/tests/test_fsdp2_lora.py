@@ -194,7 +194,8 @@ def test_a_checkpoint_holds_the_adapter_and_resumes_exactly(
     engine.update(batch, objective)
     engine.save(tmp_path)
     metrics = engine.update(batch, objective)
-    assert all("lora_" in name for name in load_file(tmp_path / "model.safetensors"))
+    (weights,) = (tmp_path / "weights").glob("*.safetensors")
+    assert all("lora_" in name for name in load_file(weights))
     resumed = make_engine(tiny, **settings)
     resumed.load(tmp_path)
     assert resumed.update(batch, objective) == metrics

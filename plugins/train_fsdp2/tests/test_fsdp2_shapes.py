@@ -6,7 +6,7 @@ from jaxtyping import TypeCheckError
 
 from dovetail_train_fsdp2 import forward
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
-from dovetail_train_fsdp2.packing import lay_out
+from dovetail_train_fsdp2.layout import lay_out
 
 LOG_PROBS = frozenset({"log_probs"})
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dovetail.config.sections import ModelSection
 from dovetail.dispatch import Mesh
@@ -63,19 +64,56 @@ def test_the_update_after_a_load_is_bit_identical(tiny, make_engine, batch, obje
 def test_a_state_without_an_optimizer_loads(tiny, make_engine, batch, tmp_path):
     engine = make_engine(tiny)
     engine.save(tmp_path)
-    assert not (tmp_path / "optimizer.pt").exists()
+    assert not (tmp_path / "moments").exists()
     resumed = make_engine(tiny)
     resumed.load(tmp_path)
     assert_bit_identical(weights_of(engine), weights_of(resumed))
 
 
-def test_the_optimizer_state_is_not_executable(tiny, make_engine, batch, objective, tmp_path):
+def test_a_state_is_json_and_safetensors_alone(tiny, make_engine, batch, objective, tmp_path):
     engine = make_engine(tiny)
     engine.update(batch, objective)
     engine.save(tmp_path)
-    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
-    assert state["steps"] == 1
-    assert state["moments"].keys() == weights_of(engine).keys()
+    assert {file.suffix for file in tmp_path.rglob("*.*")} == {".json", ".safetensors"}
+    (moments,) = (tmp_path / "moments").glob("*.safetensors")
+    stored = load_file(moments)
+    for name in weights_of(engine):
+        assert stored[f"exp_avg.{name}"].abs().max() > 0
+        assert stored[f"exp_avg_sq.{name}"].min() >= 0
+
+
+def test_large_states_are_written_in_several_files(
+    tiny, make_engine, batch, objective, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dovetail_train_fsdp2.checkpoint.FILE_BYTES", 20_000)
+    engine = make_engine(tiny)
+    engine.update(batch, objective)
+    engine.save(tmp_path)
+    files = [load_file(file) for file in (tmp_path / "moments").glob("*.safetensors")]
+    assert len(files) > 3
+    sizes = [[tensor.nbytes for tensor in file.values()] for file in files]
+    assert all(sum(file) <= 20_000 or len(file) == 1 for file in sizes)
+    resumed = make_engine(tiny)
+    resumed.load(tmp_path)
+    assert_bit_identical(engine._optimizer.moments(), resumed._optimizer.moments())
+
+
+def test_parameters_without_a_gradient_keep_their_own_count_of_steps(
+    tiny, make_engine, batch, objective, tmp_path
+):
+    engine = make_engine(tiny)
+    mask = batch["response_mask"]
+    nothing = mask.with_values(np.zeros(len(mask.values), bool))
+    engine.update(batch.with_columns({"response_mask": nothing}), objective)
+    engine.update(batch, objective)
+    engine.save(tmp_path)
+    resumed = make_engine(tiny)
+    resumed.load(tmp_path)
+    assert resumed._optimizer.steps == 2
+    assert set(resumed._optimizer.parameter_steps().values()) == {1.0}
+    engine.update(batch, objective)
+    resumed.update(batch, objective)
+    assert_bit_identical(weights_of(engine), weights_of(resumed))
 
 
 def test_a_checkpoint_of_another_model_is_refused(tiny, make_engine, tmp_path):
@@ -85,14 +123,33 @@ def test_a_checkpoint_of_another_model_is_refused(tiny, make_engine, tmp_path):
         make_engine(tiny).load(tmp_path / "state")
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused(
+    tiny, make_engine, batch, objective, tmp_path
+):
+    engine = make_engine(tiny)
+    engine.update(batch, objective)
+    engine.save(tmp_path)
+    with pytest.raises(CheckpointError, match="another model or optimizer"):
+        make_engine(tiny, optimizer="sgd").load(tmp_path)
+
+
 def test_a_torn_checkpoint_is_named(tiny, make_engine, tmp_path):
     engine = make_engine(tiny)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"training\.json"):
         engine.load(tmp_path)
     engine.save(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="can't be read"):
+    (weights,) = (tmp_path / "weights").glob("*.safetensors")
+    whole = weights.read_bytes()
+    for torn in (whole[:100], whole[:-100]):
+        weights.write_bytes(torn)
+        with pytest.raises(CheckpointError, match="can't be read"):
+            engine.load(tmp_path)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="weights"):
+        engine.load(tmp_path)
+    facts = tmp_path / "training.json"
+    facts.write_text(facts.read_text().replace('"format": 1', '"format": 7'))
+    with pytest.raises(CheckpointError, match="format 7"):
         engine.load(tmp_path)
 
 

@@ -121,6 +121,18 @@ def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients,
         torch.testing.assert_close(parameter[clear], parameters[name][clear], rtol=1e-4, atol=1e-5)
 
 
+def test_one_step_of_gradient_descent(tiny, make_engine, gradients, batch, objective):
+    engine = make_engine(tiny, optimizer="sgd", lr=0.3, weight_decay=0.1, grad_clip=0.05)
+    grads, _ = gradients(engine, batch, objective)
+    before = {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    norm = engine.update(batch, objective)["actor/grad_norm"].value
+    assert norm > 0.05
+    for name, parameter in engine._scorer.model.named_parameters():
+        # The decay is of the weight itself, not clipped with the gradient.
+        expected = before[name] * (1 - 0.3 * 0.1) - 0.3 * grads[name] * (0.05 / norm)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_an_update_moves_the_policy_towards_what_was_rewarded(
     tiny, make_engine, new_batch, new_objective
 ):

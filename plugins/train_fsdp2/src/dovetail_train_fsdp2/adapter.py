@@ -1,11 +1,13 @@
 """Adapter: LoRA on a model through peft (arXiv 2106.09685). The base stays frozen, and is the reference policy.
 
 A layer's weight becomes W + s · B A, with A [rank, in] drawn at random, B [out, rank] from 0, and s = alpha / rank
-(alpha / √rank where rank-stabilised, arXiv 2312.03732). A and B are float32; they are all that is trained.
+(alpha / √rank where rank-stabilised, arXiv 2312.03732). With DoRA (arXiv 2402.09353) it becomes
+m ⊙ (W + s · B A) / ‖W + s · B A‖, by rows, with m [out] from ‖W‖. A, B and m are float32; they are all that is trained.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -15,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.errors import ConfigError, ModelError, PluginNeedsError
+from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail_train_fsdp2.config import ALL_LINEAR, LoraSection
+from dovetail_train_fsdp2.shards import fill, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,16 +28,23 @@ NAME = "default"
 """peft's name of the one adapter that a model has here."""
 BASE = "base_layer."
 """Where peft keeps the layer that it wraps."""
+WIRE_PREFIX = "base_model.model."
+"""What peft's checkpoints put before a layer's name."""
 
 
 class Adapter:
-    """The low-rank layers that were put into one model."""
+    """The low-rank layers that were put into one model.
+
+    Attributes:
+        section: rank, scale, layers, and what travels.
+    """
 
     def __init__(self, model: PreTrainedModel, section: LoraSection, *, seed: int) -> None:
         """Wrap the layers that the section names, in place, and freeze everything else.
 
         Args:
-            model: float32; its other weights are the same afterwards.
+            model: its other weights are the same afterwards. Where they are on the meta device, so is the adapter:
+                `reset` it once both have memory.
             section: rank, scale and layers.
             seed: of A; torch's own random state is left as it was.
 
@@ -42,19 +52,41 @@ class Adapter:
             PluginNeedsError: peft is not installed.
             ConfigError: the model has no such layers, or one of them can't be adapted.
         """
-        self._layers = _inject(model, section, seed)
+        self.section = section
+        self._seed = seed
+        self._layers = _inject(model, section)
         _check_layers(model, self._layers)
+        self._by_weight = {f"{prefix}.weight": layer for prefix, layer in self._layers.items()}
+        if model.device.type != "meta":
+            self.reset()
+
+    def reset(self) -> None:
+        """Start anew: A from the seed, the same on any number of ranks, and no update. Collective with DoRA."""
+        generator = torch.Generator().manual_seed(self._seed)
+        for layer in self._layers.values():
+            for name, parameter in _own(layer).items():
+                kind = name.partition(".")[0]
+                start = torch.zeros(tuple(parameter.shape))
+                if kind == "lora_A":
+                    nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+                elif kind == "lora_embedding_B":
+                    nn.init.normal_(start, generator=generator)
+                elif kind == "lora_magnitude_vector":
+                    weight = whole(layer.get_base_layer().weight).float()
+                    start = _norms(weight, layer)
+                fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """The base model as it was. Not for use with gradients."""
+        # peft's own switch would also freeze and thaw parameters, which sharding must not see.
         for layer in self._layers.values():
-            layer.enable_adapters(False)
+            layer._disable_adapters = True  # noqa: SLF001 - see above
         try:
             yield
         finally:
             for layer in self._layers.values():
-                layer.enable_adapters(True)
+                layer._disable_adapters = False  # noqa: SLF001 - see above
 
     def base_name(self, name: str) -> str | None:
         """The name that a tensor of the model has without the adapter; None for the adapter's own."""
@@ -64,36 +96,39 @@ class Adapter:
                 return f"{prefix}.{inner.removeprefix(BASE)}" if inner.startswith(BASE) else None
         return name
 
-    def merged(self, tensor: Tensor) -> Tensor:
+    def merged(self, name: str, weight: Tensor) -> Tensor:
         """A weight of the base with its layer's update added, float32; any other tensor as it is.
 
-        Nothing is changed in place: the update is added to a copy.
+        Nothing is changed in place. Collective where the adapter is sharded.
+
+        Args:
+            name: without the adapter.
+            weight: whole, on any device.
         """
-        layer = self._by_place().get(_place(tensor))
+        layer = self._by_weight.get(name)
         if layer is None:
-            return tensor
-        with torch.no_grad():
-            update: Tensor = layer.get_delta_weight(NAME).float()
-            return tensor.float() + update
+            return weight
+        own = {
+            key.partition(".")[0]: whole(tensor, weight.device)
+            for key, tensor in _own(layer).items()
+        }
+        a = own["lora_A"] if "lora_A" in own else own["lora_embedding_A"]
+        b = own["lora_B"] if "lora_B" in own else own["lora_embedding_B"]
+        update = b.float() @ a.float()
+        scale: float = layer.scaling[NAME]
+        merged: Tensor = weight.float() + (update.T if _transposed(layer) else update) * scale
+        if "lora_magnitude_vector" not in own:
+            return merged
+        factor = own["lora_magnitude_vector"].float() / _norms(merged, layer)
+        return merged * (factor if _transposed(layer) else factor[:, None])
 
-    def check_merges(self, weights: dict[str, Tensor]) -> None:
-        """See that every adapted weight is among these, unchanged in form, so that it can be merged.
-
-        Raises:
-            ModelError: the checkpoint's form fuses or splits one of them.
-        """
-        places = {_place(tensor) for tensor in weights.values()}
-        for prefix, layer in self._layers.items():
-            if _place(layer.get_base_layer().weight) not in places:
-                raise ModelError(
-                    f"the weight of {prefix!r} has another form in this architecture's checkpoints, "
-                    "so that its update can't be merged into it",
-                    hint="leave that layer out of lora.target_modules",
-                )
-
-    def _by_place(self) -> dict[tuple[Any, ...], Any]:
-        layers = self._layers.values()
-        return {_place(layer.get_base_layer().weight): layer for layer in layers}
+    def tensors(self) -> dict[str, Tensor]:
+        """The adapter's own tensors, possibly in shards, by the names that they have in peft's checkpoints."""
+        return {
+            f"{WIRE_PREFIX}{prefix}.{_wire_name(name)}": tensor
+            for prefix, layer in self._layers.items()
+            for name, tensor in _own(layer).items()
+        }
 
 
 def narrow_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -112,7 +147,34 @@ def narrow_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
             module.to(dtype)
 
 
-def _inject(model: PreTrainedModel, section: LoraSection, seed: int) -> dict[str, Any]:
+def _own(layer: Any) -> dict[str, Tensor]:
+    """The adapter's parameters in one layer: `lora_A.default.weight` and so on."""
+    return {
+        name: parameter for name, parameter in layer.named_parameters() if not name.startswith(BASE)
+    }
+
+
+def _wire_name(name: str) -> str:
+    """`lora_A.weight` of `lora_A.default.weight`; what is no layer of its own loses its `weight` too, as in peft."""
+    kind, _, rest = name.partition(".")
+    rest = rest.removeprefix(NAME).removeprefix(".")
+    return kind if kind == "lora_magnitude_vector" or not rest else f"{kind}.{rest}"
+
+
+def _transposed(layer: Any) -> bool:
+    """Whether the base keeps its weight as [in, out], as an embedding and GPT-2's layers do."""
+    return bool(getattr(layer, "fan_in_fan_out", False)) or isinstance(
+        layer.get_base_layer(), nn.Embedding
+    )
+
+
+def _norms(weight: Tensor, layer: Any) -> Tensor:
+    """‖weight‖ of every output, [out]."""
+    norms: Tensor = torch.linalg.norm(weight, dim=0 if _transposed(layer) else 1)
+    return norms
+
+
+def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:
     try:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
@@ -129,6 +191,7 @@ def _inject(model: PreTrainedModel, section: LoraSection, seed: int) -> dict[str
         lora_alpha=section.alpha,
         target_modules=ALL_LINEAR if targets == (ALL_LINEAR,) else list(targets),
         use_rslora=section.rank_stabilised,
+        use_dora=section.dora,
         lora_dropout=0.0,
         bias="none",
     )
@@ -138,7 +201,6 @@ def _inject(model: PreTrainedModel, section: LoraSection, seed: int) -> dict[str
     )
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        torch.manual_seed(seed)
         # What it would warn of is found out here, or checked below.
         warnings.filterwarnings("ignore", module="peft")
         try:
@@ -152,7 +214,7 @@ def _inject(model: PreTrainedModel, section: LoraSection, seed: int) -> dict[str
 
 
 def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:
-    """See that every update can be merged: into a weight of its layer's own, which no other layer shares."""
+    """See that every update can be merged: into a matrix of its layer's own, which no other layer shares."""
     names = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
     for name, layer in layers.items():
         weight = getattr(layer.get_base_layer(), "weight", None)
@@ -166,8 +228,8 @@ def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:
                 f"lora.target_modules names {name!r}, whose weight is another layer's too",
                 hint="leave it out: the two would part when the update is merged",
             )
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """What tells a tensor from every other, whichever view of it is at hand."""
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.device)
+        if weight.dim() != 2:
+            raise ConfigError(
+                f"lora.target_modules names {name!r}, whose weight has {weight.dim()} dimensions, not 2",
+                hint="adapt linear layers and embeddings only",
+            )

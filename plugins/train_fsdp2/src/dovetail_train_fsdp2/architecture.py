@@ -18,14 +18,14 @@ _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, N
 
 
 @torch.no_grad()
-def plain_head(model: PreTrainedModel) -> nn.Linear | None:
-    """The output layer, where the logits are its product with the base model's last hidden states and nothing else.
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether logits are the product of the output layer with the base model's last hidden states and nothing else.
 
-    Architectures that scale or cap their logits, or have no such layer, give None.
+    It is not so in architectures that scale or cap their logits, or have no such layer.
     """
     head, base = model.get_output_embeddings(), model.base_model
     if not isinstance(head, nn.Linear) or base is model:
-        return None
+        return False
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def note(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -39,11 +39,11 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
         handle.remove()
     states = getattr(base(input_ids=ids, use_cache=False), "last_hidden_state", None)
     if len(seen) != 1 or states is None:
-        return None
+        return False
     given, raw, copy = seen[0]
     # The very tensor that the layer returned, unchanged in place: a cap would hardly show in a random model's values.
     untouched = logits.data_ptr() == raw.data_ptr() and torch.equal(logits, copy)
-    return head if untouched and torch.equal(given, states) else None
+    return untouched and torch.equal(given, states)
 
 
 @torch.no_grad()

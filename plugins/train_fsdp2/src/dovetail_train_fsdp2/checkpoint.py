@@ -1,112 +1,176 @@
-"""Saving, loading and exporting one model: weights as safetensors, moments by torch.save, random state beside.
+"""Saving, loading and exporting one model. Checkpoints are elastic: written by any number of ranks, read by any other.
 
-With an adapter only what is trained is kept: the frozen base is the model that the run starts from. Nothing is unpickled that could run code: tensors are loaded with `weights_only=True`.
+    training.json            what they hold: steps taken, and each parameter's own count of them
+    weights/*.safetensors    float32 weights, every rank's shards, through torch.distributed.checkpoint
+    moments/*.safetensors    the optimizer's moments, likewise
+    random-RANK.safetensors  each rank's random state
+
+With an adapter only what is trained is kept: the frozen base is the model that the run starts from. Nothing is
+unpickled. All ranks must see the directory.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
+from dovetail_train_fsdp2.loading import tensors_of
+from dovetail_train_fsdp2.model import quietly
+from dovetail_train_fsdp2.optim import Optimizer
+from dovetail_train_fsdp2.random_state import (
+    random_file,
+    random_state,
+    set_random_state,
+    stored_random_state,
+)
+from dovetail_train_fsdp2.ranks import Ranks
+from dovetail_train_fsdp2.shards import whole
 from dovetail_train_fsdp2.value_model import ValueModel, export_value_model
+from dovetail_train_fsdp2.weights import gathered
 
 if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import Scorer
-    from dovetail_train_fsdp2.optim import Optimizer
 
-WEIGHTS, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.pt", "random.pt"
-
-
-def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None) -> None:
-    """Write float32 weights, optimizer and random state below the directory, which is made."""
-    from safetensors.torch import save_file
-
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        contiguous = {name: tensor.contiguous() for name, tensor in _kept(scorer).items()}
-        save_file(contiguous, directory / WEIGHTS)
-        if optimizer is not None:
-            torch.save(optimizer.state(), directory / OPTIMIZER)
-        torch.save(_random_state(scorer.device), directory / RANDOM)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the training state can't be written to {directory}: {error}",
-            hint="see that there is room on the disk",
-        ) from error
+FORMAT = 1
+FILE_BYTES = 2 * 2**30
+"""Size of a file of one rank, at most, or that of one tensor's shard."""
+TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
-def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None) -> None:
-    """Restore what `save` wrote.
+def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks) -> None:
+    """Write weights, optimizer and random state below the directory, which is made. Collective.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or of another model.
+        CheckpointError: it can't be written; on every rank.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import save_file
 
-    for name in (WEIGHTS, RANDOM, *([OPTIMIZER] if optimizer else [])):
-        if not (directory / name).is_file():
-            raise CheckpointError(
-                f"checkpoint {directory} has no {name}",
-                hint="it is incomplete, or the run that wrote it did not train this model",
-            )
-    try:
-        weights = load_file(directory / WEIGHTS)
-        random = torch.load(directory / RANDOM, weights_only=True)
-        state = torch.load(directory / OPTIMIZER, weights_only=True) if optimizer else None
-    except (OSError, RuntimeError, SafetensorError, UnpicklingError) as error:
-        raise CheckpointError(f"checkpoint {directory} can't be read: {error}") from error
-    _load_weights(directory, _kept(scorer), weights)
-    if optimizer is not None and state is not None:
-        optimizer.load_state(state)
-    _set_random_state(scorer.device, random)
-
-
-def export(directory: Path, scorer: Scorer, tokenizer: Any) -> None:
-    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one."""
-    model, narrow = scorer.model, _narrow(scorer)
-    try:
-        if isinstance(model, ValueModel):
-            export_value_model(directory, model, narrow)
-        else:
-            scorer.trunk.save_pretrained(str(directory), state_dict=narrow)
-        config = directory / "config.json"
-        # transformers writes the dtype of the weights in memory, which are float32.
-        described = json.loads(config.read_text()) | {
-            "dtype": str(scorer.dtype).removeprefix("torch.")
-        }
-        config.write_text(json.dumps(described, indent=2) + "\n")
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(directory))
-    except OSError as error:
-        raise CheckpointError(
-            f"the model can't be exported to {directory}: {error}",
-            hint="see that there is room on the disk",
-        ) from error
+    with ranks.together():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if ranks.first:
+                # Shards of more ranks than there are now would be read as well.
+                for part in (WEIGHTS, MOMENTS):
+                    shutil.rmtree(directory / part, ignore_errors=True)
+            save_file(random_state(scorer.device), directory / random_file(ranks.rank))
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+    _write(directory / WEIGHTS, _kept(scorer), ranks)
+    moments = optimizer.moments() if optimizer is not None else {}
+    if moments:
+        _write(directory / MOMENTS, moments, ranks)
+    trained = None
+    if optimizer is not None:
+        trained = {"steps": optimizer.steps, "parameters": optimizer.parameter_steps()}
+    with ranks.together():
+        if ranks.first:
+            facts = {"format": FORMAT, "ranks": ranks.size, "optimizer": trained}
+            try:
+                (directory / TRAINING).write_text(json.dumps(facts, indent=1) + "\n")
+            except OSError as error:
+                raise _unwritable(directory, error) from error
 
 
-def _narrow(scorer: Scorer) -> dict[str, Tensor]:
-    """Every tensor of the transformers model by the name that it has without an adapter, merged and in the compute dtype."""
+def was_trained(directory: Path) -> bool:
+    """Whether a checkpoint holds an optimizer.
+
+    Raises:
+        CheckpointError: there is no checkpoint.
+    """
+    return _facts(directory)["optimizer"] is not None
+
+
+def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks) -> None:
+    """Restore what `save` wrote, on as many ranks as there are now. Collective.
+
+    Args:
+        directory: seen by every rank.
+        scorer: filled in place.
+        optimizer: filled in place; None where the checkpoint holds none.
+        ranks: those of now; they need not be as many as those that wrote.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+    """
+    with ranks.together():
+        facts = _facts(directory)
+        kept = _kept(scorer)
+        _check_fits(directory, WEIGHTS, kept)
+        moments: dict[str, Tensor] = {}
+        if optimizer is not None and (trained := facts["optimizer"]) is not None:
+            optimizer.restore(int(trained["steps"]), trained["parameters"])
+            moments = optimizer.moments()
+        if moments:
+            _check_fits(directory, MOMENTS, moments)
+        random = stored_random_state(directory, ranks.rank)
+    _read(directory / WEIGHTS, kept, ranks)
+    if moments:
+        _read(directory / MOMENTS, moments, ranks)
+    set_random_state(scorer.device, random)
+
+
+def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> None:
+    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
+
+    Collective; rank 0 gathers the whole model in its host's memory and writes it.
+
+    Raises:
+        CheckpointError: it can't be written; on every rank.
+    """
+    cpu = torch.device("cpu")
+    in_memory = tensors_of(scorer.trunk, scorer.adapter)
     narrow: dict[str, Tensor] = {}
-    for name, tensor in scorer.trunk.state_dict().items():
-        base, whole = name, tensor
-        if scorer.adapter is not None:
-            found = scorer.adapter.base_name(name)
-            if found is None:
-                continue
-            base, whole = found, scorer.adapter.merged(tensor)
-        narrow[base] = whole.to(scorer.dtype) if whole.is_floating_point() else whole
-    return narrow
+    for name, tensor in gathered(in_memory, scorer.adapter, scorer.dtype, scorer.device):
+        if ranks.first:
+            narrow[name] = tensor.to(cpu)
+    model = scorer.model
+    head: dict[str, Tensor] = {}
+    if isinstance(model, ValueModel):
+        head = {
+            name: whole(parameter, scorer.device).to(cpu)
+            for name, parameter in model.value_head.named_parameters()
+        }
+    with ranks.together():
+        if ranks.first:
+            try:
+                with quietly():
+                    _write_model(directory, scorer, narrow, head, tokenizer)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the model can't be exported to {directory}: {error}",
+                    hint="see that there is room on the disk",
+                ) from error
+
+
+def _write_model(
+    directory: Path,
+    scorer: Scorer,
+    narrow: dict[str, Tensor],
+    head: dict[str, Tensor],
+    tokenizer: Any,
+) -> None:
+    if isinstance(scorer.model, ValueModel):
+        export_value_model(directory, scorer.model, narrow, head)
+    else:
+        scorer.trunk.save_pretrained(str(directory), state_dict=narrow)
+    config = directory / "config.json"
+    # transformers writes the dtype of the weights in memory, which are float32.
+    described = json.loads(config.read_text()) | {"dtype": str(scorer.dtype).removeprefix("torch.")}
+    config.write_text(json.dumps(described, indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(directory))
 
 
 def _kept(scorer: Scorer) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint keeps, once: safetensors refuses two names for one memory."""
+    """Every tensor that a checkpoint keeps, once."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in scorer.model.state_dict(keep_vars=True).items():
@@ -116,28 +180,110 @@ def _kept(scorer: Scorer) -> dict[str, Tensor]:
     return kept
 
 
-def _load_weights(directory: Path, expected: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
-    wrong = sorted(expected.keys() ^ weights.keys()) or [
-        name for name, tensor in expected.items() if tensor.shape != weights[name].shape
+def _write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as write
+
+    try:
+        with _without_warnings():
+            write(
+                dict(tensors),
+                storage_writer=HuggingFaceStorageWriter(
+                    str(directory),
+                    fqn_to_index_mapping=_files_of(tensors, ranks.size),
+                    save_distributed=True,
+                ),
+                no_dist=ranks.size == 1,
+            )
+    except (OSError, CheckpointException) as error:
+        raise _unwritable(directory, error) from error
+
+
+def _files_of(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
+    """Which of a rank's files, from 1, holds each tensor: a file is put together in memory before it is written."""
+    number, size = 1, 0
+    files: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        own = tensor.numel() * tensor.element_size() // ranks
+        if size and size + own > FILE_BYTES:
+            number, size = number + 1, 0
+        size += own
+        files[name] = number
+    return files
+
+
+def _read(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    try:
+        with _without_warnings():
+            read(
+                dict(tensors),
+                storage_reader=HuggingFaceStorageReader(str(directory)),
+                no_dist=ranks.size == 1,
+            )
+    except (OSError, SafetensorError, CheckpointException) as error:
+        raise _unreadable(directory, error) from error
+
+
+def _check_fits(directory: Path, part: str, expected: Mapping[str, Tensor]) -> None:
+    """See that a part of the checkpoint holds these tensors, by reading the files' headers."""
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    try:
+        found = HuggingFaceStorageReader(str(directory / part)).read_metadata()
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _unreadable(directory / part, error) from error
+    stored = {name: tuple(entry.size) for name, entry in found.state_dict_metadata.items()}  # type: ignore[union-attr]
+    if not stored:
+        raise CheckpointError(
+            f"checkpoint {directory} has no {part}/*.safetensors", hint="it is incomplete"
+        )
+    wrong = sorted(expected.keys() ^ stored.keys()) or [
+        name for name, tensor in expected.items() if tuple(tensor.shape) != stored[name]
     ]
     if wrong:
         raise CheckpointError(
             f"checkpoint {directory} is of another model: {wrong[0]!r} does not fit",
             hint="resume with the model, and the adapter, that the checkpoint was made with",
         )
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(weights[name])
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state(device)
-    return states
+def _facts(directory: Path) -> dict[str, Any]:
+    file = directory / TRAINING
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoint {directory} has no {TRAINING}",
+            hint="it is incomplete, or the run that wrote it did not train this model",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {directory} has format {facts.get('format')!r}; this version reads {FORMAT}",
+            hint="resume with the version of dovetail-train-fsdp2 that wrote it",
+        )
+    return facts
 
 
-def _set_random_state(device: torch.device, states: dict[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type != "cpu" and "device" in states:
-        torch.get_device_module(device).set_rng_state(states["device"], device)
+def _unwritable(directory: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"the training state can't be written to {directory}: {error}",
+        hint="see that there is room on the disk, and that every rank sees the directory",
+    )
+
+
+def _unreadable(place: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(f"checkpoint {place} can't be read: {error}")
+
+
+def _without_warnings() -> warnings.catch_warnings:
+    """Without the warning that one process is one process."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -6,10 +6,14 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.fields import ONE_OR_MANY
+from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE, ONE_OR_MANY
 from dovetail.config.sections import EngineSection
 
 Share = Literal["auto", "always", "never"]
+Packing = Literal["auto", "always", "never"]
+Sync = Literal["merged", "adapter"]
+Reduce = Literal["once", "every_micro_batch"]
+Recompute = bool | Literal["auto", "selective"]
 ALL_LINEAR = "all-linear"
 
 
@@ -23,6 +27,11 @@ class LoraSection:
     """Scale: an update is multiplied by alpha / rank."""
     rank_stabilised: bool = False
     """Multiply by alpha / √rank instead (arXiv 2312.03732)."""
+    dora: bool = False
+    """Learn the magnitude of each weight's rows apart from their direction (arXiv 2402.09353)."""
+    sync: Sync = "merged"
+    """What travels to the rollout: the base's weights with the update added, or the adapter alone, which the rollout
+    engine must then know how to apply."""
     target_modules: tuple[str, ...] = attrs.field(
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
@@ -31,11 +40,47 @@ class LoraSection:
 
 @attrs.frozen(kw_only=True)
 class Fsdp2Config(EngineSection):
-    """PyTorch's own means: autocast over float32 weights, fused AdamW."""
+    """PyTorch's own means: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
 
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+    gradient_checkpointing: Recompute = "auto"
+    """Compute activations again in the backward pass instead of keeping them: in no layer (`false`), in every layer
+    (`true`: least memory, a third more time), everywhere but only what is cheap (`selective`: products and attention are
+    kept), or in as few layers as the free memory of the accelerator allows (`auto`; on the CPU in none)."""
+    memory_limit_gib: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """What `gradient_checkpointing: auto` and `keep_logits` may let the process allocate on its accelerator, GiB; None:
+    all that is free."""
+    keep_logits: bool = False
+    """Keep the logits of as many tokens as memory allows for the backward pass, in the compute dtype, instead of making
+    them again: a few per cent faster for some GiB. On CUDA alone; `memory_limit_gib` holds here too."""
+    offload_activations: bool = False
+    """Keep what a layer that computes again needs for it in the host's memory: for long sequences in large models."""
+    compile: bool = False
+    """Compile the decoder layers with torch.compile: faster and leaner, after about a minute at the first update."""
+    liger: bool = False
+    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` does as much."""
     share_prompts: Share = "auto"
     """Compute a prompt once for all of its responses: where that saves work, always where the model allows, or never."""
+    packing: Packing = "auto"
+    """Put the samples of a micro-batch end to end, without padding: where that costs least, always where the architecture
+    allows, or never. It needs `model.attn_implementation: sdpa`, in place of which it has kernels of its own."""
     lora: LoraSection | None = None
     """Train low-rank adapters and freeze everything else, which then is the reference policy too; None trains all."""
+    shard_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Ranks over which parameters, gradients and moments are sharded, neighbours first; the groups of so many ranks hold
+    copies of each other. It divides the number of ranks; None shards over all of them."""
+    reshard_after_forward: bool | None = None
+    """Free the gathered parameters of a layer after its forward pass and gather them again for the backward pass: less
+    memory, more communication. None: where they are sharded over several accelerators."""
+    reduce_gradients: Reduce = "once"
+    """Add up gradients over ranks once an update, which keeps a whole float32 gradient on every rank where there are
+    several micro-batches; or after every micro-batch, which keeps only each rank's shard."""
+    cpu_offload: bool = False
+    """Keep shards, gradients and moments in the host's memory and step there; layers travel to the accelerator as they
+    are needed. For models that fit in no other way: it is slow."""
+    sequence_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Ranks that share each sequence (Ulysses, arXiv 2309.14509). It divides the number of ranks, and the model's
+    attention heads divide by it. Samples are then always packed."""
+
+    def mesh_axes(self) -> dict[str, int]:
+        """The inner axis `cp`: ranks that compute the same samples together."""
+        return {"cp": self.sequence_parallel_size}

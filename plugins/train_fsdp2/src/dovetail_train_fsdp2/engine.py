@@ -1,7 +1,8 @@
-"""Fsdp2Engine: the training engine on PyTorch, in one process, on a CPU or one accelerator."""
+"""Fsdp2Engine: the training engine on PyTorch, in one process or sharded over many, on CPUs or accelerators."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -11,6 +12,7 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.config.sections import TrainingSection
+from dovetail.dispatch.division import PADDING
 from dovetail.errors import ConfigError, DispatchError, NumericsError, WeightSyncError
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import AnyObjectiveSpec
@@ -18,13 +20,16 @@ from dovetail.interfaces.transport import WeightManifest
 from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
 from dovetail_train_fsdp2 import checkpoint
-from dovetail_train_fsdp2.config import Fsdp2Config, Share
+from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import failing_rows
 from dovetail_train_fsdp2.forward import PolicyScorer, Scorer
+from dovetail_train_fsdp2.layout import READS, check_columns, lay_out
 from dovetail_train_fsdp2.optim import Optimizer
-from dovetail_train_fsdp2.packing import READS, Cut, check_columns, cut, lay_out
-from dovetail_train_fsdp2.start import load_scorer
-from dovetail_train_fsdp2.weights import manifest_of, wire_tensors
+from dovetail_train_fsdp2.packing import Cut, cut
+from dovetail_train_fsdp2.ranks import Ranks
+from dovetail_train_fsdp2.sharding import Sharding
+from dovetail_train_fsdp2.start import load_scorer, ranks_of
+from dovetail_train_fsdp2.weights import check_manifest, manifest_of, outgoing
 
 if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightSender, WeightTransport
@@ -32,9 +37,10 @@ if TYPE_CHECKING:
 
 class Fsdp2Engine(TrainEngine):
     """One Hugging Face causal language model, or the value model of a critic: float32 weights, compute in
-    `model.dtype` through autocast.
+    `model.dtype`.
 
-    There is no dropout, so that scoring is deterministic and old and new log-probabilities compare.
+    There is no dropout, so that scoring is deterministic and old and new log-probabilities compare. On several ranks
+    every call but `weight_manifest` is collective, and what one rank finds wrong is raised on all of them.
     """
 
     name: ClassVar[str] = "fsdp2"
@@ -44,7 +50,9 @@ class Fsdp2Engine(TrainEngine):
     )
     Config = Fsdp2Config
 
+    _ranks: Ranks
     _scorer: Scorer | None = None
+    _sharding: Sharding | None = None
     _optimizer: Optimizer | None = None
     _sender: WeightSender | None = None
     _offloaded = False
@@ -60,68 +68,94 @@ class Fsdp2Engine(TrainEngine):
 
         Raises:
             ModelError: it can't be loaded, or can't be trained in its dtype.
-            PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model.
+            PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model;
+                or the ranks do not divide as the config says.
+            DispatchError: there is no process group of the mesh's size.
         """
-        self._scorer = load_scorer(self.config, self.context)
+        self._ranks = ranks_of(self.config, self.context)
+        self._scorer, self._sharding = load_scorer(self.config, self.context, self._ranks)
 
     def close(self) -> None:
         if self._sender is not None:
             self._sender.close()
-        self._scorer = self._optimizer = self._sender = None
+        self._scorer = self._sharding = self._optimizer = self._sender = None
+        if torch.device(self.context.device).type != "cpu":
+            # Sharded modules and their hooks refer to each other: only the collector frees them.
+            gc.collect()
+            torch.accelerator.empty_cache()
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         scorer = self._ready("forward")
-        self._check_computes(frozenset(outputs))
-        check_columns(batch)
-        batch = batch.select(READS)
+        with self._ranks.together():
+            self._check_computes(frozenset(outputs))
+            check_columns(batch)
+            batch = batch.select(READS)
+            cuts = self._cut(batch)
         mask = batch["response_mask"]
         columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
-        with torch.no_grad():
-            for part in self._cut(batch):
-                micro_batch = batch.take(part.rows_B)
-                scores = scorer(lay_out(micro_batch, shared=part.shared), frozenset(outputs))
-                places = _token_places(mask.offsets, part.rows_B)
-                for name, values_T in scores.items():
-                    columns[name][places] = values_T.float().cpu().numpy()
+        try:
+            with torch.no_grad():
+                for part in self._cut_alike(batch, cuts):
+                    micro_batch = batch.take(part.rows_B)
+                    layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
+                    places = _token_places(mask.offsets, part.rows_B)
+                    for name, values_T in scorer(layout, frozenset(outputs)).items():
+                        columns[name][places] = values_T.float().cpu().numpy()
+        except BaseException:
+            self._recover()
+            raise
+        self._free()
         return Batch(
             {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
         )
 
     def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
-        """As the interface says.
+        """As the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
             ConfigError: the objective is of another head than the model's.
         """
         scorer = self._ready("update")
-        goal = build_objective(objective, seed=self.context.seed)
-        self._check_computes(goal.outputs)
-        check_columns(mini_batch)
-        prepared = goal.prepare(mini_batch, self.context.reduction)
-        denominators = goal.denominators(prepared, self.context.reduction)
-        read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
-        prepared = prepared.select(sorted(read))
-        cuts = self._cut(prepared)
+        with self._ranks.together():
+            goal = build_objective(objective, seed=self.context.seed)
+            self._check_computes(goal.outputs)
+            check_columns(mini_batch)
+            mini_batch = _without_padding(mini_batch)
+            mini_batch.require(sorted(goal.requires), "the objective")
+        with self._ranks.together():
+            prepared = goal.prepare(mini_batch, self.context.reduction)
+            denominators = goal.denominators(prepared, self.context.reduction)
+            read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
+            prepared = prepared.select(sorted(read))
+            cuts = self._cut(prepared)
+        cuts = self._cut_alike(prepared, cuts)
         optimizer = self._made_optimizer()
         parts: list[Mapping[str, Metric]] = []
         finite: list[torch.Tensor] = []
         try:
-            for part in cuts:
+            for number, part in enumerate(cuts, start=1):
                 micro_batch = prepared.take(part.rows_B)
-                scores = scorer(lay_out(micro_batch, shared=part.shared), goal.outputs)
+                scores = scorer(
+                    lay_out(micro_batch, shared=part.shared, packed=part.packed), goal.outputs
+                )
                 term = goal(scores, micro_batch, denominators)
-                if term.loss.requires_grad:
-                    term.loss.backward()  # type: ignore[no-untyped-call]
+                self._backward(term.loss, scores, last=number == len(cuts))
                 parts.append(term.metrics)
                 finite.append(term.finite)
-            norm, lr = optimizer.step(torch.stack(finite).all())
-        except NumericsError as error:
-            optimizer.discard_gradients()
-            rows = failing_rows(scorer, goal, prepared, denominators, cuts)
-            raise _traced(error, sample_names(mini_batch, rows)) from None
         except BaseException:
             # Half a mini-batch's gradients must not leak into the next update.
+            optimizer.discard_gradients()
+            self._recover()
+            raise
+        try:
+            norm, lr = optimizer.step(torch.stack(finite).all())
+        except NumericsError as error:
+            rows = failing_rows(scorer, goal, prepared, denominators, cuts)
+            self._free()
+            samples = self._ranks.every(sample_names(mini_batch, rows))
+            raise _traced(error, samples) from None
+        except BaseException:
             optimizer.discard_gradients()
             raise
         # Over a step's updates the mean and the largest: the last one alone may have clipped every token.
@@ -133,8 +167,7 @@ class Fsdp2Engine(TrainEngine):
         return resolve_metrics(parts) | own
 
     def weight_manifest(self, version: int) -> WeightManifest:
-        scorer = self._sending()
-        return manifest_of(scorer.trunk, version, scorer.dtype, scorer.adapter)
+        return manifest_of(self._sending(), version)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
         """As the interface says.
@@ -143,18 +176,20 @@ class Fsdp2Engine(TrainEngine):
             WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
         """
         scorer = self._sending()
-        if version != manifest.version:
-            raise WeightSyncError(
-                f"version {version} was asked for with the manifest of version {manifest.version}"
-            )
-        if self._sender is None:
-            if self.context.transport is None:
+        with self._ranks.together():
+            if version != manifest.version:
                 raise WeightSyncError(
-                    f"role {self.context.role!r} has no weight transport to send through",
-                    hint="set rollout.weight_transport",
+                    f"version {version} was asked for with the manifest of version {manifest.version}"
                 )
-            self._sender = cast("WeightTransport", self.context.transport).sender()
-        self._sender.send(manifest, wire_tensors(scorer.trunk, manifest, scorer.adapter))
+            check_manifest(scorer, manifest)
+            self._sender = self._sender or self._made_sender()
+        tensors = outgoing(scorer, manifest)
+        try:
+            self._sender.send(manifest, tensors)
+        finally:
+            # Whatever becomes of them, tensors are gathered to the end: other ranks wait for it.
+            for _ in tensors:
+                pass
 
     def offload(self) -> None:
         self._move(torch.device("cpu"), offloaded=True)
@@ -163,7 +198,7 @@ class Fsdp2Engine(TrainEngine):
         self._move(torch.device(self.context.device), offloaded=False)
 
     def save(self, directory: Path) -> None:
-        checkpoint.save(Path(directory), self._started(), self._optimizer)
+        checkpoint.save(Path(directory), self._started(), self._optimizer, self._ranks)
 
     def load(self, directory: Path) -> None:
         """As the interface says.
@@ -172,13 +207,14 @@ class Fsdp2Engine(TrainEngine):
             CheckpointError: a file is missing or unreadable, or of another model.
         """
         scorer = self._started()
-        trained = (Path(directory) / checkpoint.OPTIMIZER).exists()
+        with self._ranks.together():
+            trained = checkpoint.was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else None
-        checkpoint.load(Path(directory), scorer, optimizer)
+        checkpoint.load(Path(directory), scorer, optimizer, self._ranks)
         self._optimizer = optimizer
 
     def export(self, directory: Path) -> None:
-        checkpoint.export(Path(directory), self._started(), self.context.tokenizer)
+        checkpoint.export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
 
     @property
     def _role(self) -> str:
@@ -188,19 +224,56 @@ class Fsdp2Engine(TrainEngine):
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
 
-    def _cut(self, batch: Batch) -> list[Cut]:
+    def _cut(self, batch: Batch, at_least: int = 1) -> list[Cut]:
         scorer = self._started()
-        share: Share = self.config.share_prompts if scorer.can_share_prompts else "never"
         budget = self._training.max_tokens_per_micro_batch
-        return cut(batch, budget, share, scorer.device.type)
+        return cut(batch, budget, scorer.means(self.config), at_least)
+
+    def _cut_alike(self, batch: Batch, cuts: list[Cut]) -> list[Cut]:
+        """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
+        most = self._ranks.largest(len(cuts))
+        return cuts if len(cuts) == most else self._cut(batch, at_least=most)
+
+    def _backward(
+        self, loss: torch.Tensor, scores: Mapping[str, torch.Tensor], *, last: bool
+    ) -> None:
+        if self._sharding is None:
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            return
+        self._sharding.before_backward(last=last)
+        if not loss.requires_grad:
+            # A loss that nothing moves still owes the other ranks its backward pass.
+            loss = sum((s.sum() for s in scores.values() if s.requires_grad), loss) * 0
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _free(self) -> None:
+        if self._sharding is not None:
+            self._sharding.free()
+
+    def _recover(self) -> None:
+        if self._sharding is not None:
+            self._sharding.recover()
 
     def _made_optimizer(self) -> Optimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""
         if self._optimizer is None:
             self._optimizer = Optimizer(
-                self._started().model, self._training, self.context.total_steps
+                self._started().model,
+                self._training,
+                self.context.total_steps,
+                self._ranks,
+                self._sharding.replicas if self._sharding is not None else 1,
             )
         return self._optimizer
+
+    def _made_sender(self) -> WeightSender:
+        if self.context.transport is None:
+            raise WeightSyncError(
+                f"role {self.context.role!r} has no weight transport to send through",
+                hint="set rollout.weight_transport",
+            )
+        return cast("WeightTransport", self.context.transport).sender()
 
     def _started(self) -> Scorer:
         if self._scorer is None:
@@ -243,12 +316,21 @@ class Fsdp2Engine(TrainEngine):
         scorer = self._started()
         if torch.device(self.context.device).type == "cpu":
             return
-        scorer.model.to(device)
-        if self._optimizer is not None:
-            self._optimizer.move(device)
+        kept = self._sharding.state_device if self._sharding is not None else device
+        if kept.type != "cpu":
+            scorer.to(device)
+            if self._optimizer is not None:
+                self._optimizer.move(device)
         self._offloaded = offloaded
         if offloaded:
             torch.accelerator.empty_cache()
+
+
+def _without_padding(mini_batch: Batch) -> Batch:
+    """Without the masked copies that dispatch gives to ranks without samples of their own."""
+    if PADDING not in mini_batch:
+        return mini_batch
+    return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])
 
 
 def _traced(error: NumericsError, samples: tuple[str, ...]) -> NumericsError:

@@ -10,7 +10,8 @@ from torch import Tensor
 from dovetail.batch import Batch
 from dovetail.numerics import Objective
 from dovetail_train_fsdp2.forward import Scorer
-from dovetail_train_fsdp2.packing import Cut, lay_out
+from dovetail_train_fsdp2.layout import lay_out
+from dovetail_train_fsdp2.packing import Cut
 
 
 @torch.no_grad()
@@ -28,12 +29,12 @@ def failing_rows(
         goal: the objective.
         mini_batch: prepared.
         denominators: of the whole mini-batch.
-        parts: the update's micro-batches.
+        parts: the update's micro-batches; where the model is sharded, equally many on every rank, all of which call.
     """
     failing: list[int] = []
     for part in parts:
         micro_batch = mini_batch.take(part.rows_B)
-        scores = scorer(lay_out(micro_batch, shared=part.shared), goal.outputs)
+        scores = scorer(lay_out(micro_batch, shared=part.shared, packed=part.packed), goal.outputs)
         offsets = micro_batch["response_mask"].offsets
         for i, row in enumerate(part.rows_B.tolist()):
             tokens = slice(int(offsets[i]), int(offsets[i + 1]))

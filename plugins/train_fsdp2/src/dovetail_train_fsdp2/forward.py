@@ -5,74 +5,147 @@ Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from dovetail_train_fsdp2.architecture import plain_head, shares_prompts
+from dovetail.errors import ConfigError
+from dovetail_train_fsdp2.architecture import has_plain_head, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
-from dovetail_train_fsdp2.packing import Layout
+from dovetail_train_fsdp2.layout import DUMMY, Layout, Packed, Shared
+from dovetail_train_fsdp2.packing import Means
+from dovetail_train_fsdp2.probing import Packs, probe_packing
 from dovetail_train_fsdp2.trunk import Trunk, flat
+from dovetail_train_fsdp2.ulysses import SequenceParallel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from dovetail_train_fsdp2.adapter import Adapter
+    from dovetail_train_fsdp2.config import Fsdp2Config
     from dovetail_train_fsdp2.value_model import ValueModel
 
 
-class Scorer(ABC):
+class Scorer(nn.Module):
     """Runs one model. What it may do with the architecture is found out once, by trying.
+
+    It is a module so that it can be the root of sharding: the weights that no block owns (embedding, last norm,
+    output layer) are whole within `forward`, and only there.
 
     Attributes:
         model: everything that is trained or kept.
-        trunk: its part that transformers made: the whole of a language model, the base of a value model.
+        device: where it computes.
+        sharded: whether its weights are spread over ranks. Then every forward pass is collective, and weights come
+            in the compute dtype without autocast.
+        can_share_prompts: whether responses can attend to the keys and values of a prompt that was computed once.
+        parallel: the ranks that share each pack with this one. They score the same samples.
+        packs: whether samples can be fed end to end.
+        room: tells how many bytes of logits may be kept for the backward pass as things are.
     """
 
     head: ClassVar[str]
     """What the model ends in, in words."""
 
-    def __init__(
-        self, model: nn.Module, trunk: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None
-    ) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, adapter: Adapter | None) -> None:
+        super().__init__()
         self.model = model
-        self.trunk = trunk
         self.dtype = dtype
         self.adapter = adapter
-        self.device: torch.device = trunk.device
+        self.device: torch.device = self.trunk.device
+        self.sharded = False
         self.can_share_prompts = False
-        self._runner = Trunk(trunk, dtype)
+        self.parallel: SequenceParallel | None = None
+        self.packs = Packs(why_not="nothing was tried yet")
+        self.room: Callable[[], int] = lambda: 0
+        self._runner = Trunk(self)
+        self.training = False
+        if self.device.type != "meta":
+            self.probe()
+
+    @property
+    @abstractmethod
+    def trunk(self) -> PreTrainedModel:
+        """The part of the model that transformers made: the whole of a language model, the base of a value model."""
 
     @property
     @abstractmethod
     def computes(self) -> frozenset[str]:
         """The outputs that it can be asked for."""
 
-    def __call__(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Float32[Tensor, "T"]]:
+    def probe(self) -> None:
+        """Find out by trying what the architecture allows.
+
+        Called when the scorer is made, unless its weights are on the meta device: then again once they are loaded.
+        Collective where the model is sharded.
+
+        Raises:
+            ConfigError: ranks are to share packs, and the architecture can't be fed packed.
+        """
+        self(None, frozenset())
+        if self.parallel is not None and self.packs.why_not is not None:
+            raise ConfigError(
+                f"sequence_parallel_size {self.parallel.size} needs samples fed end to end, "
+                f"which is not possible here: {self.packs.why_not}",
+                hint="use sequence_parallel_size=1",
+            )
+
+    def means(self, config: Fsdp2Config) -> Means:
+        """The layouts that the config asks for, as far as the model allows them."""
+        shares = self.can_share_prompts and not self.sharded
+        packing = config.packing if self.parallel is None else "always"
+        return Means(
+            packing=packing if self.packs.why_not is None else "never",
+            # In padded micro-batches it takes a second forward pass, which ranks would have to take together.
+            share=config.share_prompts if shares else "never",
+            share_packed=config.share_prompts if self.packs.with_shared_prompts else "never",
+            device=self.device.type,
+            quadratic=_quadratic(self.trunk),
+        )
+
+    def forward(
+        self, layout: Layout | None, outputs: frozenset[str]
+    ) -> dict[str, Float32[Tensor, "T"]]:
         """Score the micro-batch's tokens.
+
+        Args:
+            layout: of the micro-batch. None scores nothing, and finds out what the architecture allows.
+            outputs: of `computes`.
 
         Returns:
             float32 [T] for each output, aligned with the packed response tokens; masked tokens hold 0.
-            They carry the gradient where gradients are enabled.
+            They carry the gradient where gradients are enabled, also where no token is scored but the model is
+            sharded: a backward pass then gives every parameter the gradient 0, and takes part in the collectives.
         """
-        if not len(layout.token_R):
+        if layout is None:
+            self._probe()
+            self.packs = probe_packing(self.trunk)
+            return {}
+        if not len(layout.token_R) and not self.sharded:
             return {name: torch.zeros(layout.tokens, device=self.device) for name in outputs}
-        scores = self._scores(layout, self._runner.tensor(layout.source_R), outputs)
-        if len(layout.token_R) == layout.tokens:
+        fed = layout if len(layout.token_R) else DUMMY
+        if self.parallel is not None and isinstance(fed.fed, Packed):
+            part = self.parallel.part(fed)
+            scores = self.parallel.whole(self._scores(part.layout, outputs), part)
+        else:
+            scores = self._scores(fed, outputs)
+        if len(layout.token_R) == layout.tokens and fed is layout:
             return scores
         token_R = self._runner.tensor(layout.token_R)
         return {
-            name: values_R.new_zeros(layout.tokens).index_copy(0, token_R, values_R)
+            name: values_R.new_zeros(layout.tokens).index_copy(0, token_R, values_R[: len(token_R)])
             for name, values_R in scores.items()
         }
 
     @abstractmethod
-    def _scores(
-        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
-    ) -> dict[str, Tensor]:
+    def _probe(self) -> None:
+        """Set what depends on the architecture."""
+
+    @abstractmethod
+    def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
         """float32 [R] for each output."""
 
 
@@ -84,44 +157,52 @@ class PolicyScorer(Scorer):
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None
     ) -> None:
-        super().__init__(model, model, dtype, adapter)
-        self._head = plain_head(model)
-        self.can_share_prompts = self._head is not None and shares_prompts(model)
+        self._plain_head = False
+        super().__init__(model, dtype, adapter)
+
+    @property
+    def trunk(self) -> PreTrainedModel:
+        return cast("PreTrainedModel", self.model)
+
+    def _probe(self) -> None:
+        self._plain_head = has_plain_head(self.trunk)
+        self.can_share_prompts = self._plain_head and shares_prompts(self.trunk)
 
     @property
     def computes(self) -> frozenset[str]:
         of_reference = {"ref_log_probs"} if self.adapter is not None else set()
         return frozenset({"log_probs", "entropies", "sum_pi_squared"} | of_reference)
 
-    def _scores(
-        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
-    ) -> dict[str, Tensor]:
+    def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
         own = outputs - {"ref_log_probs"}
-        scores = self._scores_of_tokens(layout, source_R, own) if own else {}
+        scores = self._scores_of_tokens(layout, own) if own else {}
         if "ref_log_probs" in outputs:
             assert self.adapter is not None
             with self.adapter.off(), torch.no_grad():
-                of_base = self._scores_of_tokens(layout, source_R, frozenset({"log_probs"}))
+                of_base = self._scores_of_tokens(layout, frozenset({"log_probs"}))
             scores["ref_log_probs"] = of_base["log_probs"]
         return scores
 
-    def _scores_of_tokens(
-        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
-    ) -> dict[str, Tensor]:
+    def _scores_of_tokens(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+        source_R = self._runner.tensor(layout.source_R)
         targets_R = self._runner.tensor(layout.targets_R)
         temperature_R = (
             None if layout.temperature_R is None else self._runner.tensor(layout.temperature_R)
         )
-        if self._head is None:
+        if not self._plain_head:
             return self._scores_of_any_head(layout, source_R, targets_R, temperature_R, outputs)
+        states_RH = self._runner.states(layout).index_select(0, source_R)
+        # Looked up at every pass, and after the states: sharding puts another tensor in the weight's place.
+        head = cast("nn.Linear", self.trunk.get_output_embeddings())
         return score_tokens(
-            self._runner.states(layout).index_select(0, source_R),
-            self._head.weight,
-            self._head.bias,
+            states_RH,
+            head.weight,
+            head.bias,
             targets_R,
             temperature_R,
             outputs=outputs,
             dtype=self.dtype,
+            room=self.room() if torch.is_grad_enabled() else 0,
         )
 
     def _scores_of_any_head(
@@ -134,7 +215,8 @@ class PolicyScorer(Scorer):
     ) -> dict[str, Tensor]:
         """Through the model's own output: for architectures that do more than one matrix product there."""
         with self._runner.autocast():
-            output = self.trunk(input_ids=self._runner.tensor(layout.ids_BL), use_cache=False)
+            assert not isinstance(layout.fed, Shared)
+            output = self.trunk(use_cache=False, **self._runner.inputs(layout.fed))
         logits_RV = flat(output.logits).index_select(0, source_R)
         if temperature_R is not None:
             logits_RV = logits_RV.float() / temperature_R[:, None]
@@ -149,16 +231,37 @@ class ValueScorer(Scorer):
     def __init__(
         self, model: ValueModel, dtype: torch.dtype, adapter: Adapter | None = None
     ) -> None:
-        super().__init__(model, model.trunk, dtype, adapter)
-        self._head = model.value_head
-        self.can_share_prompts = shares_prompts(model.trunk)
+        super().__init__(model, dtype, adapter)
+
+    @property
+    def trunk(self) -> PreTrainedModel:
+        return cast("ValueModel", self.model).trunk
+
+    def _probe(self) -> None:
+        self.can_share_prompts = shares_prompts(self.trunk)
 
     @property
     def computes(self) -> frozenset[str]:
         return frozenset({"values"})
 
-    def _scores(
-        self, layout: Layout, source_R: Tensor, outputs: frozenset[str]
-    ) -> dict[str, Tensor]:
+    def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+        source_R = self._runner.tensor(layout.source_R)
         states_RH = self._runner.states(layout).index_select(0, source_R)
-        return {"values": self._head(states_RH.float())[:, 0]}
+        head = cast("ValueModel", self.model).value_head
+        return {"values": head(states_RH.float())[:, 0]}
+
+
+def _quadratic(trunk: PreTrainedModel) -> float:
+    """What attention adds to a token's cost for each token of its sample, by operations: F · H · D / N parameters.
+
+    Half of a sample's tokens are seen on average, by two products of 2 · H · D operations in each of F layers; the
+    rest of the model takes 2 N.
+    """
+    config = trunk.config.get_text_config()
+    layers, heads = (
+        getattr(config, "num_hidden_layers", 0),
+        getattr(config, "num_attention_heads", 0),
+    )
+    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
+    parameters = sum(parameter.numel() for parameter in trunk.parameters())
+    return float(layers * heads * size / max(1, parameters))

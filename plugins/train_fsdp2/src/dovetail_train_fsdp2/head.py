@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from dovetail_train_fsdp2.fused_head import fused_scores, fuses
+
 CHUNK_ELEMENTS = {"cpu": 2**19}
 """Logits of one chunk: on a CPU as many as its cache likes."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**28
@@ -35,21 +37,28 @@ def score_tokens(
     *,
     outputs: frozenset[str],
     dtype: torch.dtype,
+    room: int = 0,
 ) -> dict[str, Float32[Tensor, "R"]]:
     """Score tokens under an output layer.
 
     Args:
         hidden_RH: float [R, H], the hidden state that predicts each token.
-        weight_VH: float32 [V, H], the output layer.
-        bias_V: float32 [V] or None.
+        weight_VH: float [V, H], the output layer.
+        bias_V: float [V] or None.
         targets_R: int64 [R].
         temperature_R: float32 [R]; None means 1.
         outputs: of `log_probs`, `entropies`, `sum_pi_squared`; the last has no gradient.
         dtype: in which the output layer multiplies; softmax is float32.
+        room: bytes of logits that may be kept for the backward pass, on accelerators.
 
     Returns:
         float32 [R] each, in nats.
     """
+    if fuses(hidden_RH):
+        return fused_scores(
+            hidden_RH, weight_VH, bias_V, targets_R, temperature_R,
+            outputs=outputs, dtype=dtype, room=room,
+        )  # fmt: skip
     if torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad):
         log_probs_R, entropies_R = _Scores.apply(  # type: ignore[no-untyped-call]
             hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype, "entropies" in outputs

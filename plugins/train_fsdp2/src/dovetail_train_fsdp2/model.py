@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
@@ -15,6 +17,8 @@ from dovetail.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_UNLOADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
+"""What transformers raises for models that can't be loaded."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
 
 
@@ -38,15 +42,75 @@ def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
         ModelError: as for `load_model`; a head that is missing is none of this one's business.
     """
     model, missing = _from_pretrained(section)
+    trunk = base_of(model)
+    below = f"{model.base_model_prefix}."
+    _check_complete(section, [name for name in missing if name.startswith(below)])
+    return trunk.to(device).eval()
+
+
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """What lies below the head of a causal language model.
+
+    Raises:
+        ModelError: the architecture does not tell.
+    """
     trunk: PreTrainedModel = model.base_model
     if trunk is model:
         raise ModelError(
             f"{type(model).__name__} does not tell its base from its head, so it can't be a value model",
             hint="name another model in critic.path",
         )
-    below = f"{model.base_model_prefix}."
-    _check_complete(section, [name for name in missing if name.startswith(below)])
-    return trunk.to(device).eval()
+    return trunk
+
+
+def empty_model(section: ModelSection) -> PreTrainedModel:
+    """Build the causal language model of a checkpoint without its weights: float32 parameters on the meta device.
+
+    Buffers (rotary frequencies, masks) are real, on the CPU: checkpoints do not hold them.
+
+    Raises:
+        ModelError: as for `load_model`, but for what only the weights can tell.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    _check_directory(section.path)
+    path, options = str(Path(section.path).expanduser()), {"revision": section.revision}
+    try:
+        with quietly(), _parameters_on_meta():
+            config = AutoConfig.from_pretrained(
+                path, trust_remote_code=section.trust_remote_code, **options
+            )
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config,
+                dtype=torch.float32,
+                attn_implementation=section.attn_implementation,
+                trust_remote_code=section.trust_remote_code,
+            )
+    except _UNLOADABLE as error:
+        raise _unloadable(section, error) from error
+    # Where the checkpoint has none, what the model's config says about generation holds.
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(path, **options)
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Put every parameter that this thread's modules register on the meta device; ties between them hold."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    thread = threading.get_ident()
+
+    def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if threading.get_ident() != thread or parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(cast("Any", to_meta))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]:
@@ -57,7 +121,7 @@ def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]
     _check_directory(section.path)
     model: PreTrainedModel
     try:
-        with _quietly():
+        with quietly():
             model, found = AutoModelForCausalLM.from_pretrained(
                 str(Path(section.path).expanduser()),
                 dtype=torch.float32,
@@ -66,10 +130,8 @@ def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]
                 revision=section.revision,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, ImportError, RuntimeError, LookupError, SafetensorError) as error:
-        raise ModelError(
-            f"model {section.path!r} can't be loaded: {_first_lines(error)}", hint=_hint(section)
-        ) from error
+    except (*_UNLOADABLE, SafetensorError) as error:
+        raise _unloadable(section, error) from error
     return model, sorted(found["missing_keys"])
 
 
@@ -82,26 +144,8 @@ def _check_complete(section: ModelSection, missing: list[str]) -> None:
         )
 
 
-def use_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Recompute activations in the backward pass.
-
-    Raises:
-        ModelError: the architecture can't.
-    """
-    if not model.supports_gradient_checkpointing:
-        raise ModelError(
-            f"{type(model).__name__} has no gradient checkpointing",
-            hint="set gradient_checkpointing=false in its engine's section",
-        )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            # The layers checkpoint only while they train. Their children stay in evaluation: no dropout.
-            module.training = True
-
-
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep transformers' progress bar and load report off the terminal, where the run has a display of its own.
 
     What the report would warn of is checked after loading.
@@ -142,6 +186,12 @@ def _check_directory(path: str) -> None:
             f"model directory {path!r} does not exist",
             hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
         )
+
+
+def _unloadable(section: ModelSection, error: Exception) -> ModelError:
+    return ModelError(
+        f"model {section.path!r} can't be loaded: {_first_lines(error)}", hint=_hint(section)
+    )
 
 
 def _hint(section: ModelSection) -> str | None:

@@ -1,30 +1,68 @@
-"""From a context to a Scorer: the model of a role, its head, its adapter, and what they may not be."""
+"""From a context to a Scorer: the model of a role, its head, its adapter, its shards, and what they may not be."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 
-from dovetail.errors import ModelError
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail_train_fsdp2.adapter import Adapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
-from dovetail_train_fsdp2.model import load_model, use_gradient_checkpointing
-from dovetail_train_fsdp2.value_model import load_value_model
-from dovetail_train_fsdp2.weights import named_weights
+from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
+from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
+from dovetail_train_fsdp2.model import base_of, empty_model, load_model
+from dovetail_train_fsdp2.ranks import Ranks
+from dovetail_train_fsdp2.sharding import Sharding, join_alone
+from dovetail_train_fsdp2.stored import Stored
+from dovetail_train_fsdp2.ulysses import sequence_parallel
+from dovetail_train_fsdp2.value_model import (
+    ValueModel,
+    empty_value_model,
+    fill_head,
+    load_value_model,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_scorer(config: Fsdp2Config, context: PluginContext) -> Scorer:
+def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
+    """The engine's ranks; on an accelerator, one process becomes a group of one.
+
+    Raises:
+        DispatchError: the process group does not have the mesh's ranks.
+        ConfigError: the mesh's axis cp is not `sequence_parallel_size`.
+    """
+    mesh, device = context.mesh, torch.device(context.device)
+    if device.type != "cpu" and (mesh is None or mesh.size == 1):
+        join_alone(device)
+    together = 1 if mesh is None else mesh.axis_size("cp")
+    if together != config.sequence_parallel_size:
+        raise ConfigError(
+            f"sequence_parallel_size is {config.sequence_parallel_size}, but the engine's mesh "
+            f"({'one process' if mesh is None else mesh.described()}) has cp={together}",
+            hint="make the mesh with the axes that the config's mesh_axes() names",
+        )
+    return Ranks(mesh, context.rank)
+
+
+def load_scorer(
+    config: Fsdp2Config, context: PluginContext, ranks: Ranks
+) -> tuple[Scorer, Sharding | None]:
     """Load the context's model onto its device. The role `ref` is frozen: it gets no adapter.
+
+    One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
 
     Raises:
         ModelError: it can't be loaded, or can't be trained in its dtype.
-        PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model.
+        PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model; or
+            `shard_size` does not divide the ranks, or the model can't share sequences between ranks.
     """
     section = context.model
     if section is None:
@@ -34,27 +72,110 @@ def load_scorer(config: Fsdp2Config, context: PluginContext) -> Scorer:
             "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
             hint="use model.dtype=bfloat16",
         )
+    if ranks.size > 1 or torch.device(context.device).type != "cpu":
+        return _sharded(config, context, section, ranks)
+    return _in_one_piece(config, context, section), None
+
+
+def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSection) -> Scorer:
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
     scorer: Scorer
     if context.head == "value":
         value_model = load_value_model(section, device, context.logger)
-        trunk = value_model.trunk
-        scorer = ValueScorer(value_model, dtype, _adapter(trunk, config, context))
+        scorer = ValueScorer(value_model, dtype, _adapter(value_model.trunk, config, context))
     else:
         trunk = load_model(section, device)
         scorer = PolicyScorer(trunk, dtype, _adapter(trunk, config, context))
     if scorer.adapter is not None and dtype != torch.float32:
-        narrow_frozen(trunk, dtype)
-    if config.gradient_checkpointing:
-        use_gradient_checkpointing(trunk)
+        narrow_frozen(scorer.trunk, dtype)
+    _prepare(scorer, config, device, None)
+    _after_probing(scorer, config, context)
+    return scorer
+
+
+def _sharded(
+    config: Fsdp2Config, context: PluginContext, section: ModelSection, ranks: Ranks
+) -> tuple[Scorer, Sharding]:
+    """Build the model without weights, shard it, and fill the shards: no rank ever holds the whole."""
+    device, dtype = torch.device(context.device), getattr(torch, section.dtype)
+    with ranks.together():
+        model = empty_model(section)
+        valued = context.head == "value"
+        trunk = base_of(model) if valued else model
+        places, narrow = _places(model, trunk, section, dtype)
+    readable = ranks.smallest(int(places is not None)) == 1
+    with ranks.together():
+        adapter = _adapter(trunk, config, context)
+        if adapter is not None and readable:
+            _narrow(tensors_of(trunk, adapter), narrow, dtype)
+        scorer: Scorer = (
+            ValueScorer(empty_value_model(model), dtype, adapter)
+            if valued
+            else PolicyScorer(trunk, dtype, adapter)
+        )
+        _prepare(scorer, config, device, ranks)
+    scorer.parallel = sequence_parallel(context.mesh, context.rank, trunk)
+    sharding = Sharding(config, ranks, device)
+    sharding.apply(scorer)
+    sharding.materialise()
+    scorer.device = device
+    tensors = tensors_of(trunk, adapter)
+    if readable and places is not None:
+        with ranks.together():
+            read_shards(tensors, places, section)
+    else:
+        context.logger.info(
+            f"{section.path} is stored in another form than it has in memory: rank 0 loads it whole"
+        )
+        give_out(trunk, tensors, section, ranks, device, base_only=valued)
+    if adapter is not None:
+        adapter.reset()
+    if valued:
+        with ranks.together():
+            fill_head(cast("ValueModel", scorer.model).value_head, section, context.logger)
+    scorer.probe()
+    _after_probing(scorer, config, context)
+    sharding.free()
+    return scorer, sharding
+
+
+def _places(
+    model: PreTrainedModel, trunk: PreTrainedModel, section: ModelSection, dtype: torch.dtype
+) -> tuple[dict[str, str] | None, frozenset[str]]:
+    """Where the checkpoint holds each tensor (see `stored_places`), and which of them it holds in `dtype`."""
+    with Stored(section) as checkpoint:
+        places = stored_places(model, trunk, checkpoint)
+        stored = (places or {}).items()
+        narrow = frozenset(name for name, place in stored if checkpoint.dtype(place) == dtype)
+    return places, narrow
+
+
+def _narrow(tensors: Mapping[str, Tensor], names: frozenset[str], dtype: torch.dtype) -> None:
+    """Keep what is frozen in the compute dtype where it is stored in that: masters would hold nothing more."""
+    for name, tensor in tensors.items():
+        if name in names and not tensor.requires_grad:
+            tensor.data = tensor.data.to(dtype)
+
+
+def _prepare(
+    scorer: Scorer, config: Fsdp2Config, device: torch.device, ranks: Ranks | None
+) -> None:
+    # Layers that talk to other ranks do so again when they compute again: all ranks must do the same.
+    talking = ranks is not None and config.sequence_parallel_size > 1
+    agreed = ranks.smallest if ranks is not None and talking else None
+    prepare_layers(scorer.trunk, config, device, agreed)
+    scorer.room = room_for_logits(scorer.trunk, config, device)
+
+
+def _after_probing(scorer: Scorer, config: Fsdp2Config, context: PluginContext) -> None:
+    if config.gradient_checkpointing in (True, "selective"):
         # Layers that compute their activations again keep no keys and values.
         scorer.can_share_prompts = False
-    return scorer
+    if config.packing != "never" and scorer.packs.why_not is not None:
+        context.logger.info(f"samples are padded, not packed: {scorer.packs.why_not}")
 
 
 def _adapter(trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext) -> Adapter | None:
     if config.lora is None or context.role == "ref":
         return None
-    adapter = Adapter(trunk, config.lora, seed=context.seed)
-    adapter.check_merges(named_weights(trunk, adapter))
-    return adapter
+    return Adapter(trunk, config.lora, seed=context.seed)

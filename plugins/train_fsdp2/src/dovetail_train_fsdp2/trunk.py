@@ -10,82 +10,119 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dovetail_train_fsdp2.architecture import select_prompts
-from dovetail_train_fsdp2.packing import Layout
+from dovetail_train_fsdp2.attention import PACKED, Pack, attend_by, make_known
+from dovetail_train_fsdp2.layout import Layout, Packed, Padded, Shared
+from dovetail_train_fsdp2.sequences import Sequences, sent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from dovetail_train_fsdp2.forward import Scorer
 
 ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 """Attention implementations that take a mask to be added to the scores."""
 
 
 class Trunk:
-    """Runs one model's base, in the compute dtype through autocast."""
+    """Runs the base of a scorer's model, in the compute dtype."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self.model = model
-        self.dtype = dtype
-        self.device: torch.device = model.device
-        self._base: nn.Module = model.base_model
+    def __init__(self, scorer: Scorer) -> None:
+        make_known()
+        self._scorer = scorer
+        self._own_attention: str = scorer.trunk.config._attn_implementation  # noqa: SLF001 - no public name
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """What transformers made."""
+        return self._scorer.trunk
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._scorer.device
 
     def states(self, layout: Layout) -> Tensor:
-        """The hidden states, flattened: [B · L, H] (plain), or [G · P + B · L, H] (shared)."""
+        """The hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
         with self.autocast():
-            return self._shared(layout) if layout.prompts_GP is not None else self._plain(layout)
+            if isinstance(layout.fed, Shared):
+                return self._shared(layout.fed)
+            output = self.model.base_model(use_cache=False, **self.inputs(layout.fed))
+            return flat(output.last_hidden_state)
+
+    def inputs(self, fed: Padded | Packed) -> dict[str, Any]:
+        """What the model is given: ids [B, L], or [1, F] with positions [1, F] and a `Pack`."""
+        if isinstance(fed, Padded):
+            attend_by(self.model, self._own_attention)
+            # Padding is on the right, so that causal attention needs no mask.
+            return {"input_ids": self.tensor(fed.ids_BL)}
+        attend_by(self.model, PACKED)
+        return {
+            "input_ids": self.tensor(fed.ids_F)[None],
+            "position_ids": self.tensor(fed.positions_F)[None],
+            "pack": self._pack(fed),
+        }
+
+    def _pack(self, fed: Packed) -> Pack:
+        sequences = Sequences(fed.lengths_S.tolist(), self.device)
+        parallel = self._scorer.parallel
+        if fed.responses_G is None:
+            return Pack(sequences=sequences, parallel=parallel)
+        prompts = fed.lengths_S[: len(fed.responses_G)].tolist()
+        return Pack(
+            sequences=sequences,
+            prompts=Sequences(prompts, self.device),
+            responses=Sequences(fed.responses_G.tolist(), self.device),
+            parallel=parallel,
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute in the compute dtype."""
-        return torch.autocast(
-            self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32
-        )
+        """Compute in the compute dtype. Weights that are sharded come in it already."""
+        dtype = self._scorer.dtype
+        enabled = dtype != torch.float32 and not self._scorer.sharded
+        return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array as a tensor on the model's device."""
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        return sent(array, self.device)
 
-    def _plain(self, layout: Layout) -> Tensor:
-        """Hidden states [B · L, H]. Padding is on the right, so that causal attention needs no mask."""
-        output = self._base(input_ids=self.tensor(layout.ids_BL), use_cache=False)
-        return flat(output.last_hidden_state)
-
-    def _shared(self, layout: Layout) -> Tensor:
+    def _shared(self, fed: Shared) -> Tensor:
         """Hidden states [G · P + B · L, H]: of the prompts, then of the responses, which attend to their prompt."""
         from transformers import DynamicCache
 
-        assert layout.prompts_GP is not None
+        attend_by(self.model, self._own_attention)
+        base = self.model.base_model
         cache = DynamicCache(config=self.model.config)
-        prompts_GP = self.tensor(layout.prompts_GP)
-        of_prompts = self._base(input_ids=prompts_GP, past_key_values=cache, use_cache=True)
-        if not layout.ids_BL.shape[1]:
+        prompts_GP = self.tensor(fed.prompts_GP)
+        of_prompts = base(input_ids=prompts_GP, past_key_values=cache, use_cache=True)
+        if not fed.ids_BL.shape[1]:
             return flat(of_prompts.last_hidden_state)
-        select_prompts(cache, self.tensor(layout.prompt_of_B))
-        ids_BL = self.tensor(layout.ids_BL)
-        lengths_B1 = self.tensor(layout.prompt_lengths_B)[:, None]
-        of_responses = self._base(
+        select_prompts(cache, self.tensor(fed.prompt_of_B))
+        ids_BL = self.tensor(fed.ids_BL)
+        lengths_B1 = self.tensor(fed.prompt_lengths_B)[:, None]
+        of_responses = base(
             input_ids=ids_BL,
-            attention_mask=self._mask(layout, lengths_B1),
+            attention_mask=self._mask(fed, lengths_B1),
             position_ids=lengths_B1 + torch.arange(ids_BL.shape[1], device=self.device),
             past_key_values=cache,
             use_cache=True,
         )
         return torch.cat([flat(of_prompts.last_hidden_state), flat(of_responses.last_hidden_state)])
 
-    def _mask(self, layout: Layout, lengths_B1: Tensor) -> Tensor | None:
+    def _mask(self, fed: Shared, lengths_B1: Tensor) -> Tensor | None:
         """What the responses attend to: the tokens of their prompt, and themselves up to each token.
 
         [B or 1, 1, L, P + L] to be added to the attention scores; for attention that takes no such mask,
         int64 [B, P + L] with 0 on the padding between prompt and response, or None where there is none.
         """
-        assert layout.prompts_GP is not None
-        prompt_length, length = layout.prompts_GP.shape[1], layout.ids_BL.shape[1]
-        padded = bool(np.any(layout.prompt_lengths_B != prompt_length))
+        prompt_length, length = fed.prompts_GP.shape[1], fed.ids_BL.shape[1]
+        padded = bool(np.any(fed.prompt_lengths_B != prompt_length))
         prompt_BP = (
             torch.arange(prompt_length, device=self.device) < lengths_B1[: None if padded else 1]
         )
-        if self.model.config._attn_implementation not in ADDITIVE_MASKS:  # noqa: SLF001 - no public name
+        if self._own_attention not in ADDITIVE_MASKS:
             response_BL = prompt_BP.new_ones(len(prompt_BP), length)
             return torch.cat([prompt_BP, response_BL], dim=1).long() if padded else None
         causal_LL = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
@@ -97,10 +134,10 @@ class Trunk:
             ],
             dim=-1,
         )
-        lowest = torch.finfo(self.dtype).min
-        return torch.zeros(allowed.shape, dtype=self.dtype, device=self.device).masked_fill_(
-            ~allowed, lowest
-        )
+        lowest = torch.finfo(self._scorer.dtype).min
+        return torch.zeros(
+            allowed.shape, dtype=self._scorer.dtype, device=self.device
+        ).masked_fill_(~allowed, lowest)
 
 
 def flat(states_BLH: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ its value is 0 everywhere until the first update.
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,15 @@ from torch import Tensor, nn
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
-from dovetail_train_fsdp2.model import load_trunk
+from dovetail_train_fsdp2.model import base_of, load_trunk
+from dovetail_train_fsdp2.shards import fill
+from dovetail_train_fsdp2.stored import Stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
 """Where checkpoints keep a head of one label: `score` in transformers, the others in value models of RL libraries."""
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-INDEXED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 class ValueModel(nn.Module):
@@ -44,17 +43,48 @@ def load_value_model(section: ModelSection, device: torch.device, logger: Any) -
             more than one number.
     """
     trunk = load_trunk(section, device)
-    head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=torch.float32)
-    stored = _stored_head(section, head.in_features)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            parameter.copy_(stored[name]) if name in stored else parameter.zero_()
-    if not stored:
-        logger.info(f"{section.path} holds no value head: the critic starts with a value of 0")
+    head = _head(trunk)
+    fill_head(head, section, logger)
     return ValueModel(trunk, head.to(device)).eval()
 
 
-def export_value_model(directory: Path, model: ValueModel, weights: dict[str, Tensor]) -> None:
+def empty_value_model(model: PreTrainedModel) -> ValueModel:
+    """A value model over the base of a language model whose weights are on the meta device.
+
+    Raises:
+        ModelError: its base can't be told from its head.
+    """
+    trunk = base_of(model)
+    with torch.device("meta"):
+        return ValueModel(trunk, _head(trunk)).eval()
+
+
+def fill_head(head: nn.Linear, section: ModelSection, logger: Any) -> None:
+    """Give a value head the checkpoint's own weights, or 0 where it has none, which the log says.
+
+    Args:
+        head: `weight` [1, H] and `bias` [1], possibly in shards.
+        section: names the checkpoint.
+        logger: told once.
+
+    Raises:
+        ModelError: the checkpoint holds a head that gives more than one number.
+    """
+    stored = _stored_head(section, head.in_features)
+    for name, parameter in head.named_parameters():
+        start = stored.get(name, torch.zeros(tuple(parameter.shape)))
+        fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
+    if not stored:
+        logger.info(f"{section.path} holds no value head: the critic starts with a value of 0")
+
+
+def _head(trunk: PreTrainedModel) -> nn.Linear:
+    return nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=torch.float32)
+
+
+def export_value_model(
+    directory: Path, model: ValueModel, weights: dict[str, Tensor], head: dict[str, Tensor]
+) -> None:
     """Write it as a token classifier of one label, which transformers and `load_value_model` read.
 
     Where the architecture has no token classifier, the base is written with `value_head.weight` and `.bias` beside.
@@ -62,10 +92,10 @@ def export_value_model(directory: Path, model: ValueModel, weights: dict[str, Te
     Args:
         directory: is made where it does not exist.
         model: gives the config.
-        weights: of the base, by its own names, as they are to be written; the head is written in float32.
+        weights: of the base, by its own names, as they are to be written.
+        head: `weight` and `bias` of the value head, which are written in float32.
     """
     skeleton, prefix, name = _classifier(model)
-    head = model.value_head.state_dict()
     state = {f"{prefix}{key}": tensor for key, tensor in weights.items()}
     state |= {f"{name}.{key}": tensor for key, tensor in head.items()}
     skeleton.save_pretrained(str(directory), state_dict=state)
@@ -93,10 +123,15 @@ def _classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
 
 def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
     """`weight` and, where there is one, `bias` of the checkpoint's own head; nothing where it has none."""
-    files = _files_by_name(section)
-    name = next((name for name in HEADS if f"{name}.weight" in files), None)
+    with Stored(section) as checkpoint:
+        return _head_in(checkpoint, section, hidden_size)
+
+
+def _head_in(checkpoint: Stored, section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
+    names = checkpoint.names
+    name = next((name for name in HEADS if f"{name}.weight" in names), None)
     if name is None:
-        odd = sorted(key for key in files if key.split(".")[0] in {"v_head", "value_head", "score"})
+        odd = sorted(key for key in names if key.split(".")[0] in {"v_head", "value_head", "score"})
         if odd:
             raise ModelError(
                 f"model {section.path!r} holds a value head of another form: {odd[0]!r}",
@@ -104,9 +139,9 @@ def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
             )
         return {}
     stored = {
-        key: _read(files[f"{name}.{key}"], f"{name}.{key}")
+        key: checkpoint.tensor(f"{name}.{key}")
         for key in ("weight", "bias")
-        if f"{name}.{key}" in files
+        if f"{name}.{key}" in names
     }
     if tuple(stored["weight"].shape) != (1, hidden_size):
         raise ModelError(
@@ -115,51 +150,3 @@ def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
             hint="a critic gives one number: name a model with one label, or a plain language model",
         )
     return stored
-
-
-def _files_by_name(section: ModelSection) -> dict[str, Path]:
-    """Every tensor of the checkpoint, and the file that holds it."""
-    for index in INDEXED:
-        if (file := _file(section, index)) is not None:
-            places: dict[str, str] = json.loads(file.read_text())["weight_map"]
-            files = {name: _file(section, name) for name in set(places.values())}
-            return {key: found for key, name in places.items() if (found := files[name])}
-    for name in SINGLE:
-        if (file := _file(section, name)) is not None:
-            return dict.fromkeys(_names(file), file)
-    return {}
-
-
-def _file(section: ModelSection, name: str) -> Path | None:
-    from transformers.utils import cached_file
-
-    path = str(Path(section.path).expanduser())
-    try:
-        found = cached_file(path, name, revision=section.revision)
-    except OSError:
-        return None
-    return None if found is None else Path(found)
-
-
-def _names(file: Path) -> list[str]:
-    if file.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(str(file), framework="pt") as tensors:
-            return list(tensors.keys())
-    return list(_unpickled(file))
-
-
-def _read(file: Path, name: str) -> Tensor:
-    if file.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(str(file), framework="pt") as tensors:
-            stored: Tensor = tensors.get_tensor(name)
-            return stored
-    return _unpickled(file)[name]
-
-
-def _unpickled(file: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(file, weights_only=True, mmap=True, map_location="cpu")
-    return state

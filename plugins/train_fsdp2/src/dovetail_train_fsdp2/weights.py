@@ -1,8 +1,12 @@
-"""Weights on their way out: their Hugging Face names, a manifest, and the tensors in the dtype of the wire."""
+"""Weights on their way out: their Hugging Face names, a manifest, and the tensors in the dtype of the wire.
+
+Legend: *in memory* are the tensors as the model holds them, *stored* as checkpoints of its architecture do: some hold
+apart what is fused in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,68 +14,128 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail_train_fsdp2.loading import tensors_of
+from dovetail_train_fsdp2.shards import whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from dovetail_train_fsdp2.adapter import Adapter
+    from dovetail_train_fsdp2.forward import Scorer
 
 
-def named_weights(model: PreTrainedModel, adapter: Adapter | None = None) -> dict[str, Tensor]:
-    """Every weight once, by the name that it has in a Hugging Face checkpoint. Views, not copies.
-
-    A tied weight goes by its first name, which is the one that the checkpoint keeps. With an adapter these are the
-    base's, without its update.
-    """
-    from transformers.core_model_loading import revert_weight_conversion
-
-    seen: set[int] = set()
-    weights: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            base = name if adapter is None else adapter.base_name(name)
-            if base is not None:
-                weights[base] = tensor.detach()
-    # Some architectures hold fused tensors in memory and separate ones in their checkpoints.
-    converted: dict[str, Tensor] = revert_weight_conversion(model, weights)
-    return converted
-
-
-def manifest_of(
-    model: PreTrainedModel, version: int, dtype: torch.dtype, adapter: Adapter | None = None
-) -> WeightManifest:
-    """Names, shapes and dtypes of what `wire_tensors` yields, in its order."""
+def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
+    """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+    adapter = scorer.adapter
+    alone = adapter is not None and adapter.section.sync == "adapter"
+    if adapter is not None and alone:
+        tensors = _empty(adapter.tensors(), scorer.dtype)
+    else:
+        in_memory = _empty(tensors_of(scorer.trunk, adapter), scorer.dtype)
+        tensors = dict(_stored(scorer.trunk, in_memory.items(), in_memory))
     return WeightManifest(
         version=version,
+        kind="adapter" if alone else "full",
         tensors=tuple(
-            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype))
-            for name, tensor in named_weights(model, adapter).items()
+            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=_name_of(tensor.dtype))
+            for name, tensor in tensors.items()
         ),
     )
 
 
-def wire_tensors(
-    model: PreTrainedModel, manifest: WeightManifest, adapter: Adapter | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """The manifest's tensors in its order, each merged with its adapter and cast as it is asked for.
+def check_manifest(scorer: Scorer, manifest: WeightManifest) -> None:
+    """See that a manifest is of this scorer's weights.
 
     Raises:
-        WeightSyncError: the manifest names what the model does not have.
+        WeightSyncError: it names something else.
     """
-    weights = named_weights(model, adapter)
+    own = {spec.name: spec for spec in manifest_of(scorer, manifest.version).tensors}
     for spec in manifest.tensors:
-        tensor = weights.get(spec.name)
-        if tensor is None or tuple(tensor.shape) != spec.shape:
-            have = "nothing of that name" if tensor is None else f"shape {tuple(tensor.shape)}"
+        mine = own.get(spec.name)
+        if mine is None or mine.shape != spec.shape:
+            have = "nothing of that name" if mine is None else f"shape {mine.shape}"
             raise WeightSyncError(
                 f"the manifest of version {manifest.version} names {spec.name!r} with shape {spec.shape}, "
                 f"but the model has {have}",
                 hint="make the manifest with the weight_manifest of the engine that sends",
             )
-        whole = tensor if adapter is None else adapter.merged(tensor)
-        yield spec.name, whole.to(getattr(torch, spec.dtype))
 
 
-def _wire_dtype(tensor: Tensor, dtype: torch.dtype) -> str:
-    return str(dtype if tensor.is_floating_point() else tensor.dtype).removeprefix("torch.")
+def outgoing(scorer: Scorer, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+    """The manifest's tensors, each gathered, merged with its adapter and cast as it is asked for.
+
+    Collective where the model is sharded, one tensor after another: a rank that stops half-way keeps the others
+    waiting. Every rank holds one whole tensor at a time, or all that the architecture stores together.
+    """
+    adapter = scorer.adapter
+    if manifest.kind == "adapter":
+        assert adapter is not None
+        for name, tensor in adapter.tensors().items():
+            yield name, whole(tensor, scorer.device).to(_wire_dtype(tensor, scorer.dtype))
+        return
+    in_memory = tensors_of(scorer.trunk, adapter)
+    yield from _stored(
+        scorer.trunk,
+        gathered(in_memory, adapter, scorer.dtype, scorer.device),
+        _empty(in_memory, scorer.dtype),
+    )
+
+
+def gathered(
+    in_memory: Mapping[str, Tensor],
+    adapter: Adapter | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors by their names in memory, merged in float32 and then cast; collective as `outgoing`."""
+    for name, tensor in in_memory.items():
+        found = whole(tensor, device)
+        merged = found if adapter is None else adapter.merged(name, found)
+        yield name, merged.to(_wire_dtype(tensor, dtype))
+
+
+def _stored(
+    model: PreTrainedModel,
+    tensors: Iterable[tuple[str, Tensor]],
+    empty: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in memory as they are stored: one by one where the form allows.
+
+    Args:
+        model: knows its stored form.
+        tensors: in the order of `empty`.
+        empty: the same on the meta device.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    given = dict(empty)
+    at_once = revert_weight_conversion(model, given)
+    if at_once is given:
+        yield from tensors
+        return
+    one_by_one = [
+        name
+        for key, tensor in empty.items()
+        for name in revert_weight_conversion(model, {key: tensor})
+    ]
+    if sorted(one_by_one) == sorted(at_once):
+        for key, tensor in tensors:
+            yield from revert_weight_conversion(model, {key: tensor}).items()
+        return
+    yield from revert_weight_conversion(model, dict(tensors)).items()
+
+
+def _empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """On the meta device, as on the wire."""
+    return {
+        name: torch.empty(tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype), device="meta")
+        for name, tensor in tensors.items()
+    }
+
+
+def _wire_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,139 @@
+"""The attention of packed micro-batches, in the form in which transformers lets a model be given one.
+
+A model that runs under `PACKED` makes no mask; it hands its queries, keys and values to `packed_attention`, together with
+the `Pack` that its caller passed as the argument `pack`.
+Legend: F tokens of the pack, H query heads, K key and value heads, D head size, E head size of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from dovetail_train_fsdp2.sequences import Sequences
+from dovetail_train_fsdp2.shared_prompts import attend_shared
+from dovetail_train_fsdp2.ulysses import SequenceParallel
+from dovetail_train_fsdp2.varlen import attend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PACKED = "dovetail_packed"
+"""The name by which transformers knows `packed_attention`."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Pack:
+    """What attention must know of a packed micro-batch."""
+
+    sequences: Sequences
+    """Where each sequence lies."""
+    prompts: Sequences | None = None
+    """The sequences that are prompts, which come first; None where each sequence is a sample."""
+    responses: Sequences | None = None
+    """With prompts: how many tokens of responses, one prompt after another, attend to each as well."""
+    parallel: SequenceParallel | None = None
+    """The ranks that share the pack, each of which holds a part of its tokens."""
+
+
+def packed_attention(
+    module: nn.Module,  # noqa: ARG001 - transformers' signature
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001
+    *,
+    pack: Pack,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer over a pack.
+
+    Args:
+        module: the layer; `probing` has seen that it wants nothing else than what follows.
+        query: float [1, H, F, D], rotated; where ranks share the pack, of this rank's tokens alone.
+        key: float [1, K, F, D], rotated.
+        value: float [1, K, F, E].
+        attention_mask: None.
+        pack: which tokens attend to which.
+        scaling: of the scores; None is 1/√D.
+        sliding_window: how many tokens each one sees, itself included; None is all before it.
+
+    Returns:
+        float [1, F, H, E], and None in place of attention weights.
+    """
+    parallel = pack.parallel
+    states = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    query_FHD, key_FKD, value_FKE = states if parallel is None else parallel.to_heads(*states)
+    attended_FHE = _attended(
+        query_FHD,
+        key_FKD,
+        value_FKE,
+        pack,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window,
+    )
+    if parallel is not None:
+        attended_FHE = parallel.to_tokens(attended_FHE)
+    return attended_FHE[None], None
+
+
+def _attended(
+    query_FHD: Tensor,
+    key_FKD: Tensor,
+    value_FKE: Tensor,
+    pack: Pack,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    device = query_FHD.device.type
+    # The kernels want one dtype, and are called below the level at which autocast would see to it.
+    autocast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else value_FKE.dtype
+    states = (query_FHD.to(dtype), key_FKD.to(dtype), value_FKE.to(dtype))
+    if pack.prompts is None or pack.responses is None:
+        return attend(*states, pack.sequences, scale=scale, window=window)
+    return attend_shared(*states, pack.sequences, pack.prompts, pack.responses, scale=scale)
+
+
+def register(name: str, attention: Any, mask: Any = None) -> None:
+    """Make an attention function known to transformers, and what it wants in place of a mask (nothing, by default)."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, attention)
+    if mask is not None:
+        AttentionMaskInterface.register(name, mask)
+
+
+def attend_by(model: PreTrainedModel, name: str) -> None:
+    """Let a model attend by the function of this name from now on.
+
+    It stays so until the next call, since layers that compute again in the backward pass look the name up again.
+    """
+    config = model.config
+    if config._attn_implementation != name:  # noqa: SLF001 - no public name
+        config._attn_implementation = name  # noqa: SLF001
+
+
+@contextmanager
+def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Within it, let a model attend by the function of this name."""
+    before = model.config._attn_implementation  # noqa: SLF001 - no public name
+    attend_by(model, name)
+    try:
+        yield
+    finally:
+        attend_by(model, before)
+
+
+@cache
+def make_known() -> None:
+    """Make `packed_attention` known to transformers, which is not imported before a model is."""
+    register(PACKED, packed_attention)

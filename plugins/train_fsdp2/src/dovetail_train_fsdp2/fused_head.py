@@ -1,0 +1,221 @@
+"""`head.score_tokens` on an accelerator with triton: the same numbers, and each chunk of logits is read but once.
+
+The logits of a chunk are made in the compute dtype, read by one kernel for everything that is asked of them, made again in
+the backward pass unless there was room to keep them, turned into their gradient in place, and multiplied away. The
+weight gradient gathers in float32 within the matrix product itself.
+
+Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 2**30
+"""Of logits, so long as a chunk has enough rows: every chunk reads and writes the weight gradient once."""
+CHUNK_ROWS_AT_LEAST = 1024
+ROW_MULTIPLE = 128
+"""Chunks are whole tiles of the matrix product."""
+
+_logger = logging.getLogger(__name__)
+
+
+def fuses(hidden_RH: Tensor) -> bool:
+    """Whether these kernels can run where the hidden states are."""
+    return hidden_RH.device.type == "cuda" and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    found = find_spec("triton") is not None
+    if not found:
+        _logger.warning(
+            "triton is missing, so the output layer runs without its kernels: slower, and with more memory"
+        )
+    return found
+
+
+def fused_scores(
+    hidden_RH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_R: Tensor,
+    temperature_R: Tensor | None,
+    *,
+    outputs: frozenset[str],
+    dtype: torch.dtype,
+    room: int = 0,
+) -> dict[str, Tensor]:
+    """As `head.score_tokens`, which see; `sum_pi_squared` has no gradient."""
+    log_probs_R, entropies_R, squares_R = _FusedScores.apply(  # type: ignore[no-untyped-call]
+        hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
+        "entropies" in outputs, "sum_pi_squared" in outputs, room if torch.is_grad_enabled() else 0,
+    )  # fmt: skip
+    scores = {"log_probs": log_probs_R, "entropies": entropies_R, "sum_pi_squared": squares_R}
+    return {name: scores[name] for name in outputs}
+
+
+def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """Rows of a chunk: chunks of about equal size, and as few as `CHUNK_BYTES` allows."""
+    most = max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+    chunks = max(1, -(-rows // most))
+    return -(-max(1, rows) // (chunks * ROW_MULTIPLE)) * ROW_MULTIPLE
+
+
+class _FusedScores(torch.autograd.Function):
+    """Log-probabilities, entropies and Σ p², float32 [R] each; the last without a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_R: Tensor,
+        temperature_R: Tensor | None,
+        dtype: torch.dtype,
+        with_entropies: bool,
+        with_squares: bool,
+        room: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from dovetail_train_fsdp2.kernels import row_scores
+
+        chunks = _Chunks(hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype)
+        chunks.keep(room)
+        scores_4R = torch.empty(4, len(targets_R), dtype=torch.float32, device=hidden_RH.device)
+        for rows in chunks.rows:
+            found = row_scores(
+                chunks.logits(rows), chunks.bias_V, targets_R[rows], chunks.temperature(rows),
+                entropies=with_entropies, squares=with_squares,
+            )  # fmt: skip
+            torch.stack(found, out=scores_4R[:, rows])
+        chunks.free()
+        log_probs_R, entropies_R, squares_R, lse_R = scores_4R.unbind()
+        ctx.chunks = chunks
+        ctx.save_for_backward(entropies_R, lse_R)
+        ctx.mark_non_differentiable(squares_R)
+        ctx.set_materialize_grads(False)
+        return log_probs_R.clone(), entropies_R.clone(), squares_R.clone()
+
+    @staticmethod
+    def backward(
+        ctx: Any,
+        grad_log_probs_R: Tensor | None,
+        grad_entropies_R: Tensor | None,
+        _: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        from dovetail_train_fsdp2.kernels import into_gradient
+
+        chunks: _Chunks = ctx.chunks
+        entropies_R, lse_R = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        hidden_RH, weight_VH = chunks.hidden_RH, chunks.weight_VH
+        grad_hidden_RH = torch.empty_like(hidden_RH) if needs_hidden else None
+        grad_weight_VH = _WeightGradient(weight_VH, len(chunks.rows)) if needs_weight else None
+        bias_V = chunks.bias_V if needs_bias else None
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        given_R = torch.zeros_like(lse_R) if grad_log_probs_R is None else grad_log_probs_R
+        given_R = given_R.contiguous()
+        of_entropies_R = None if grad_entropies_R is None else grad_entropies_R.contiguous()
+        for rows in chunks.rows:
+            grad_CV = chunks.kept_logits(rows)
+            into_gradient(
+                grad_CV, chunks.bias_V, chunks.targets_R[rows], chunks.temperature(rows),
+                lse_R[rows], given_R[rows], entropies_R[rows],
+                None if of_entropies_R is None else of_entropies_R[rows],
+            )  # fmt: skip
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0, dtype=torch.float32)
+            if grad_hidden_RH is not None:
+                torch.mm(grad_CV, weight_VH, out=grad_hidden_RH[rows])
+            if grad_weight_VH is not None:
+                grad_weight_VH.add(grad_CV, hidden_RH[rows])
+        chunks.free()
+        whole = None if grad_weight_VH is None else grad_weight_VH.sum_VH
+        return grad_hidden_RH, whole, grad_bias_V, None, None, None, None, None, None
+
+
+class _Chunks:
+    """An output layer over some rows, whose logits are made chunk by chunk: in one buffer, but for those to be kept."""
+
+    def __init__(
+        self,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_R: Tensor,
+        temperature_R: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.hidden_RH = hidden_RH.detach().to(dtype)
+        self.weight_VH = weight_VH.detach().to(dtype)
+        self.bias_V = None if bias_V is None else bias_V.detach().float()
+        self.targets_R, self._temperature_R = targets_R, temperature_R
+        step = chunk_rows(len(hidden_RH), weight_VH.shape[0], dtype)
+        ends = [*range(step, len(hidden_RH), step), len(hidden_RH)]
+        self.rows = [
+            slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start
+        ]
+        self._buffer_CV: Tensor | None = None
+        self._kept: dict[int, Tensor | None] = {}
+
+    def keep(self, room: int) -> None:
+        """From now on keep the logits of as many chunks as take up so many bytes, until each is asked for."""
+        if self.rows:
+            a_chunk = self.rows[0].stop * self.weight_VH.shape[0] * self.weight_VH.itemsize
+            self._kept = dict.fromkeys(rows.start for rows in self.rows[: room // a_chunk])
+
+    def logits(self, rows: slice) -> Tensor:
+        """[C, V]: the matrix product alone, in the compute dtype; the next chunk overwrites what is not kept."""
+        if rows.start in self._kept:
+            kept_CV = torch.mm(self.hidden_RH[rows], self.weight_VH.t())
+            self._kept[rows.start] = kept_CV
+            return kept_CV
+        if self._buffer_CV is None:
+            most = self.rows[0].stop
+            self._buffer_CV = self.hidden_RH.new_empty(most, self.weight_VH.shape[0])
+        out_CV = self._buffer_CV[: rows.stop - rows.start]
+        return torch.mm(self.hidden_RH[rows], self.weight_VH.t(), out=out_CV)
+
+    def kept_logits(self, rows: slice) -> Tensor:
+        """The kept ones, to be overwritten: another time they are made again, as those are that were not kept."""
+        kept_CV = self._kept.pop(rows.start, None)
+        return self.logits(rows) if kept_CV is None else kept_CV
+
+    def temperature(self, rows: slice) -> Tensor | None:
+        """float32 [C], or None where all are 1."""
+        return None if self._temperature_R is None else self._temperature_R[rows]
+
+    def free(self) -> None:
+        """Give the buffer back."""
+        self._buffer_CV = None
+
+
+class _WeightGradient:
+    """A sum over chunks: float32, unless there is but one chunk."""
+
+    def __init__(self, weight_VH: Tensor, chunks: int) -> None:
+        self._alone = chunks == 1
+        self.sum_VH = torch.empty_like(weight_VH) if self._alone else None
+        if not self._alone:
+            self.sum_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+
+    def add(self, grad_CV: Tensor, hidden_CH: Tensor) -> None:
+        """Add gradᵀ · hidden."""
+        sum_VH = self.sum_VH
+        assert sum_VH is not None
+        if self._alone:
+            torch.mm(grad_CV.t(), hidden_CH, out=sum_VH)
+        elif grad_CV.dtype == torch.float32:
+            sum_VH.addmm_(grad_CV.t(), hidden_CH)
+        elif sum_VH.is_cuda:
+            # The product's own epilogue adds to float32: nothing is written in between.
+            torch.addmm(sum_VH, grad_CV.t(), hidden_CH, out_dtype=torch.float32, out=sum_VH)
+        else:
+            sum_VH += grad_CV.t() @ hidden_CH

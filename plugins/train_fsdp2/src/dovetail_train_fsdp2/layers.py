@@ -1,0 +1,139 @@
+"""The decoder layers of a model, made ready to train: Liger's kernels, compiled, their activations computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail_train_fsdp2 import fused_head
+from dovetail_train_fsdp2.attention import PACKED, make_known, packed_attention, register
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.memory import DeviceMemory
+from dovetail_train_fsdp2.recompute import SLACK, How, Recompute, tokens_of
+from dovetail_train_fsdp2.sharding import blocks_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BACKEND = "inductor"
+"""What compiles."""
+TOKENS_AT_LEAST = 64
+"""Fewer run uncompiled."""
+RECOMPILES = 64
+"""Versions of one layer's code that may live side by side: one for each kind of layer, mask and layout."""
+HEAD_BYTES_A_WEIGHT = 12
+"""The largest matrix, which is the output layer's or the embedding's, costs so much in gradients: float32 where they
+gather over chunks and over micro-batches, and twice in the compute dtype where both share it."""
+
+
+def prepare_layers(
+    trunk: PreTrainedModel,
+    config: Fsdp2Config,
+    device: torch.device,
+    agreed: Callable[[int], int] | None = None,
+) -> Recompute | None:
+    """Replace the decoder layers' `forward` by what the config asks for. Call it before they are sharded.
+
+    Args:
+        trunk: the model that they belong to.
+        config: of the engine.
+        device: where they will run.
+        agreed: the smallest of all ranks' numbers; collective. Needed where layers communicate within.
+
+    Returns:
+        What decides about their activations; None where all are kept.
+
+    Raises:
+        PluginNeedsError: Liger is asked for and missing.
+        ConfigError: Liger is asked for where it can't run.
+        ModelError: the model's decoder layers can't be found.
+    """
+    accelerated = device.type != "cpu"
+    if config.liger:
+        if device.type != "cuda":
+            raise ConfigError(
+                f"liger has kernels for CUDA only, and the model is on {device.type!r}",
+                hint="leave liger out of its engine's section, or use compile=true",
+            )
+        from dovetail_train_fsdp2.liger import apply_liger
+
+        apply_liger(trunk)
+    how = how_of(config, accelerated=accelerated)
+    if how == "nothing" and not config.compile:
+        return None
+    layers = blocks_of(trunk)
+    if config.compile:
+        compile_layers(layers)
+    if how == "nothing":
+        return None
+    return Recompute(
+        layers,
+        how,
+        memory=DeviceMemory(device, config.memory_limit_gib) if how is None else None,
+        outside=_outside(trunk),
+        offload=config.offload_activations,
+        agreed=agreed or (lambda number: number),
+    )
+
+
+def room_for_logits(
+    trunk: PreTrainedModel, config: Fsdp2Config, device: torch.device
+) -> Callable[[], int]:
+    """What tells how many bytes of logits fit beside what the layers have kept; 0 where none is to be kept."""
+    if device.type == "cpu" or not config.keep_logits:
+        return lambda: 0
+    memory, outside = DeviceMemory(device, config.memory_limit_gib), _outside(trunk)
+    return lambda: max(0, int(memory.free() * (1 - SLACK)) - outside)
+
+
+def _outside(trunk: PreTrainedModel) -> int:
+    """Bytes that the output layer takes for one chunk and for its gradients."""
+    largest = max(int(parameter.numel()) for parameter in trunk.parameters())
+    return fused_head.CHUNK_BYTES + HEAD_BYTES_A_WEIGHT * largest
+
+
+def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:
+    """What `gradient_checkpointing` means for every layer; None to decide by memory."""
+    match config.gradient_checkpointing:
+        case False:
+            return "nothing"
+        case True:
+            return "everything"
+        case "selective":
+            # The compiler computes again what is cheap by itself.
+            return "nothing" if config.compile else "cheap"
+        case _:
+            return None if accelerated else "nothing"
+
+
+def compile_layers(layers: list[nn.Module]) -> None:
+    """Compile each layer's `forward`, for any number of tokens.
+
+    Layers of one class share the code that is made for the first of them.
+    """
+    # The limit counts all versions of a function, and the models of one process share functions.
+    dynamo = torch._dynamo.config  # noqa: SLF001 - its public name
+    dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILES)
+    # Which kernels a pack takes depends on its lengths: traced, every pack would be code of its own.
+    make_known()
+    register(PACKED, torch.compiler.disable(packed_attention))  # type: ignore[no-untyped-call]
+    for layer in layers:
+        layer.forward = _compiled(layer.forward)
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(forward, dynamic=True, backend=BACKEND)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # Every layer has a place of its own in a cache, which would make every layer's code another; and
+        # probes and dummies are not worth a version.
+        as_it_is = (
+            kwargs.get("past_key_values") is not None or tokens_of(args, kwargs) < TOKENS_AT_LEAST
+        )
+        return (forward if as_it_is else compiled)(*args, **kwargs)
+
+    return run

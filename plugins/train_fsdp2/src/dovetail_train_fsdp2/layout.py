@@ -1,0 +1,247 @@
+"""From ragged samples to what a model is fed. NumPy only; the one place with padding.
+
+There are three layouts, and prompts can be computed once in two of them. Padded: a row is a prompt and its response, or
+a response alone beside the prompts that several rows share. Packed: all tokens end to end in one row, without padding.
+Of a response of n scored tokens the last one is never fed: nothing after it is asked for.
+Legend: N samples, B rows of a micro-batch that hold a scored token, G distinct prompts, L padded length, P padded prompt
+length, F fed tokens of a pack, S sequences of a pack, R scored tokens, T response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import ColumnError
+
+READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Padded:
+    """A row is a prompt and its response."""
+
+    ids_BL: np.ndarray
+    """int64 [B, L], padded with 0 on the right, where causal attention never looks."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Shared:
+    """Each distinct prompt once; a row is a response, which attends to its prompt's keys and values."""
+
+    prompts_GP: np.ndarray
+    """int64 [G, P], right-padded with 0."""
+    ids_BL: np.ndarray
+    """int64 [B, L], right-padded with 0."""
+    prompt_of_B: np.ndarray
+    """int64 [B]: which prompt each row answers."""
+    prompt_lengths_B: np.ndarray
+    """int64 [B]."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Packed:
+    """S sequences end to end, each attending to itself alone."""
+
+    ids_F: np.ndarray
+    """int64 [F]."""
+    positions_F: np.ndarray
+    """int64 [F], counted from the start of each token's own sample."""
+    lengths_S: np.ndarray
+    """int64 [S], all ≥ 1."""
+    responses_G: np.ndarray | None = None
+    """int64 [G] where prompts are computed once: the first G sequences are prompts, and the others responses, those to
+    the first prompt first; so many tokens of responses attend to each prompt as well. None: a sequence is a sample."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Layout:
+    """One micro-batch as the model sees it, and where its scores come from."""
+
+    fed: Padded | Shared | Packed
+    """What the model is given. Rows without a scored token are left out."""
+    source_R: np.ndarray
+    """int64 [R]: where the hidden state that predicts each scored token lies: an index into the flattened [B, L]
+    (padded), into the flattened [G, P] followed by the flattened [B, L] (shared), or into [F] (packed)."""
+    targets_R: np.ndarray
+    """int64 [R]: the scored tokens."""
+    temperature_R: np.ndarray | None
+    """float32 [R]; None where all are 1."""
+    token_R: np.ndarray
+    """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
+    tokens: int
+    """T, masked tokens and rows without a scored token included."""
+
+
+DUMMY = Layout(
+    fed=Padded(ids_BL=np.zeros((1, 1), np.int64)),
+    source_R=np.zeros(1, np.int64),
+    targets_R=np.zeros(1, np.int64),
+    temperature_R=None,
+    token_R=np.zeros(1, np.int64),
+    tokens=1,
+)
+"""One token, for a model that must run although there is nothing to score."""
+
+
+def check_columns(batch: Batch) -> None:
+    """See that a batch can be scored.
+
+    Raises:
+        ColumnError: a column is missing or does not line up, a prompt is empty, or a temperature is not positive.
+    """
+    batch.require(READS, "the training engine")
+    prompts, responses, mask = (batch[name] for name in READS[:3])
+    if not np.array_equal(responses.offsets, mask.offsets):
+        raise ColumnError("response_mask does not line up with response_ids")
+    empty = np.flatnonzero((prompts.lengths == 0) & (mask.sum() > 0))
+    if empty.size:
+        raise ColumnError(
+            f"sample {empty[0]} has an empty prompt: nothing predicts its first token",
+            hint="start the prompt with the tokenizer's bos token",
+        )
+    wrong = np.flatnonzero(~(batch["temperature"] > 0))
+    if wrong.size:
+        raise ColumnError(
+            f"sample {wrong[0]} has temperature {batch['temperature'][wrong[0]]}, which logits can't be divided by",
+            hint="log-probabilities need a temperature above 0; greedy samples are scored at 1",
+        )
+
+
+def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -> Layout:
+    """Lay out a micro-batch, and note where each scored token's prediction will lie.
+
+    Args:
+        micro_batch: with the columns in `READS`.
+        shared: compute each distinct prompt once.
+        packed: put all tokens into one row, without padding.
+    """
+    mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
+    scored_N = scored_lengths(mask)
+    active = np.flatnonzero(scored_N)
+    token_R = np.flatnonzero(mask.values)
+    row_R = np.repeat(np.cumsum(scored_N > 0) - 1, mask.lengths)[token_R]
+    step_R = token_R - mask.offsets[active][row_R]
+    samples = _Samples(micro_batch, active, scored_N[active])
+    make = (_shared_pack if shared else _pack) if packed else (_shared if shared else _padded)
+    fed, source_R = make(samples, row_R, step_R)
+    temperature_N = micro_batch["temperature"].astype(np.float32)
+    return Layout(
+        fed=fed,
+        source_R=source_R.astype(np.int64),
+        targets_R=responses.values[token_R].astype(np.int64),
+        temperature_R=None if np.all(temperature_N == 1) else temperature_N[active][row_R],
+        token_R=token_R,
+        tokens=len(mask.values),
+    )
+
+
+class _Samples:
+    """The rows of a micro-batch that hold a scored token."""
+
+    def __init__(self, micro_batch: Batch, active: np.ndarray, scored_B: np.ndarray) -> None:
+        prompts, responses = micro_batch["prompt_ids"], micro_batch["response_ids"]
+        self.prompts = [prompts[i] for i in active]
+        self.prompt_lengths_B = prompts.lengths[active]
+        self.responses = [responses[i][: n - 1] for i, n in zip(active, scored_B, strict=True)]
+        """As far as they are fed."""
+        self.response_lengths_B = scored_B - 1
+        self.prompt_B = distinct(prompts)[active]
+
+    def whole(self) -> list[np.ndarray]:
+        """Prompt and response, row by row."""
+        pairs = zip(self.prompts, self.responses, strict=True)
+        return [np.concatenate(pair) for pair in pairs]
+
+
+def _padded(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Padded, np.ndarray]:
+    ids_BL = _right_padded(samples.whole())
+    source_R = row_R * ids_BL.shape[1] + samples.prompt_lengths_B[row_R] - 1 + step_R
+    return Padded(ids_BL=ids_BL), source_R
+
+
+def _shared(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Shared, np.ndarray]:
+    _, first_G, prompt_of_B = np.unique(samples.prompt_B, return_index=True, return_inverse=True)
+    prompts_GP = _right_padded([samples.prompts[i] for i in first_G])
+    ids_BL = _right_padded(samples.responses)
+    lengths_B = samples.prompt_lengths_B
+    at_prompt_R = prompt_of_B[row_R] * prompts_GP.shape[1] + lengths_B[row_R] - 1
+    at_response_R = prompts_GP.size + row_R * ids_BL.shape[1] + step_R - 1
+    fed = Shared(
+        prompts_GP=prompts_GP,
+        ids_BL=ids_BL,
+        prompt_of_B=prompt_of_B.astype(np.int64),
+        prompt_lengths_B=lengths_B,
+    )
+    return fed, np.where(step_R == 0, at_prompt_R, at_response_R)
+
+
+def _pack(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Packed, np.ndarray]:
+    rows = samples.whole()
+    lengths_B = samples.prompt_lengths_B + samples.response_lengths_B
+    starts_B = np.cumsum(lengths_B) - lengths_B
+    fed = Packed(
+        ids_F=_end_to_end(rows),
+        positions_F=_end_to_end(np.arange(n) for n in lengths_B),
+        lengths_S=lengths_B,
+    )
+    return fed, starts_B[row_R] + samples.prompt_lengths_B[row_R] - 1 + step_R
+
+
+def _shared_pack(
+    samples: _Samples, row_R: np.ndarray, step_R: np.ndarray
+) -> tuple[Packed, np.ndarray]:
+    _, first_G, prompt_of_B = np.unique(samples.prompt_B, return_index=True, return_inverse=True)
+    prompt_lengths_G = samples.prompt_lengths_B[first_G]
+    prompt_ends_G = np.cumsum(prompt_lengths_G)
+    order_B = np.argsort(prompt_of_B, kind="stable")
+    lengths_B = samples.response_lengths_B
+    starts_B = np.empty_like(lengths_B)
+    starts_B[order_B] = prompt_lengths_G.sum() + np.cumsum(lengths_B[order_B]) - lengths_B[order_B]
+    responses = [samples.responses[i] for i in order_B]
+    begins_B = samples.prompt_lengths_B[order_B]
+    positions = [np.arange(n) for n in prompt_lengths_G]
+    positions += [b + np.arange(n) for b, n in zip(begins_B, lengths_B[order_B], strict=True)]
+    lengths_S = np.concatenate([prompt_lengths_G, lengths_B[order_B]])
+    fed = Packed(
+        ids_F=_end_to_end([*(samples.prompts[i] for i in first_G), *responses]),
+        positions_F=_end_to_end(positions),
+        lengths_S=lengths_S[lengths_S > 0],
+        responses_G=np.bincount(prompt_of_B, lengths_B, len(first_G)).astype(np.int64),
+    )
+    at_prompt_R = prompt_ends_G[prompt_of_B[row_R]] - 1
+    return fed, np.where(step_R == 0, at_prompt_R, starts_B[row_R] + step_R - 1)
+
+
+def scored_lengths(mask: Ragged) -> np.ndarray:
+    """int64 [N]: up to and including the last token with mask 1."""
+    lengths_N = np.zeros(len(mask), np.int64)
+    kept = np.flatnonzero(mask.values)
+    row = mask.row_index[kept]
+    np.maximum.at(lengths_N, row, kept - mask.offsets[row] + 1)
+    return lengths_N
+
+
+def distinct(prompts: Ragged) -> np.ndarray:
+    """int64 [N]: a number for each distinct prompt, by its tokens."""
+    numbers: dict[bytes, int] = {}
+    found = (numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts)
+    return np.fromiter(found, np.int64, len(prompts))
+
+
+def _end_to_end(rows: Iterable[np.ndarray]) -> np.ndarray:
+    """int64 [F]."""
+    return np.concatenate([np.empty(0, np.int64), *rows])
+
+
+def _right_padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """int64 [B, L], padded with 0."""
+    lengths_B = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+    longest = int(lengths_B.max(initial=0))
+    ids_BL = np.zeros((len(rows), longest), np.int64)
+    if rows:
+        ids_BL[np.arange(longest) < lengths_B[:, None]] = np.concatenate(rows)
+    return ids_BL

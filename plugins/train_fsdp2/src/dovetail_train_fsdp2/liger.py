@@ -1,0 +1,66 @@
+"""Liger's kernels in one model (arXiv 2410.10989): norms, rotary positions, gated layers; the output layer is our own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from dovetail.errors import ConfigError, PluginNeedsError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ROTARY = "apply_rotary_pos_emb"
+"""What transformers calls its rotary positions, in every architecture's module."""
+WANTED = frozenset({"rope", "rms_norm", "layer_norm", "swiglu", "geglu"})
+"""Of Liger's switches those that are turned on; the others belong to losses, which are our own."""
+
+_logger = logging.getLogger(__name__)
+
+
+def apply_liger(trunk: PreTrainedModel) -> None:
+    """Put Liger's kernels into this model.
+
+    Liger also replaces names in the architecture's module, for every model of the process: those are put back, but for
+    the rotary positions, which have no other place; they stay as they were for tensors that are not on CUDA.
+
+    Raises:
+        PluginNeedsError: liger-kernel is not installed.
+        ConfigError: it knows nothing of the architecture.
+    """
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except ImportError as error:
+        raise PluginNeedsError(
+            f"liger needs the package liger-kernel, which can't be imported here: {error}",
+            hint="pip install 'dovetail-train-fsdp2[liger]', or use compile=true, which does as much",
+        ) from error
+    kind = trunk.config.model_type
+    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
+    if apply is None:
+        raise ConfigError(
+            f"liger has no kernels for the architecture {kind!r}",
+            hint="leave liger out of its engine's section, or use compile=true",
+        )
+    module = sys.modules[type(trunk).__module__]
+    before = dict(vars(module))
+    switches = set(inspect.signature(apply).parameters) - {"model"}
+    apply(model=trunk, **{name: name in WANTED for name in switches})
+    rotary = vars(module).get(ROTARY)
+    for name, value in before.items():
+        setattr(module, name, value)
+    if rotary is not None and rotary is not before.get(ROTARY):
+        setattr(module, ROTARY, _on_cuda(rotary, before[ROTARY]))
+
+
+def _on_cuda(fast: Any, plain: Any) -> Any:
+    """`fast` for queries on CUDA, `plain` for others."""
+
+    def rotated(query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (fast if query.is_cuda else plain)(query, *args, **kwargs)
+
+    return rotated

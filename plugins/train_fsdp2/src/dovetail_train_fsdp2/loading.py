@@ -1,0 +1,162 @@
+"""Weights into a sharded model: each rank reads its own rows from safetensors, so that no rank ever holds the whole.
+
+Where the names in memory are not those of the checkpoint (architectures that transformers converts as it loads, .bin
+files), rank 0 loads the model as transformers does, into its host's memory, and gives it out tensor by tensor: slower,
+and the model must fit there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ModelError
+from dovetail_train_fsdp2.model import load_model, load_trunk
+from dovetail_train_fsdp2.ranks import Ranks
+from dovetail_train_fsdp2.shards import fill
+from dovetail_train_fsdp2.stored import Stored
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from dovetail_train_fsdp2.adapter import Adapter
+
+
+def tensors_of(model: PreTrainedModel, adapter: Adapter | None = None) -> dict[str, Tensor]:
+    """Every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
+
+    A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
+    """
+    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        base = name if adapter is None else adapter.base_name(name)
+        if base is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[base] = tensor
+    return tensors
+
+
+def stored_places(
+    model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: Stored
+) -> dict[str, str] | None:
+    """Under which name the checkpoint holds each of the trunk's tensors, where it holds all of them as they are.
+
+    Args:
+        model: the language model, before an adapter is put into it.
+        trunk: the same, or its base.
+        checkpoint: where to look.
+
+    Returns:
+        Names in the checkpoint by the names of `tensors_of`; None where a tensor is missing, has another shape or
+        another form, or can't be read in part.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    if not checkpoint.sliceable or get_model_conversion_mapping(model, add_legacy=False):
+        return None
+    names: dict[int, list[str]] = {}
+    for name, tensor in trunk.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    prefix = f"{model.base_model_prefix}."
+    places: dict[str, str] = {}
+    for name, tensor in tensors_of(trunk).items():
+        spellings = [
+            spelling
+            for own in names[id(tensor)]
+            for spelling in (own, f"{prefix}{own}", own.removeprefix(prefix))
+        ]
+        place = next((spelling for spelling in spellings if spelling in checkpoint.names), None)
+        if place is None or checkpoint.shape(place) != tuple(tensor.shape):
+            return None
+        places[name] = place
+    return places
+
+
+def read_shards(
+    tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
+) -> None:
+    """Fill this rank's shards from the checkpoint's files.
+
+    Raises:
+        ModelError: a file can't be read.
+    """
+    from safetensors import SafetensorError
+
+    with Stored(section) as checkpoint:
+        try:
+            for name, tensor in tensors.items():
+                place = places[name]
+                fill(
+                    tensor,
+                    lambda first, last, place=place: checkpoint.rows(place, first, last),  # type: ignore[misc]
+                )
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"model {section.path!r} can't be read: {error}") from error
+
+
+def give_out(
+    trunk: PreTrainedModel,
+    tensors: Mapping[str, Tensor],
+    section: ModelSection,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    base_only: bool,
+) -> None:
+    """Load the model on rank 0, and fill every rank's shards from there; collective.
+
+    Args:
+        trunk: sharded; takes from rank 0 what transformers remembers of the form that it was stored in.
+        tensors: of `tensors_of`.
+        section: names the checkpoint.
+        ranks: all of them.
+        device: where tensors travel.
+        base_only: whether the trunk is what lies below the language model's head.
+
+    Raises:
+        ModelError: it can't be loaded, or is another in memory than its config says. Raised on every rank.
+    """
+    loaded: dict[str, Tensor] = {}
+    forms: list[Any] = [None]
+    with ranks.together():
+        if ranks.first:
+            cpu = torch.device("cpu")
+            model = load_trunk(section, cpu) if base_only else load_model(section, cpu)
+            forms = [getattr(model, "_weight_conversions", None)]
+            loaded = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
+            _check_same(section, tensors, loaded)
+    if ranks.size > 1:
+        dist.broadcast_object_list(forms, src=0)
+    # Every rank sends and exports under the names that the checkpoint has.
+    trunk._weight_conversions = forms[0]  # noqa: SLF001 - transformers' own
+    for name, tensor in tensors.items():
+        whole = loaded.pop(name).to(device) if ranks.first else None
+        if whole is None:
+            whole = torch.empty(tensor.shape, dtype=_wide(tensor), device=device)
+        if ranks.size > 1:
+            dist.broadcast(whole.contiguous(), src=0)
+        fill(tensor, lambda first, last, whole=whole: whole[first:last] if whole.dim() else whole)  # type: ignore[misc]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """As `load_model` loads it."""
+    return torch.float32 if tensor.is_floating_point() else tensor.dtype
+
+
+def _check_same(
+    section: ModelSection, expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor]
+) -> None:
+    wrong = sorted(expected.keys() ^ loaded.keys()) or [
+        name for name, tensor in expected.items() if tensor.shape != loaded[name].shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"model {section.path!r} can't be sharded: {wrong[0]!r} is not the same tensor in memory as by its config",
+            hint="quantised checkpoints are not trained here; save it in full precision",
+        )

@@ -1,0 +1,186 @@
+"""Whether an architecture can be fed packed, found out by running it: what its layers ask of attention, and whether
+anything else in it mixes tokens.
+
+Legend: B sequences, L length, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from dovetail_train_fsdp2.attention import PACKED, Pack, attending_by, make_known, register
+from dovetail_train_fsdp2.sequences import Sequences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROBE = "dovetail_probe"
+REPLACED = "sdpa"
+"""The attention implementation that packing may take the place of: who asks for another one gets it."""
+FAR = 2**17
+"""How far back a mask is looked at. Windows beyond it count as unlimited, here and there."""
+_LENGTH = 6
+_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError)
+"""What an architecture raises that does not know an argument."""
+_HARMLESS = frozenset(
+    {"pack", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "dropout",
+     "scaling", "sliding_window", "layer_idx", "is_causal"}
+)  # fmt: skip
+"""Arguments of attention that do not change what is computed, or that packed attention honours."""
+
+
+class Reach:
+    """Stands in a mask's place: how many tokens each token sees, itself included; `FAR` is all, None no window."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self.tokens = tokens
+
+
+class _Notes:
+    """What the layers asked for: why they can't be had packed, and how many there were."""
+
+    def __init__(self) -> None:
+        self.layers = 0
+        self.windowed = False
+        self.why_not: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Packs:
+    """What a model allows of packing."""
+
+    why_not: str | None = None
+    """Why it can't be fed packed; None where it can, exactly."""
+    with_shared_prompts: bool = False
+    """Whether the prompts of a pack can be there once: no layer has a window."""
+
+
+def probe_packing(model: PreTrainedModel) -> Packs:
+    """Find out whether a model can be fed packed.
+
+    It can where every layer mixes tokens by causal attention alone, with or without a sliding window, and says so
+    through transformers' attention interface; and where that then holds for what comes out.
+    """
+    notes = _Notes()
+    why_not = _why_not(model, notes)
+    return Packs(why_not=why_not, with_shared_prompts=why_not is None and not notes.windowed)
+
+
+@torch.no_grad()
+def _why_not(model: PreTrainedModel, notes: _Notes) -> str | None:
+    name = type(model).__name__
+    implementation = model.config._attn_implementation  # noqa: SLF001 - no public name
+    if implementation != REPLACED:
+        return f"its attention implementation is {implementation!r}, not {REPLACED!r}"
+    base, vocabulary = model.base_model, int(model.get_input_embeddings().weight.shape[0])
+    ids_BL = (torch.arange(2 * _LENGTH, device=_device(model)) * 7 % vocabulary).view(2, _LENGTH)
+    _make_known()
+    try:
+        with attending_by(model, PROBE):
+            base(input_ids=ids_BL, use_cache=False, pack=notes)
+        if notes.why_not is not None:
+            return f"{name} {notes.why_not}"
+        layers = _attending_layers(model, ids_BL)
+        if notes.layers != layers:
+            return f"{name} mixes tokens otherwise than by the attention of transformers' interface"
+        return _wrong(model, ids_BL)
+    except _FAILURES as error:
+        return f"{name} can't: {str(error).partition(chr(10))[0]}"
+
+
+def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
+    """What is wrong with the hidden states of a pack, if anything."""
+    base, count = model.base_model, ids_BL.numel()
+    apart = base(input_ids=ids_BL, use_cache=False).last_hidden_state.flatten(0, 1)
+    pack = Pack(sequences=Sequences([_LENGTH, _LENGTH], ids_BL.device))
+    positions = (torch.arange(count, device=ids_BL.device) % _LENGTH)[None]
+
+    def packed(ids: Tensor) -> Tensor:
+        states: Tensor = base(
+            input_ids=ids.view(1, -1), position_ids=positions, use_cache=False, pack=pack
+        ).last_hidden_state[0]
+        return states
+
+    with attending_by(model, PACKED):
+        together = packed(ids_BL)
+        other = packed(torch.stack([ids_BL[0].flip(0), ids_BL[1]]))
+    tolerance = (1e-4 if together.dtype == torch.float32 else 3e-2) * float(apart.abs().max())
+    if not torch.allclose(together, apart, rtol=0, atol=tolerance):
+        return f"{type(model).__name__} gives other hidden states for a pack"
+    if not torch.allclose(other[_LENGTH:], together[_LENGTH:], rtol=0, atol=tolerance / 10):
+        return f"{type(model).__name__} lets one sequence of a pack see another"
+    return None
+
+
+def _attending_layers(model: PreTrainedModel, ids_BL: Tensor) -> int | None:
+    """How many layers keep keys and values of earlier tokens; None where one keeps something else, such as a state."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    cache = DynamicCache(config=model.config)
+    model.base_model(input_ids=ids_BL, past_key_values=cache, use_cache=True)
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    return len(cache.layers) if plain else None
+
+
+def _device(model: PreTrainedModel) -> torch.device:
+    device: torch.device = model.get_input_embeddings().weight.device
+    return device
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001 - transformers' signature
+    value: Tensor,
+    attention_mask: Reach | None,
+    *,
+    pack: _Notes,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Note what a layer asks for; the states that it is given back are none that it could use."""
+    pack.layers += 1
+    unknown = sorted(
+        name for name, value in options.items() if value is not None and name not in _HARMLESS
+    )
+    window = options.get("sliding_window")
+    pack.windowed |= window is not None
+    if unknown:
+        pack.why_not = f"passes {unknown[0]!r} to its attention"
+    elif options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        pack.why_not = "attends to later tokens"
+    elif attention_mask is None or attention_mask.tokens is None:
+        pack.why_not = "masks its attention in a way of its own"
+    elif attention_mask.tokens != (FAR if window is None else min(window, FAR)):
+        pack.why_not = f"masks its attention otherwise than by its sliding_window of {window}"
+    return value.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
+
+
+def _probe_mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Reach:
+    """See how far back a mask function lets tokens look: the same for each, or it is no window."""
+    reaches = {_reach(mask_function, at) for at in (FAR - 1, FAR, FAR + 37)}
+    return Reach(reaches.pop() if len(reaches) == 1 else None)
+
+
+def _reach(mask_function: Callable[..., Tensor], at: int) -> int | None:
+    keys = torch.arange(at + 8)
+    allowed = torch.as_tensor(
+        mask_function(torch.tensor(0), torch.tensor(0), torch.tensor(at), keys)
+    )
+    allowed = allowed.expand(len(keys)).bool()
+    seen = int(allowed.sum())
+    if not bool(allowed[at + 1 - seen : at + 1].all()):
+        return None
+    return min(seen, FAR) if seen < FAR or seen == at + 1 else None
+
+
+@cache
+def _make_known() -> None:
+    make_known()
+    register(PROBE, _probe_attention, _probe_mask)

@@ -1,0 +1,151 @@
+"""Recompute: which decoder layers keep their activations for the backward pass, and which compute them again.
+
+It replaces a layer's `forward`, so that hooks on the layer, as those of fully_shard, stay outside: weights are whole before
+anything is computed again. Under `auto` every micro-batch is asked anew how much memory there is; the layers
+nearest to the output keep their activations first, because theirs are freed first.
+
+Legend: B rows, L padded length, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from dovetail_train_fsdp2.memory import DeviceMemory, offloading
+
+How = Literal["nothing", "cheap", "everything"]
+Forward = Callable[..., Any]
+
+WORKING_LAYERS = 2
+"""A layer's backward pass holds about so many times the activations that it keeps."""
+SLACK = 0.05
+"""Part of the free memory that is left alone: blocks that fit nowhere."""
+
+_DEAR = frozenset(
+    {
+        "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear",
+        "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "torch_attn::_varlen_attn",
+        "_c10d_functional::all_to_all_single", "_c10d_functional::wait_tensor",
+    }
+)  # fmt: skip
+"""Operators whose results `selective` keeps: products, attention, and communication."""
+
+
+class Recompute:
+    """The decoder layers of one model, and what each does about its activations.
+
+    Args:
+        layers: in the order in which they run; their `forward` is replaced.
+        how: what every layer does, or None to decide by memory.
+        memory: of the device; read only where `how` is None.
+        outside: bytes that the rest of the model takes while all activations are there.
+        offload: keep the inputs of layers that compute again in host memory.
+        agreed: makes the number of layers that keep theirs the same on ranks whose layers communicate.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        how: How | None,
+        *,
+        memory: DeviceMemory | None = None,
+        outside: int = 0,
+        offload: bool = False,
+        agreed: Callable[[int], int] = lambda keeping: keeping,
+    ) -> None:
+        self._how, self._memory, self._outside = how, memory, outside
+        self._agreed = agreed
+        self._held: Callable[[], AbstractContextManager[Any]] = (
+            offloading if offload else nullcontext
+        )
+        self._count = len(layers)
+        self._keeping = self._count
+        self._bytes_a_token: float | None = None
+        for index, layer in enumerate(layers):
+            layer.forward = self._wrapped(index, layer.forward)
+
+    @property
+    def keeping(self) -> int:
+        """How many layers kept all their activations in the latest forward pass with a gradient."""
+        return self._keeping
+
+    def _wrapped(self, index: int, forward: Forward) -> Forward:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # What goes into a cache once must not go into it again.
+            cached = kwargs.get("past_key_values") is not None
+            if cached or not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            return self._run(index, forward, args, kwargs)
+
+        return run
+
+    def _run(self, index: int, forward: Forward, args: Any, kwargs: Any) -> Any:
+        how = self._how
+        if how is None:
+            if index == 0 and self._bytes_a_token is None:
+                return self._measured(forward, args, kwargs)
+            if index == 0:
+                self._decide(args, kwargs)
+            how = "nothing" if index >= self._count - self._keeping else "everything"
+        if how == "nothing":
+            return forward(*args, **kwargs)
+        again: dict[str, Any] = {"context_fn": _keeping_what_is_dear} if how == "cheap" else {}
+        with self._held():
+            # There is no dropout: random states need not be kept.
+            return checkpoint(
+                forward, *args, use_reentrant=False, preserve_rng_state=False, **again, **kwargs
+            )
+
+    def _measured(self, forward: Forward, args: Any, kwargs: Any) -> Any:
+        """The first layer's first pass, which tells what a layer keeps."""
+        memory = cast("DeviceMemory", self._memory)
+        before = memory.allocated()
+        result = forward(*args, **kwargs)
+        kept = memory.allocated() - before
+        self._bytes_a_token = max(1.0, kept / tokens_of(args, kwargs))
+        self._decide(args, kwargs, running=1)
+        return result
+
+    def _decide(self, args: Any, kwargs: Any, running: int = 0) -> None:
+        """How many layers of this micro-batch keep their activations; `running` of them do already."""
+        assert self._bytes_a_token is not None
+        a_layer = self._bytes_a_token * tokens_of(args, kwargs)
+        states = _states(args, kwargs)
+        inputs = states.numel() * states.element_size()
+        free = cast("DeviceMemory", self._memory).free() * (1 - SLACK)
+        left = self._count - running
+        room = free - self._outside - WORKING_LAYERS * a_layer - left * inputs
+        fits = left if a_layer <= inputs else int(room // (a_layer - inputs))
+        self._keeping = self._agreed(min(left, max(0, fits)))
+
+
+def _states(args: Any, kwargs: Any) -> Tensor:
+    """What a layer is given: float [B, L, H]."""
+    return cast("Tensor", args[0] if args else kwargs["hidden_states"])
+
+
+def tokens_of(args: Any, kwargs: Any) -> int:
+    """How many tokens a layer is given, padding included."""
+    rows, length = _states(args, kwargs).shape[:2]
+    return int(rows * length)
+
+
+def _keeping_what_is_dear() -> tuple[Any, Any]:
+    def policy(_: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        dear = operator.name().partition(".")[0] in _DEAR
+        return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return contexts

@@ -1,0 +1,213 @@
+"""Sharding one scorer over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
+
+Every decoder layer is a unit, the scorer is the root: within its forward pass the weights that no layer owns
+(embedding, last norm, output layer) are whole. Masters, gradients and moments are float32 and lie in shards; layers
+compute in the compute dtype. Gradients are sums over all ranks, never means: objectives are divided already.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from dovetail.errors import ConfigError, ModelError
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.ranks import Ranks
+from dovetail_train_fsdp2.value_model import ValueModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+    from dovetail_train_fsdp2.forward import Scorer
+
+
+class Sharding:
+    """How one scorer is sharded, and the switches of its communication.
+
+    Attributes:
+        replicas: groups of ranks that each hold all shards.
+        state_device: where shards, gradients and moments lie while the model computes.
+    """
+
+    def __init__(self, config: Fsdp2Config, ranks: Ranks, device: torch.device) -> None:
+        """Make the device mesh; collective.
+
+        Raises:
+            ConfigError: `shard_size` does not divide the number of ranks.
+        """
+        self._config = config
+        self._device = device
+        shards = config.shard_size or ranks.size
+        if ranks.size % shards:
+            raise ConfigError(
+                f"shard_size {shards} does not divide the {ranks.size} ranks of the engine",
+                hint=f"use one of {', '.join(str(n) for n in range(1, ranks.size + 1) if not ranks.size % n)}",
+            )
+        self.replicas = ranks.size // shards
+        self.state_device = torch.device("cpu") if config.cpu_offload else device
+        self._reshards = config.reshard_after_forward
+        if self._reshards is None:
+            # Between CPU processes communication is what costs.
+            self._reshards = shards > 1 and device.type != "cpu"
+        self._mesh = _device_mesh(device, self.replicas, shards)
+        self._scorer: Scorer | None = None
+
+    def apply(self, scorer: Scorer) -> None:
+        """Shard the scorer in place. Its weights may be on the meta device.
+
+        Raises:
+            ModelError: no decoder layer is found in the model.
+        """
+        for block in blocks_of(scorer.trunk):
+            self._shard(block, scorer.dtype)
+        if isinstance(scorer.model, ValueModel):
+            # Values are float32 whatever the layers compute in.
+            self._shard(scorer.model.value_head, torch.float32)
+        self._shard(scorer, scorer.dtype)
+        scorer.sharded = True
+        self._scorer = scorer
+
+    def materialise(self) -> None:
+        """Give weights that are on the meta device memory, whose content is undefined; buffers keep theirs."""
+        scorer = self._sharded()
+        buffers = {name: buffer.clone() for name, buffer in scorer.named_buffers()}
+        scorer.to_empty(device=self.state_device)
+        for name, buffer in scorer.named_buffers():
+            buffer.data = buffers[name].to(self._device)
+
+    def before_backward(self, *, last: bool) -> None:
+        """Prepare for the backward pass of an update's next micro-batch, which may be its last."""
+        root = cast("FSDPModule", self._sharded())
+        root.set_requires_gradient_sync(last or self._config.reduce_gradients != "once")
+        root.set_is_last_backward(last)
+        if not self._reshards:
+            # Weights are the same until the step: what is whole stays so.
+            root.set_reshard_after_backward(last)
+
+    def free(self) -> None:
+        """Free gathered weights that a forward pass without a backward pass has left."""
+        for module in self._sharded().modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def recover(self) -> None:
+        """Forget a pass that an error has broken off, and the gradients that it has left. Not collective."""
+        root = self._sharded()
+        if (reset := getattr(root, "reset_iter_state", None)) is not None:  # since torch 2.13
+            cast("Callable[[], None]", reset)()
+        self.free()
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                _drop_gathered_gradients(module)
+
+    def _sharded(self) -> Scorer:
+        assert self._scorer is not None
+        return self._scorer
+
+    def _shard(self, module: nn.Module, dtype: torch.dtype) -> None:
+        pinned = self._device.type != "cpu"
+        offload = (
+            CPUOffloadPolicy(pin_memory=pinned) if self._config.cpu_offload else OffloadPolicy()
+        )
+        fully_shard(
+            module,
+            mesh=self._mesh,
+            reshard_after_forward=None if self._reshards else False,
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+            ),
+            offload_policy=offload,
+        )
+        unit = cast("FSDPModule", module)
+        unit.set_gradient_divide_factor(1.0)
+        # gloo knows no other reduction than sums.
+        unit.set_force_sum_reduction_for_comms(True)
+
+
+def _drop_gathered_gradients(module: FSDPModule) -> None:
+    """Drop what has gathered in whole parameters and was never reduced: no public call does."""
+    state: Any = module._get_fsdp_state()  # noqa: SLF001 - see above
+    single = getattr(state, "_fsdp_param_group", None)  # until torch 2.12
+    groups = getattr(state, "_fsdp_param_groups", [single] if single is not None else [])
+    for group in groups:
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if (gathered := getattr(parameter, "_unsharded_param", None)) is not None:
+                gathered.grad = None
+
+
+def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, outermost ones only.
+
+    They are the modules of the classes that the model says not to split; failing that, the longest list of modules
+    of one class.
+
+    Raises:
+        ModelError: there are none.
+    """
+    names = set(trunk._no_split_modules or ())  # noqa: SLF001 - the field's only name for them
+    blocks: list[nn.Module] = []
+    inside: set[int] = set()
+    for module in trunk.modules():
+        if type(module).__name__ in names and id(module) not in inside:
+            blocks.append(module)
+            inside.update(map(id, module.modules()))
+    if blocks:
+        return blocks
+    lists = [
+        list(module)
+        for module in trunk.modules()
+        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
+    ]
+    if not lists:
+        looked_for = (
+            f"modules of class {', '.join(sorted(names))}" if names else "_no_split_modules"
+        )
+        raise ModelError(
+            f"{type(trunk).__name__} has no decoder layers to shard by: looked for {looked_for}, "
+            "and for a ModuleList whose members are of one class",
+            hint="train it in one process on the CPU, or give its class _no_split_modules",
+        )
+    return max(lists, key=len)
+
+
+def join_alone(device: torch.device) -> None:
+    """Make this process the one rank of torch's default process group, unless there is a group already.
+
+    fully_shard needs one; no other process is reached and no port opened.
+    """
+    if dist.is_initialized():
+        return
+    if device.index is not None:
+        torch.accelerator.set_device_index(device.index)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _device_mesh(device: torch.device, replicas: int, shards: int) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if replicas == 1:
+        return init_device_mesh(device.type, (shards,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))

@@ -1,0 +1,57 @@
+"""Tensors that may be spread over ranks (DTensor): what of one lies here, how to fill it, how to have it whole.
+
+A tensor that is not spread is its own only shard, so that callers need not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard, which shares the tensor's memory; outside autograd."""
+    shard = tensor.detach()
+    return shard.to_local() if isinstance(shard, DTensor) else shard
+
+
+def rows_here(tensor: Tensor) -> tuple[int, int]:
+    """The first row (dim 0) of this rank's shard, and the one after its last."""
+    rows = tensor.shape[0]
+    if not isinstance(tensor, DTensor):
+        return 0, rows
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return (offset[0], offset[0] + shape[0]) if shape[0] else (rows, rows)
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
+    """Write this rank's shard.
+
+    Args:
+        tensor: changed in place; of any number of dimensions.
+        read: gives rows `first` to `last` (exclusive) of the whole, of any dtype and device; called at most once.
+    """
+    if not tensor.dim():
+        tensor.copy_(read(0, 1).reshape(()))
+        return
+    first, last = rows_here(tensor)
+    if last > first:
+        local(tensor).copy_(read(first, last))
+
+
+def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """The whole tensor, outside autograd. Collective where it is spread: every rank of its mesh must call it.
+
+    Args:
+        tensor: any.
+        device: where to gather, and where the result lies; the tensor's own by default.
+    """
+    here = tensor.detach() if device is None else tensor.detach().to(device)
+    return here.full_tensor() if isinstance(here, DTensor) else here

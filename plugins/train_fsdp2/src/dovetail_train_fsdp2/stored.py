@@ -1,0 +1,121 @@
+"""Stored: the tensors of a Hugging Face checkpoint by name, read from their files as they are asked for, also in part."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dovetail.config.sections import ModelSection
+
+FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""Where a checkpoint's tensors are, the first that is there: an index of several files, or one file."""
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Stored:
+    """A checkpoint on this machine: a directory, or one of the hub's in its cache.
+
+    Used in a with-block: files stay open within it.
+    """
+
+    def __init__(self, section: ModelSection) -> None:
+        self._files = _files_by_name(section)
+        self._open: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of every tensor."""
+        return frozenset(self._files)
+
+    @property
+    def sliceable(self) -> bool:
+        """Whether parts of tensors can be read: of safetensors, not of pickled files."""
+        return bool(self._files) and all(f.suffix == ".safetensors" for f in self._files.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor in safetensors."""
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """Of a tensor in safetensors; None for anything but usual floating point."""
+        return _DTYPES.get(self._slice(name).get_dtype())
+
+    def rows(self, name: str, first: int, last: int) -> Tensor:
+        """Rows `first` to `last` (exclusive) of a tensor in safetensors; nothing else is read."""
+        part = self._slice(name)
+        rows: Tensor = part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
+        return rows
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor, of any file."""
+        if self._files[name].suffix != ".safetensors":
+            return _unpickled(self._files[name])[name]
+        tensor: Tensor = self._file(name).get_tensor(name)
+        return tensor
+
+    def _slice(self, name: str) -> Any:
+        return self._file(name).get_slice(name)
+
+    def _file(self, name: str) -> Any:
+        path = self._files[name]
+        if path not in self._open:
+            from safetensors import safe_open
+
+            self._open[path] = self._stack.enter_context(safe_open(str(path), framework="pt"))
+        return self._open[path]
+
+
+def _files_by_name(section: ModelSection) -> dict[str, Path]:
+    """Every tensor of the checkpoint, and the file that holds it."""
+    for name in FILES:
+        if (file := _cached(section, name)) is None:
+            continue
+        if file.suffix != ".json":
+            return dict.fromkeys(_names(file), file)
+        places: dict[str, str] = json.loads(file.read_text())["weight_map"]
+        files = {part: _cached(section, part) for part in set(places.values())}
+        return {key: found for key, part in places.items() if (found := files[part])}
+    return {}
+
+
+def _cached(section: ModelSection, name: str) -> Path | None:
+    from transformers.utils import cached_file
+
+    path = str(Path(section.path).expanduser())
+    try:
+        found = cached_file(path, name, revision=section.revision)
+    except OSError:
+        return None
+    return None if found is None else Path(found)
+
+
+def _names(file: Path) -> list[str]:
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(str(file), framework="pt") as tensors:
+            return list(tensors.keys())
+    return list(_unpickled(file))
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = torch.load(file, weights_only=True, mmap=True, map_location="cpu")
+    return state
