@@ -1,6 +1,7 @@
 """What `make demo` runs: make a task and a model, teach the answer's form, then let GRPO find the right answers.
 
-Usage: `python examples/arithmetic/demo.py --out demo --seed 1`
+Usage: `python examples/arithmetic/demo.py --out demo --seed 1`; further arguments override the config, such as
+`runtime.name=ray runtime.workers_per_node=2`.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo"), help="where everything goes")
     parser.add_argument("--seed", type=int, default=1, help="of data, model and training")
+    parser.add_argument(
+        "overrides", nargs="*", help="of the config, as `dovetail train` takes them"
+    )
     arguments = parser.parse_args()
 
     from transformers.utils import logging as transformers_logging
@@ -104,6 +108,7 @@ def main() -> int:
         overrides += [
             f"output_dir={runs}",
             f"experiment={free_name(runs / 'arithmetic', name)}",
+            *arguments.overrides,
         ]
         summary = train(overrides, seconds)
     except DovetailError as error:
