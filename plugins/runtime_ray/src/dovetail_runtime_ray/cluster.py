@@ -1,0 +1,318 @@
+"""The connection to Ray: joins a cluster, or starts one for this run alone and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import worker
+
+from dovetail.errors import PlacementError, nearest
+from dovetail_runtime_ray import sweeper
+from dovetail_runtime_ray.capacity import Node
+from dovetail_runtime_ray.config import RayConfig
+
+REACH_SECONDS = 5.0
+"""How long an existing cluster's head may take to accept a connection."""
+SETTLE_SECONDS = 3.0
+"""How long a cluster's processes may take to end after it was told to stop."""
+_LONGEST_PLACE = 30
+"""Ray puts sockets below its directory, and a socket's path has 107 characters at most."""
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+_OURS = ("address",)
+"""Keywords of `ray.init` that are the runtime's own."""
+_OF_A_NEW_CLUSTER = (
+    "num_cpus",
+    "num_gpus",
+    "object_store_memory",
+    "include_dashboard",
+    "_temp_dir",
+)
+
+
+class Cluster:
+    """A connection to Ray.
+
+    Attributes:
+        local: whether this run started the cluster, on this machine's loopback interface.
+        directory: a private directory on this machine, while connected to a local cluster.
+    """
+
+    def __init__(self, config: RayConfig, cpus: int, logger: Any) -> None:
+        """Connect.
+
+        Args:
+            config: address and keywords.
+            cpus: CPUs that the run reserves; a local cluster has at least as many.
+            logger: told of keywords that are not used.
+
+        Raises:
+            PlacementError: the cluster can't be reached, or Ray refuses to start.
+        """
+        self.local = False
+        self.directory: str | None = None
+        self._joined = ray.is_initialized()
+        """Ray was connected before us, and stays so after us."""
+        self._sweeper: subprocess.Popen[bytes] | None = None
+        self._unroute: Callable[[], None] = _nothing
+        if self._joined:
+            return
+        given = _given(config, logger)
+        if not given.get("log_to_driver"):
+            self._unroute = _routed(logger)
+        if config.own_cluster:
+            self._start(given, cpus)
+        else:
+            self._join(str(config.wanted_address), given)
+
+    def nodes(self) -> list[Node]:
+        """The living nodes, with what is free on each."""
+        from ray._private import state
+
+        api: Any = ray
+        known_free: Any = state.available_resources_per_node
+        deadline = time.monotonic() + 2.0
+        while True:
+            alive = [node for node in api.nodes() if node["Alive"]]
+            free = known_free()
+            if all(node["NodeID"] in free for node in alive) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)  # a node that has just come has not yet told
+        return [
+            Node(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                host=node["NodeManagerHostname"],
+                total=_counted(node["Resources"]),
+                free=_counted(free.get(node["NodeID"], {})),
+            )
+            for node in sorted(alive, key=lambda node: str(node["NodeManagerAddress"]))
+        ]
+
+    def close(self) -> None:
+        """Disconnect; a local cluster is stopped, and its files go. Safe to call twice."""
+        if self._joined:
+            return
+        self._joined = True
+        ray.shutdown()
+        self._unroute()
+        if self.directory is not None:
+            sweeper.sweep(self.directory, SETTLE_SECONDS)
+        if self._sweeper is not None:
+            self._sweeper.kill()
+            self._sweeper.wait()
+
+    def _start(self, given: Mapping[str, Any], cpus: int) -> None:
+        self.local = True
+        self.directory = _private_directory()
+        self._sweeper = _watched(self.directory)
+        settings = {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "num_cpus": max(os.cpu_count() or 1, cpus),
+            "_temp_dir": self.directory,
+            **given,
+        }
+        with _environment({**_QUIET, sweeper.MARK: self.directory}), _loopback():
+            try:
+                _init(address="local", **settings)
+            except BaseException:
+                self.close()
+                raise
+
+    def _join(self, address: str, given: Mapping[str, Any]) -> None:
+        if address.startswith("ray://"):
+            raise PlacementError(
+                f"runtime.address={address!r} is for Ray's client, which carries no worker groups",
+                hint="run on a node of the cluster with runtime.address=auto, or with `ray job submit`",
+            )
+        place = _found_here() if address == "auto" else address
+        _check_reachable(place)
+        with _environment(_QUIET):
+            try:
+                _init(
+                    address=place,
+                    **{"log_to_driver": False, "logging_level": logging.ERROR, **given},
+                )
+            except ConnectionError as error:
+                raise _unreachable(place, str(error).splitlines()[0]) from error
+
+
+def _init(**settings: Any) -> None:
+    try:
+        ray.init(**settings)
+    except ConnectionError:
+        raise
+    except RuntimeError as error:
+        unknown = str(error)
+        if "keyword" not in unknown:
+            raise PlacementError(f"Ray did not start: {unknown}") from error
+        raise PlacementError(
+            f"runtime.ray_init has keywords that ray.init does not know: {unknown}",
+            hint=_keyword_hint(settings),
+        ) from error
+    except (ValueError, TypeError, OSError) as error:
+        raise PlacementError(
+            f"Ray did not start: {type(error).__name__}: {error}",
+            hint="check runtime.ray_init",
+        ) from error
+
+
+def _keyword_hint(settings: Mapping[str, Any]) -> str | None:
+    import inspect
+
+    known = [name for name in inspect.signature(ray.init).parameters if name != "kwargs"]
+    for name in settings:
+        near = nearest(name, known)
+        if name not in known and not name.startswith("_") and near:
+            return f"for {name!r}, did you mean {near!r}?"
+    return None
+
+
+def _given(config: RayConfig, logger: Any) -> dict[str, Any]:
+    """The config's keywords for `ray.init`, without those that are not its to set."""
+    given = dict(config.ray_init)
+    refused = {name: "runtime.address says where" for name in _OURS if name in given}
+    if not config.own_cluster:
+        refused |= {
+            name: f"the cluster at {config.wanted_address} is there already"
+            for name in _OF_A_NEW_CLUSTER
+            if name in given
+        }
+    for name, why in refused.items():
+        logger.warning(f"runtime.ray_init.{name}={given.pop(name)!r} is not used: {why}")
+    return given
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes; a plain connection says within seconds whether someone is there."""
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    if not port.isdigit():
+        raise PlacementError(
+            f"runtime.address={address!r} is no address of a cluster",
+            hint="give host:port, such as 10.0.0.1:6379, or auto",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, f"{type(error).__name__}: {error}") from error
+
+
+def _found_here() -> str:
+    """The cluster that runs on this machine, as Ray's own `auto` finds it."""
+    from ray._private import services
+
+    find: Any = services.canonicalize_bootstrap_address
+    try:
+        found = find("auto")
+    except (ConnectionError, ValueError) as error:
+        raise _unreachable("auto", str(error).splitlines()[0]) from error
+    if found is None:
+        raise _unreachable("auto", "no cluster runs on this machine")
+    return str(found)
+
+
+def _unreachable(address: str, why: str) -> PlacementError:
+    return PlacementError(
+        f"no Ray cluster answers at {address!r} (runtime.address or RAY_ADDRESS): {why}",
+        hint="start one with `ray start --head`, correct the address, or leave it out: "
+        "then the run starts a cluster of its own on this machine",
+    )
+
+
+def _private_directory() -> str:
+    place = tempfile.gettempdir()
+    if len(place) > _LONGEST_PLACE:
+        place = "/tmp"  # noqa: S108 - mkdtemp makes a directory that only this user can enter
+    return tempfile.mkdtemp(prefix=sweeper.PREFIX, dir=place)
+
+
+def _watched(directory: str) -> subprocess.Popen[bytes] | None:
+    """Start what clears up if this process is killed."""
+    if not Path("/proc/self/environ").exists():
+        return None
+    return subprocess.Popen(  # noqa: S603 - our own file, run by this Python
+        [sys.executable, "-I", "-S", sweeper.__file__, str(os.getpid()), directory],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _counted(resources: Mapping[str, float]) -> dict[str, float]:
+    return {kind: float(resources.get(kind, 0.0)) for kind in ("CPU", "GPU")}
+
+
+def _nothing() -> None:
+    """Nothing was routed."""
+
+
+def _routed(logger: Any) -> Callable[[], None]:
+    """Send what Ray's own processes tell to the log instead of the terminal; returns what undoes it.
+
+    Ray prints the loss of a worker among other things, which the error of the run says in one place.
+    """
+    module: Any = worker
+    before = module.print_to_stdstream
+
+    def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        logger.info("ray_message", text=" ".join(str(line) for line in data.get("lines", ())))
+
+    def undo() -> None:
+        module.print_to_stdstream = before
+
+    module.print_to_stdstream = log
+    return undo
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while; Ray's own keep what the user has set."""
+    ours = {
+        name: value
+        for name, value in variables.items()
+        if name == sweeper.MARK or name not in os.environ
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let a new cluster listen on the loopback interface alone, as Ray does on laptops' systems.
+
+    Ray has no public setting for this on Linux: it replaces 127.0.0.1 by an address that other machines can reach.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before

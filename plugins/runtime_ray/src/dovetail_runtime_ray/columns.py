@@ -1,0 +1,299 @@
+"""How batches travel: each token column once, in chunks, through a store; calls and results carry references.
+
+A small share of a batch goes along. Of the columns of a larger one, the rows that are not in the store yet are put
+there, as one chunk a column, and remembered as long as the column lives: the same rows asked for again (a forward pass of another role, the update) cost a reference. Rows that lie in several
+chunks (mini-batches, another balance) go as references and row positions, and the receiver brings them together,
+once it reads them. Columns arrive as `RaggedRows`: what an engine does not read is never fetched. Results go back
+in the same way, so that a column which only workers read again stays where it was made.
+Legend: N rows of a column that was made here, M rows of a share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Batch, Ragged, RaggedRows, Store, Stored
+from dovetail.interfaces.dispatch_mode import Call
+
+ALONG = 1 << 16
+"""Bytes below which the ragged columns of a share go along with the call: references would cost more time."""
+
+
+@attrs.frozen(eq=False)
+class PackedColumn:
+    """A ragged column by reference."""
+
+    chunks: tuple[tuple[Any, np.dtype[Any], tuple[int, ...], bool], ...]
+    """Reference, dtype, shape and finiteness of each stored array."""
+    chunk_M: np.ndarray | None
+    """int64 [M], the chunk of each row; None where all lie in the first."""
+    start_M: np.ndarray | int
+    """int64 [M], where each row begins in its chunk; a single number where one row follows the other from there on."""
+    offsets: np.ndarray
+    """int64 [M + 1]."""
+
+
+@attrs.frozen(eq=False)
+class PackedBatch:
+    """A batch on its way: dense, object and small ragged columns as they are, others as `PackedColumn`."""
+
+    columns: dict[str, Any]
+    length: int
+
+
+class Chunks:
+    """What has been put into a store of the columns of this process, as long as they live. For any thread.
+
+    Args:
+        store: where to put chunks.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._held: WeakKeyDictionary[Ragged, _Placement] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def place(self, wanted: Sequence[tuple[Ragged, np.ndarray]]) -> list[_Placement]:
+        """Put together what is not there yet of some rows.
+
+        Args:
+            wanted: columns of N rows, and int64 [M] rows of each, none of them empty. A column may come twice.
+
+        Returns:
+            Where the rows of each column lie now. What it says of other rows may change at any time.
+        """
+        with self._lock:
+            found = [self._placement(column) for column, _ in wanted]
+            new: list[tuple[_Placement, Ragged]] = []
+            for (column, row_M), placed in zip(wanted, found, strict=True):
+                absent = row_M[placed.chunk_N[row_M] < 0]
+                if absent.size:
+                    # Each row once, in the order of the call: the same call finds them as one stretch.
+                    _, first = np.unique(absent, return_index=True)
+                    new.append((placed, placed.claim(column, absent[np.sort(first)])))
+            try:
+                stored = Stored.put(self._store, [rows.values for _, rows in new]) if new else []
+            except BaseException:
+                for column, _ in wanted:  # claimed, but not there
+                    self._held.pop(column, None)
+                raise
+            for (placed, _), one in zip(new, stored, strict=True):
+                placed.chunks.append(one)
+            return found
+
+    def _placement(self, column: Ragged) -> _Placement:
+        placed = self._held.get(column)
+        if placed is None:
+            placed = self._held[column] = _Placement(
+                [], np.full(len(column), -1, np.int64), np.zeros(len(column), np.int64)
+            )
+        return placed
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._held.clear()
+
+
+@attrs.define(eq=False)
+class _Placement:
+    """Where the rows of one column lie in the store."""
+
+    chunks: list[Stored]
+    chunk_N: np.ndarray
+    """int64 [N], -1 for a row that is not there."""
+    start_N: np.ndarray
+    """int64 [N]."""
+    claims: int = 0
+    """Chunks that are there, or about to be put."""
+
+    def claim(self, column: Ragged, row_K: np.ndarray) -> Ragged:
+        """These rows of the column, which make its next chunk."""
+        rows = RaggedRows.of(column).take(row_K)
+        self.chunk_N[row_K] = self.claims
+        self.start_N[row_K] = rows.offsets[:-1]
+        self.claims += 1
+        return rows
+
+
+class BatchCodec:
+    """Both ends of a codec (see `codec.py`): packs the batches among arguments and results, and unpacks them.
+
+    A batch is looked for among the arguments, as the result, and within tuples. For any thread.
+
+    Args:
+        store: of this process.
+        along: ragged columns of this process that have together fewer bytes than this go along, not into the store.
+    """
+
+    def __init__(self, store: Store, *, along: int = ALONG) -> None:
+        self._store = store
+        self._along = along
+        self._chunks = Chunks(store)
+
+    def encode(self, calls: Sequence[Call | None]) -> list[Any]:
+        """One payload a rank; ranks whose calls have the same arguments get the same object."""
+        packed: dict[int, PackedBatch] = {}
+        payloads: dict[tuple[Any, ...], Call] = {}
+
+        def pack(batch: Batch) -> PackedBatch:
+            if id(batch) not in packed:
+                packed[id(batch)] = self._pack(batch)
+            return packed[id(batch)]
+
+        encoded: list[Any] = []
+        for call in calls:
+            if call is None:
+                encoded.append(None)
+                continue
+            args, kwargs = call
+            key = (*map(id, args), *((name, id(value)) for name, value in kwargs.items()))
+            if key not in payloads:
+                payloads[key] = _mapped(call, pack, Batch)
+            encoded.append(payloads[key])
+        return encoded
+
+    def decode(self, payload: Any) -> Call:
+        """This rank's arguments."""
+        call: Call = _mapped(payload, self._unpack, PackedBatch)
+        return call
+
+    def encode_result(self, result: Any) -> Any:
+        """What goes back: large columns stay in the store, and their references travel."""
+        return _walked(result, self._pack, Batch)
+
+    def decode_results(self, results: Sequence[Any]) -> list[Any]:
+        """The ranks' results; no value is fetched."""
+        return [_walked(result, self._unpack, PackedBatch) for result in results]
+
+    def close(self) -> None:
+        """Forget what was put; columns that still refer to it keep it."""
+        self._chunks.clear()
+
+    def _pack(self, batch: Batch) -> PackedBatch:
+        known: dict[bytes, np.ndarray] = {}
+
+        def once(array: np.ndarray) -> np.ndarray:
+            # Most columns have the same offsets. Pickling sends an object that comes twice only once.
+            return known.setdefault(array.tobytes(), array)
+
+        columns = dict(batch.columns)
+        ragged = {n: RaggedRows.of(v) for n, v in columns.items() if isinstance(v, Ragged)}
+        here = {
+            name: rows
+            for name, rows in ragged.items()
+            if not any(isinstance(source, Stored) for source in rows.sources)
+        }
+        if sum(rows.nbytes for rows in here.values()) >= self._along:
+            here = {}
+        referred = {
+            name: _Parts.of(rows)
+            for name, rows in ragged.items()
+            if name not in here and rows.total
+        }
+        local = [one for parts in referred.values() for one in parts.local]
+        placed = iter(self._chunks.place([(column, row_K) for column, row_K, _ in local]))
+        for name, rows in ragged.items():
+            if name in referred:
+                columns[name] = referred[name].packed(placed, once)
+            else:
+                columns[name] = Ragged(rows.values, once(rows.offsets))
+        return PackedBatch(columns, len(batch))
+
+    def _unpack(self, packed: PackedBatch) -> Batch:
+        columns = {
+            name: self._unpack_column(values) if isinstance(values, PackedColumn) else values
+            for name, values in packed.columns.items()
+        }
+        return Batch(columns, length=packed.length)
+
+    def _unpack_column(self, packed: PackedColumn) -> RaggedRows:
+        chunks = [
+            Stored(self._store, reference, dtype=dtype, shape=shape, finite=finite)
+            for reference, dtype, shape, finite in packed.chunks
+        ]
+        count = len(packed.offsets) - 1
+        start_M = packed.start_M
+        return RaggedRows(
+            chunks,
+            np.zeros(count, np.int64) if packed.chunk_M is None else packed.chunk_M,
+            start_M + packed.offsets[:-1] if isinstance(start_M, int) else start_M,
+            packed.offsets,
+            dtype=chunks[0].dtype,
+            inner=chunks[0].inner,
+        )
+
+
+@attrs.define(eq=False)
+class _Parts:
+    """The rows of one share by where they lie: in the store already, or in columns of this process."""
+
+    rows: RaggedRows
+    stored: list[tuple[Stored, np.ndarray]]
+    """Stored arrays, and int64 [K] which rows of the share lie in each."""
+    local: list[tuple[Ragged, np.ndarray, np.ndarray]]
+    """Columns, int64 [K] rows of theirs, and int64 [K] which rows of the share those are."""
+
+    @classmethod
+    def of(cls, rows: RaggedRows) -> _Parts:
+        parts = cls(rows, [], [])
+        filled_M = rows.lengths > 0
+        for number, source in enumerate(rows.sources):
+            at_K = np.flatnonzero((rows.source_N == number) & filled_M)
+            if not at_K.size:
+                continue
+            if isinstance(source, Stored):
+                parts.stored.append((source, at_K))
+            else:
+                # No two rows that hold something begin at the same place.
+                row_K = np.searchsorted(source.offsets, rows.start_N[at_K], side="right") - 1
+                parts.local.append((source, row_K, at_K))
+        return parts
+
+    def packed(
+        self, placed: Iterator[_Placement], once: Callable[[np.ndarray], np.ndarray]
+    ) -> PackedColumn:
+        """The column by reference, with the placements of its local rows, which come next."""
+        chunks: list[Stored] = []
+        # Empty rows lie anywhere.
+        chunk_M, start_M = np.zeros(len(self.rows), np.int64), self.rows.start_N.copy()
+        for source, at_K in self.stored:
+            chunk_M[at_K] = len(chunks)
+            chunks.append(source)
+        for (_, row_K, at_K), placement in zip(self.local, placed, strict=False):
+            used, which_K = np.unique(placement.chunk_N[row_K], return_inverse=True)
+            chunk_M[at_K] = which_K + len(chunks)
+            start_M[at_K] = placement.start_N[row_K]
+            chunks += [placement.chunks[number] for number in used.tolist()]
+        described = tuple((one.reference, one.dtype, one.shape, one.finite) for one in chunks)
+        offsets = self.rows.offsets
+        if len(chunks) > 1:
+            return PackedColumn(described, once(chunk_M), once(start_M), once(offsets))
+        filled = np.flatnonzero(self.rows.lengths)
+        begin_F = start_M[filled] - offsets[filled]
+        follows = bool(np.all(begin_F == begin_F[0]))
+        where = int(begin_F[0]) if follows else once(start_M)
+        return PackedColumn(described, None, where, once(offsets))
+
+
+def _mapped(call: Call, convert: Callable[[Any], Any], kind: type) -> Call:
+    args, kwargs = call
+    return (
+        tuple(_walked(value, convert, kind) for value in args),
+        {name: _walked(value, convert, kind) for name, value in kwargs.items()},
+    )
+
+
+def _walked(value: Any, convert: Callable[[Any], Any], kind: type) -> Any:
+    """The value with what is of this kind converted: itself, or within tuples."""
+    if isinstance(value, kind):
+        return convert(value)
+    if type(value) is tuple:
+        return tuple(_walked(element, convert, kind) for element in value)
+    return value

@@ -1,0 +1,167 @@
+"""The config of the Ray runtime, and the pools that it stands for. Nothing here imports Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.fields import AT_LEAST_ONE, ONE_OR_MANY, VERBATIM
+from dovetail.config.placement import Pool, RuntimeSection
+from dovetail.errors import PlanError, nearest
+
+KNOWN_ROLES = ("actor", "critic", "ref", "rollout")
+
+_COUNT = attrs.validators.optional(attrs.validators.ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class PoolSection:
+    """Some ranks and the roles that share them; what is absent is as the runtime's own."""
+
+    roles: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Who lives here: `actor`, `critic`, `ref`, `rollout`; each role in one pool only."""
+    nodes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Machines; absent: `runtime.nodes`."""
+    gpus_per_node: int | None = attrs.field(default=None, validator=_COUNT)
+    """Accelerators on each machine, one process each; 0 computes on CPUs; absent: `runtime.gpus_per_node`."""
+    workers_per_node: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Processes on each machine of a pool on CPUs; absent: `runtime.workers_per_node`."""
+
+
+@attrs.frozen(kw_only=True)
+class RayConfig(RuntimeSection):
+    """Workers are Ray actors: several processes, accelerators and machines."""
+
+    nodes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Machines."""
+    gpus_per_node: int | None = attrs.field(default=None, validator=_COUNT)
+    """Accelerators on each machine, one training process each; absent or 0 computes on CPUs."""
+    workers_per_node: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Training processes on each machine without accelerators; absent: 1."""
+    cpus_per_worker: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """CPU cores that each training process reserves and computes with; absent: 1 is reserved, and the machine's cores
+    are shared out evenly."""
+    pools: dict[str, PoolSection] = attrs.field(factory=dict)
+    """Separate pools by name, such as `{train: {roles: [actor, ref], gpus_per_node: 6}, generate: {roles: rollout,
+    gpus_per_node: 2}}`. Roles that none of them names share one further pool of the sizes above."""
+    address: str | None = None
+    """An existing cluster: `host:port`, or `auto` for the one on this machine. Absent: the environment's RAY_ADDRESS,
+    or else a local cluster that the run starts and stops."""
+    ray_init: dict[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
+    """Further keywords of `ray.init`, such as `object_store_memory`; what the runtime sets itself wins, with a warning."""
+    timeline: str | None = None
+    """File for a timeline of the run's calls, to open in Perfetto (ui.perfetto.dev); absent: none."""
+    start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
+    """Seconds in which processes must have started, models loaded."""
+    time_limit: float = attrs.field(default=7200.0, validator=attrs.validators.gt(0))
+    """Seconds that one call on a group of workers may take, and that a rollout replica may be silent; then the run ends,
+    and says what the silent processes were doing."""
+    time_limits: dict[str, float] = attrs.field(factory=dict)
+    """Other limits for single methods, such as `{update: 600, save: 1800}`."""
+    failure_grace: float = attrs.field(default=10.0, validator=attrs.validators.ge(0))
+    """Seconds that the other ranks may go on once one has failed; then all are ended."""
+    env_vars: dict[str, str] = attrs.field(factory=dict)
+    """Environment variables of every worker process."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`auto` computes on accelerators where `gpus_per_node` asks for them; `cpu` never does."""
+
+    @property
+    def in_process(self) -> bool:
+        """Workers live in processes of their own."""
+        return False
+
+    @property
+    def own_cluster(self) -> bool:
+        """Whether the run starts and stops a cluster of its own."""
+        return self.wanted_address is None
+
+    @property
+    def wanted_address(self) -> str | None:
+        """The existing cluster to join: the config's, or the environment's."""
+        return self.address or os.environ.get("RAY_ADDRESS") or None
+
+    def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
+        """The pools as configured, and one for the roles that they leave. See `RuntimeSection`."""
+        owner: dict[str, str] = {}
+        for name, section in self.pools.items():
+            _check_roles(name, section.roles, roles)
+            for role in section.roles:
+                other = owner.setdefault(role, name)
+                if other != name:
+                    raise PlanError(
+                        f"role {role!r} is in two pools, {other!r} and {name!r}",
+                        hint="take it out of one of runtime.pools",
+                    )
+        pools = [self._pool(name, section) for name, section in self.pools.items()]
+        rest = tuple(role for role in roles if role not in owner)
+        if rest:
+            name = "others" if pools else "all"
+            if name in self.pools:
+                raise PlanError(
+                    f"runtime.pools calls a pool {name!r}, which is the name of the pool of "
+                    f"{', '.join(rest)}, whom no pool names",
+                    hint="give it another name, or name every role in a pool",
+                )
+            pools.append(self._pool(name, PoolSection(roles=rest)))
+        return tuple(pools)
+
+    def default_transport(self) -> str:
+        """Shared memory where everything is sure to be on one machine, files elsewhere."""
+        sizes = [section.nodes or self.nodes for section in self.pools.values()] or [self.nodes]
+        one_machine = max(sizes) == 1 and (self.own_cluster or not self.pools)
+        return "shared_memory" if one_machine else "disk"
+
+    def _pool(self, name: str, section: PoolSection) -> Pool:
+        key = f"runtime.pools.{name}" if name in self.pools else "runtime"
+        gpus = self.gpus_per_node if section.gpus_per_node is None else section.gpus_per_node
+        # Processes given for one pool say that it is of CPUs, whatever the runtime's own pool has.
+        if section.workers_per_node is not None and section.gpus_per_node is None:
+            gpus = 0
+        workers = section.workers_per_node
+        if workers is None and (not gpus or section.gpus_per_node is None):
+            workers = self.workers_per_node
+        if gpus and self.device == "cpu":
+            raise PlanError(
+                f"{key}.gpus_per_node={gpus} asks for accelerators, but runtime.device='cpu' forbids them",
+                hint="set workers_per_node in place of gpus_per_node, or leave runtime.device out",
+            )
+        if gpus and workers not in {None, gpus}:
+            raise PlanError(
+                f"{key} has gpus_per_node={gpus} and workers_per_node={workers}, "
+                "but on accelerators there is one process each",
+                hint="leave workers_per_node out",
+            )
+        return Pool(
+            name=name,
+            roles=section.roles,
+            nodes=section.nodes or self.nodes,
+            ranks_per_node=gpus or workers or 1,
+            accelerators=bool(gpus),
+        )
+
+
+def _check_roles(name: str, named: Sequence[str], roles: Sequence[str]) -> None:
+    if not named:
+        raise PlanError(
+            f"runtime.pools.{name} names no role",
+            hint=f"set runtime.pools.{name}.roles to some of {', '.join(roles)}",
+        )
+    for role in named:
+        if role in roles:
+            continue
+        if role in KNOWN_ROLES:
+            raise PlanError(
+                f"runtime.pools.{name} is for {role!r}, but this run has no {role}; "
+                f"it has {', '.join(roles)}",
+                hint=f"take {role!r} out of runtime.pools.{name}.roles",
+            )
+        near = nearest(role, roles)
+        raise PlanError(
+            f"runtime.pools.{name} names an unknown role {role!r}; the roles of this run are {', '.join(roles)}",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    if len(set(named)) < len(named):
+        raise PlanError(f"runtime.pools.{name}.roles names a role twice: {', '.join(named)}")

@@ -1,0 +1,179 @@
+"""Waiting for the ranks of one call: failures, losses and time limits become one legible outcome."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from dovetail.errors import WorkerError
+from dovetail_runtime_ray.health import stopped
+from dovetail_runtime_ray.wire import Reply, WireFailure
+
+if TYPE_CHECKING:
+    from dovetail_runtime_ray.pool import PoolProcesses
+
+LOOK_SECONDS = 0.5
+"""How often a wait looks at the health of the other processes."""
+_COLOUR = re.compile(r"\x1b\[\d+m")
+
+
+class Gather:
+    """The answers to one call on a pool's processes.
+
+    Args:
+        pool: who is asked.
+        what: the call in words, `actor.update()`.
+        refs: Ray's reference to the answer of every rank that was called.
+        limit: seconds that they may take.
+        method: names the file of stacks.
+    """
+
+    def __init__(
+        self,
+        pool: PoolProcesses,
+        what: str,
+        refs: Mapping[int, Any],
+        limit: float,
+        *,
+        method: str = "",
+    ) -> None:
+        self._pool, self._what, self._limit = pool, what, limit
+        self._method = method or what
+        self._began = time.monotonic()
+        self._pending = {ref: rank for rank, ref in refs.items()}
+        self._answers: dict[int, Any] = {}
+        self._grace_ends: float | None = None
+
+    def done(self) -> bool:
+        """Whether `results` would return or raise at once."""
+        if not self._pending or self._pool.health.error is not None:
+            return True
+        refs = list(self._pending)
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return len(ready) == len(refs)
+
+    def results(self, timeout: float | None) -> list[Any]:
+        """Every rank's encoded result or `WireFailure`, in rank order; None where it was not called.
+
+        When one rank has failed and others are silent beyond the grace, all processes are ended, and the silent
+        ones' results are None too: the failure tells.
+
+        Raises:
+            TimeoutError: not all have answered within `timeout` seconds; ask again.
+            WorkerError: a process was lost, or the call's limit has passed.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._pending:
+            now = time.monotonic()
+            ends = [now + LOOK_SECONDS, self._began + self._limit]
+            ends += [end for end in (until, self._grace_ends) if end is not None]
+            ready, _ = ray.wait(
+                list(self._pending), num_returns=1, timeout=max(min(ends) - now, 0.0)
+            )
+            for ref in ready:
+                self._take(ref)
+            if not ready and self._pending:
+                self._look(until)
+        return [self._answers.get(rank) for rank in range(self._pool.size)]
+
+    def _take(self, ref: Any) -> None:
+        rank = self._pending.pop(ref)
+        try:
+            reply: Reply = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            # Outside the worker's own code: an argument or a result that does not survive pickling.
+            reply = Reply(result=_of_ray(error))
+        except ray.exceptions.RayError as error:
+            raise self._named(self._pool.lost(rank, self._what, error)) from None
+        for warned in reply.warnings:
+            self._pool.logger.warning(
+                warned.event, rank=rank, where=self._what, **_without_reserved(warned.fields)
+            )
+        self._answers[rank] = reply.result
+        if isinstance(reply.result, WireFailure) and self._grace_ends is None:
+            self._grace_ends = time.monotonic() + self._pool.limits.grace
+
+    def _look(self, until: float | None) -> None:
+        """Nobody has answered for a moment: has something else ended the wait?"""
+        now, error = time.monotonic(), self._pool.health.error
+        if error is not None:
+            raise self._named(error)
+        if self._grace_ends is not None and now >= self._grace_ends:
+            self._give_up_on_the_rest()
+        elif now >= self._began + self._limit:
+            raise self._too_late()
+        elif until is not None and now >= until:
+            raise TimeoutError(
+                f"{self._what}: ranks {self._silent()} of {self._pool.size} have not answered yet"
+            )
+
+    def _give_up_on_the_rest(self) -> None:
+        failures = [
+            (answer.failed_at, rank, answer)
+            for rank, answer in self._answers.items()
+            if isinstance(answer, WireFailure)
+        ]
+        _, rank, failure = min(failures, key=lambda entry: entry[:2])
+        silent = self._silent()
+        words = self._pool.stacks(silent, self._method)
+        self._pool.logger.warning(
+            f"{self._what} failed on rank {rank}; ranks {silent} went on for "
+            f"{self._pool.limits.grace:g} seconds and were ended{words}"
+        )
+        self._pool.fail(
+            WorkerError(
+                f"{self._what} failed on rank {rank} of {self._pool.size}: {failure.text}",
+                rank=rank,
+                call=self._what,
+                worker_traceback=failure.traceback,
+            )
+        )
+        self._pending.clear()
+
+    def _too_late(self) -> WorkerError:
+        silent = self._silent()
+        words = self._pool.stacks(silent, self._method)
+        key = f"runtime.time_limits.{self._method}"
+        return self._pool.fail(
+            WorkerError(
+                f"{self._what}: ranks {silent} of {self._pool.size} gave no answer within "
+                f"{self._limit:g} seconds, and were ended{words}",
+                rank=silent[0],
+                call=self._what,
+                hint=f"raise {key} if the work takes that long",
+            )
+        )
+
+    def _silent(self) -> list[int]:
+        return sorted(self._pending.values())
+
+    def _named(self, error: WorkerError) -> WorkerError:
+        """The run's first error, as this call reports it."""
+        if error.call == self._what:
+            return error
+        if error.call:
+            return stopped(self._what, error)
+        # The process died by itself, and this is what was going on.
+        return WorkerError(
+            f"{self._what} was under way when {error.message}",
+            rank=error.rank,
+            call=self._what,
+            hint=error.hint,
+        )
+
+
+def _of_ray(error: ray.exceptions.RayTaskError) -> WireFailure:
+    return WireFailure(
+        pickled=None,
+        text=f"{type(error.cause).__name__}: {error.cause}",
+        traceback=_COLOUR.sub("", str(error)),
+        failed_at=time.time(),
+    )
+
+
+def _without_reserved(fields: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in fields.items() if key not in {"event", "rank", "where"}}

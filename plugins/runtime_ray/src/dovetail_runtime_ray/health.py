@@ -1,0 +1,134 @@
+"""Whether the run's processes are well. The first that is lost, or silent for too long, ends all calls at once."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import ray
+
+from dovetail.errors import WorkerError
+
+_LOOK_SECONDS = 0.2
+
+_DETAIL = re.compile(
+    r"exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include| There are some potential|$)"
+)
+_NO_NOTICE = "connection error code 2"
+"""How Ray says that a worker's socket was closed from one moment to the next."""
+
+
+class Health:
+    """What is known of every process, and the error that ended the run's calls, once there is one.
+
+    A thread waits on a call that every process holds open: a process that dies is known within a moment, whether or
+    not it was computing.
+    """
+
+    def __init__(self) -> None:
+        self.error: WorkerError | None = None
+        self._lock = threading.Lock()
+        self._watched: dict[Any, Callable[[Exception], None]] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, open_call: Any, lost: Callable[[Exception], None]) -> None:
+        """Call `lost` with Ray's error when the process behind this open call dies."""
+        with self._lock:
+            self._watched[open_call] = lost
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look, name="dovetail-ray-watch", daemon=True
+                )
+                self._thread.start()
+
+    def fail(self, error: WorkerError) -> WorkerError:
+        """Record an error, unless another came first; returns the first."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+            return self.error
+
+    def check(self, what: str) -> None:
+        """Raise where something failed before.
+
+        Raises:
+            WorkerError: `what` can't be done, and the first error says why.
+        """
+        if self.error is not None:
+            raise stopped(what, self.error)
+
+    def close(self) -> None:
+        """Stop looking; safe to call twice."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                watched = dict(self._watched)
+            try:
+                ready, _ = ray.wait(
+                    list(watched), num_returns=1, timeout=_LOOK_SECONDS, fetch_local=False
+                )
+            except Exception:  # noqa: BLE001 - Ray was shut down under us: there is nothing left to watch
+                return
+            for call in ready:
+                with self._lock:
+                    self._watched.pop(call, None)
+                try:
+                    ray.get(call)
+                except Exception as error:  # noqa: BLE001 - whatever Ray says of the process that it lost
+                    if not self._over.is_set():
+                        watched[call](error)
+
+
+def stopped(what: str, cause: WorkerError) -> WorkerError:
+    """The error of a call that can't be made, or was given up, because of an earlier failure."""
+    error = WorkerError(
+        f"{what} was given up, since the run's processes failed before: {cause.message}",
+        rank=cause.rank,
+        call=what,
+        worker_traceback=cause.worker_traceback,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def why_lost(error: BaseException) -> str:
+    """What Ray knows of the cause, without its advice to operators of clusters."""
+    text = " ".join(str(error).split())
+    if "memory" in text and isinstance(error, ray.exceptions.OutOfMemoryError):
+        return f"Ray ended it because the machine was nearly out of memory: {text[:400]}"
+    found = _DETAIL.search(text)
+    if found is None:
+        return text[:400] or type(error).__name__
+    kind, detail = found.group(1), found.group(2).strip()
+    if _NO_NOTICE in detail:
+        detail = (
+            "it ended without notice, as by the kernel's out-of-memory killer, SIGKILL or a crash"
+        )
+    return f"{detail.rstrip('.')} (Ray: {kind})"
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How long calls may take, in seconds."""
+
+    default: float
+    methods: Mapping[str, float]
+    grace: float
+    """How long other ranks may go on once one has failed."""
+
+    def of(self, method: str) -> float:
+        """The limit of a method."""
+        return self.methods.get(method, self.default)
+
+    @property
+    def longest(self) -> float:
+        """The longest of them."""
+        return max([self.default, *self.methods.values()])

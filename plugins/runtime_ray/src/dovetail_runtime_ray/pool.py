@@ -1,0 +1,256 @@
+"""The processes of one pool, as the controller sees them: started together, called together, ended together."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import ray
+
+from dovetail.config.placement import Pool
+from dovetail.dispatch import Mesh
+from dovetail.errors import PlacementError, WorkerError
+from dovetail.interfaces.runtime import WorkerSpec
+from dovetail_runtime_ray.gather import Gather
+from dovetail_runtime_ray.health import Health, Limits, why_lost
+from dovetail_runtime_ray.logs import FOLDER, last_printed
+from dovetail_runtime_ray.process import CONTROL
+from dovetail_runtime_ray.wire import Facts, WireFailure
+
+STACKS_SECONDS = 5.0
+"""How long a silent process may take to say what it does."""
+CLOSE_SECONDS = 20.0
+"""How long idle processes may take to close their workers before they are ended."""
+BUSY_SECONDS = 1.0
+"""The same where a call is still under way, because the run was interrupted: it would come first."""
+
+
+class PoolProcesses:
+    """R processes, one a rank, over which training roles of a pool run.
+
+    Args:
+        pool: the pool.
+        actors: handles of `HostProcess` actors, by rank.
+        health: shared by all processes of the run.
+        limits: how long calls may take.
+        logger: told of warnings that workers logged.
+        run_directory: where stacks are written; None puts them into the error.
+        label: what the processes' files in `logs/` are called.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        actors: Sequence[Any],
+        health: Health,
+        limits: Limits,
+        logger: Any,
+        run_directory: str | None,
+        label: str = "",
+    ) -> None:
+        self.pool = pool
+        self.health = health
+        self.limits = limits
+        self.logger = logger
+        self.facts: list[Facts] = []
+        self.roles: list[str] = []
+        self._actors = list(actors)
+        self._run_directory = run_directory
+        self._label = label
+        self._order = threading.Lock()
+        self._calls: weakref.WeakSet[Gather] = weakref.WeakSet()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The roles that live here, or the pool's name before there are any."""
+        return "+".join(self.roles) or f"pool {self.pool.name}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can be made."""
+        return not self._closed and self.health.error is None
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return len(self._actors)
+
+    def begin(self, timeout: float, meeting: str | None) -> None:
+        """Wait until every process is up, and join them to one process group.
+
+        Args:
+            timeout: seconds for all of it.
+            meeting: a file's address that only these processes share; None lets rank 0 listen.
+
+        Raises:
+            PlacementError: they did not come up in time.
+            WorkerError: one of them died, or could not join.
+        """
+        deadline = time.monotonic() + timeout
+        refs = [actor.facts.remote() for actor in self._actors]
+        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=timeout)
+        if waiting:
+            raise PlacementError(
+                f"{len(waiting)} of {len(refs)} processes of {self.name} ({self.pool.described()}) did not start "
+                f"within {timeout:g} seconds",
+                hint="see `ray status`, and raise runtime.start_timeout if the machine is only slow",
+            )
+        for rank, ref in enumerate(refs):
+            try:
+                self.facts.append(ray.get(ref))
+            except ray.exceptions.RayError as error:
+                raise WorkerError(
+                    f"{self.name} rank {rank} of {self.size} died while it started: {why_lost(error)}",
+                    rank=rank,
+                ) from error
+        for rank, actor in enumerate(self._actors):
+            self.health.watch(
+                actor.watch.options(concurrency_group=CONTROL).remote(),
+                partial(self._lost, rank),
+            )
+        address = None
+        if self.size > 1:
+            address = meeting or ray.get(self._actors[0].address.remote())
+        left = max(deadline - time.monotonic(), 1.0)
+        # A collective may wait as long as the longest call may take.
+        patience = max(self.limits.longest, left)
+        self.everywhere("join", lambda actor: actor.join.remote(address, self.size, patience), left)
+
+    def start(self, spec: WorkerSpec, mesh: Mesh, timeout: float) -> None:
+        """Start a role's worker on every rank.
+
+        Raises:
+            DovetailError: what the first failing rank raised.
+        """
+        if spec.role not in self.roles:
+            self.roles.append(spec.role)
+        shared = ray.put(travelling(spec))
+        self.everywhere(
+            f"{spec.role}.start", lambda actor: actor.start.remote(shared, mesh), timeout
+        )
+
+    def everywhere(self, what: str, send: Callable[[Any], Any], timeout: float) -> list[Any]:
+        """Send the same to every rank and wait; raises the first failing rank's own error."""
+        with self._order:
+            refs = {rank: send(actor) for rank, actor in enumerate(self._actors)}
+        results = Gather(self, what, refs, timeout).results(None)
+        failures = [
+            (r.failed_at, k, r) for k, r in enumerate(results) if isinstance(r, WireFailure)
+        ]
+        if failures:
+            _, rank, wire = min(failures, key=lambda entry: entry[:2])
+            failure = wire.unpack()
+            where = f"{what}() on rank {rank} of {self.size} ({self.facts[rank].described()})"
+            failure.error.add_note(f"raised in {where}")
+            failure.error.add_note(failure.traceback)
+            raise failure.error
+        return results
+
+    def call(self, role: str, method: str, payloads: Sequence[Any]) -> Gather:
+        """Call a role's method on every rank that has a payload; every rank gets all calls in the same order."""
+        what = f"{role}.{method}()"
+        self.health.check(what)
+        with self._order:
+            refs = {
+                rank: actor.call.options(name=what).remote(role, method, payload)
+                for rank, (actor, payload) in enumerate(zip(self._actors, payloads, strict=True))
+                if payload is not None
+            }
+        gather = Gather(self, what, refs, self.limits.of(method), method=method)
+        self._calls.add(gather)
+        return gather
+
+    # What Gather asks for
+
+    def lost(self, rank: int, what: str, error: Exception) -> WorkerError:
+        """A process died: end the others, and return the run's first error, which may be an earlier one."""
+        where = self.facts[rank].described() if rank < len(self.facts) else "not yet started"
+        during = f" during {what}" if what else ""
+        failure = WorkerError(
+            f"{self.name} rank {rank} of {self.size} ({where}) died{during}: {why_lost(error)}"
+            + last_printed(self._run_directory, f"{self._label}-{rank}"),
+            rank=rank,
+            call=what,
+        )
+        failure.__cause__ = error
+        return self.fail(failure)
+
+    def fail(self, error: WorkerError) -> WorkerError:
+        """End every process because of an error; returns the run's first."""
+        first = self.health.fail(error)
+        self.kill()
+        return first
+
+    def stacks(self, ranks: Sequence[int], name: str) -> str:
+        """What silent ranks are doing, written to a file of `logs/` where there is a run directory.
+
+        Returns:
+            Words for an error message: the innermost lines of each, and where the rest is.
+        """
+        asked = {
+            rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()
+            for rank in ranks
+        }
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS_SECONDS)
+        texts = {rank: _stack(ref) for rank, ref in asked.items()}
+        whole = "\n".join(f"==== rank {rank}\n{text}" for rank, text in texts.items())
+        if self._run_directory is None:
+            return f"\n{whole}"
+        path = Path(self._run_directory) / FOLDER / f"stacks-{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(whole, encoding="utf-8")
+        return f"; what they were doing is in {path}"
+
+    def kill(self) -> None:
+        """End every process now."""
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        """Close every worker and end the processes, whatever state they are in; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.health.error is None:
+            busy = any(not call.done() for call in self._calls)
+            refs = [actor.close.remote() for actor in self._actors]
+            _, waiting = ray.wait(
+                refs, num_returns=len(refs), timeout=BUSY_SECONDS if busy else CLOSE_SECONDS
+            )
+            for rank, ref in enumerate(refs):
+                if ref in waiting:
+                    if not busy:
+                        self.logger.warning(
+                            f"{self.name} rank {rank} did not close within {CLOSE_SECONDS:g} seconds, and was ended"
+                        )
+                    continue
+                try:
+                    ray.get(ref)
+                except ray.exceptions.RayError as error:
+                    self.logger.warning(f"{self.name} rank {rank} did not close cleanly: {error}")
+        self.kill()
+
+    def _lost(self, rank: int, error: Exception) -> None:
+        if not self._closed:
+            self.lost(rank, "", error)
+
+
+def _stack(ref: Any) -> str:
+    try:
+        text: str = ray.get(ref, timeout=0)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        return f"no answer, not even about its stacks ({type(error).__name__})\n"
+    return text
+
+
+def travelling(spec: WorkerSpec) -> WorkerSpec:
+    """The spec without what belongs to the controller's process."""
+    context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
+    return attrs.evolve(spec, context=context)

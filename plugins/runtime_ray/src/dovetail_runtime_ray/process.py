@@ -1,0 +1,193 @@
+"""What runs in a worker's process: a host of workers of several roles, one rank of its pool."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.dispatch import Mesh
+from dovetail.dispatch.group import RankFailure
+from dovetail.dispatch.host import WorkerHost, stacks
+from dovetail.dispatch.lock import check_plugins
+from dovetail.dispatch.processes import join_processes, leave_processes, reduction_over
+from dovetail.errors import PlacementError
+from dovetail.interfaces.runtime import WorkerSpec
+from dovetail_runtime_ray.codec import worker_codec
+from dovetail_runtime_ray.logs import WorkerLogs
+from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
+
+CONTROL = "control"
+"""The concurrency group whose methods run while a call is under way."""
+CONTROL_THREADS = 3
+
+
+class Process:
+    """What every worker process has in common: its surroundings, its log files, and a way to be looked into."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        if Path(setup.working_directory).is_dir():
+            os.chdir(setup.working_directory)
+        os.environ.update(setup.environment)
+        if setup.visible is not None:
+            _show_accelerators(setup.visible)
+        self.logs = WorkerLogs(setup.run_directory, f"{setup.label}-{setup.rank}")
+        self._checked = False
+
+    def facts(self) -> Facts:
+        """Where this process runs."""
+        import ray
+
+        context = ray.get_runtime_context()
+        ids = context.get_accelerator_ids()
+        return Facts(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            node=_node_address(),
+            worker=context.get_worker_id(),
+            accelerators=tuple(str(i) for kind in sorted(ids) for i in ids[kind]),
+        )
+
+    def prepare(self) -> str:
+        """Load torch as the setup says; returns the device.
+
+        Raises:
+            PlacementError: an accelerator is promised, and torch sees none.
+        """
+        import torch
+
+        torch.set_num_threads(self.setup.threads)
+        if self.setup.deterministic:
+            torch.use_deterministic_algorithms(True)
+        if not self.setup.accelerator:
+            return "cpu"
+        here = torch.accelerator.current_accelerator(check_available=True)
+        if here is None:
+            raise PlacementError(
+                f"Ray gave {self.setup.label} rank {self.setup.rank} an accelerator on {socket.gethostname()}, "
+                f"but torch {torch.__version__} sees none there",
+                hint="install the build of torch for it on every node, or set runtime.device=cpu",
+            )
+        return f"{here.type}:0"
+
+    def spec_here(self, spec: WorkerSpec, rank: int) -> WorkerSpec:
+        """The spec with this process's logger, after the plugins here were compared with the controller's.
+
+        Raises:
+            PluginError: a plugin here is not the one that the controller has.
+        """
+        if self.setup.plugins is not None and not self._checked:
+            check_plugins(self.setup.plugins, where=f"a worker on {socket.gethostname()}")
+            self._checked = True
+        context = attrs.evolve(spec.context, logger=self.logs.logger(spec.role, rank))
+        return attrs.evolve(spec, context=context)
+
+    def answer(self, act: Callable[[], Any]) -> Reply:
+        """Run something; its result or failure with the warnings that came of it."""
+        try:
+            result = act()
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:  # noqa: BLE001 - a worker may raise anything; the controller raises it again
+            result = WireFailure.now(error)
+        return Reply(result=result, warnings=self.logs.warnings())
+
+
+class HostProcess(Process):
+    """One rank of a pool: holds a worker of every training role that lives there."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._host: WorkerHost | None = None
+        self._codec = worker_codec()
+
+    def address(self) -> str:
+        """Where ranks on several nodes can meet, if this one listens: `tcp://host:port`."""
+        node = _node_address()
+        with socket.socket() as probe:
+            probe.bind((node, 0))
+            return f"tcp://{node}:{probe.getsockname()[1]}"
+
+    def join(self, address: str | None, world: int, timeout: float) -> Reply:
+        """Load torch, and become a rank of the default process group; alone, none is made."""
+
+        def act() -> str:
+            device = self.prepare()
+            if address is not None:
+                join_processes(
+                    address=address,
+                    rank=self.setup.rank,
+                    world=world,
+                    device=device,
+                    timeout=timeout,
+                )
+            self._host = WorkerHost(device)
+            return device
+
+        return self.answer(act)
+
+    def start(self, spec: WorkerSpec, mesh: Mesh) -> Reply:
+        """Start this rank's worker of a role."""
+
+        def act() -> None:
+            rank = self.setup.rank
+            reduction = reduction_over(mesh, rank)
+            self._joined().start_worker(self.spec_here(spec, rank), mesh, rank, reduction)
+
+        return self.answer(act)
+
+    def call(self, role: str, method: str, payload: Any) -> Reply:
+        """Run one rank's call of a role's method."""
+
+        def act() -> Any:
+            result = self._joined().run(role, method, self._codec.decode(payload))
+            if isinstance(result, RankFailure):
+                return WireFailure.of(result)
+            return self._codec.encode_result(result)
+
+        return self.answer(act)
+
+    def close(self) -> None:
+        """Close every worker, and leave the process group."""
+        try:
+            if self._host is not None:
+                self._host.close()
+        finally:
+            leave_processes()
+            self._codec.close()
+            self.logs.close()
+
+    def stacks(self) -> str:
+        """What every thread does now; answers during a call."""
+        return stacks()
+
+    def watch(self) -> None:
+        """Never return: the caller hears of the process's death at once."""
+        threading.Event().wait()
+
+    def _joined(self) -> WorkerHost:
+        if self._host is None:
+            raise PlacementError("the process has not joined its pool")
+        return self._host
+
+
+def _node_address() -> str:
+    from ray import util
+
+    address: Any = util.get_node_ip_address
+    return str(address())
+
+
+def _show_accelerators(ids: tuple[str, ...]) -> None:
+    """Let torch see these accelerators of the node; whatever Ray made of the actor's own share."""
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    if manager is not None:
+        os.environ[str(manager.get_visible_accelerator_ids_env_var())] = ",".join(ids)

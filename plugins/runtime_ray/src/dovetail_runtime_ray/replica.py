@@ -1,0 +1,232 @@
+"""A rollout replica in another process, as the controller sees it: a BaseRollout whose completions stream in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import ray
+
+from dovetail.errors import RolloutError, WorkerError
+from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
+from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.interfaces.transport import WeightManifest
+from dovetail_runtime_ray.gather import LOOK_SECONDS
+from dovetail_runtime_ray.health import Health, Limits, stopped, why_lost
+from dovetail_runtime_ray.logs import last_printed
+from dovetail_runtime_ray.pool import CLOSE_SECONDS, STACKS_SECONDS
+from dovetail_runtime_ray.process import CONTROL
+from dovetail_runtime_ray.streams import Streams
+from dovetail_runtime_ray.wire import Facts, Reply, WireFailure
+
+
+class RayReplica(BaseRollout):
+    """One replica in a process of its own. Its methods work from any thread and under any event loop.
+
+    When the process dies, everything that was asked of it fails with a RolloutError, and so does all that follows:
+    the pool takes requests to other replicas.
+
+    Args:
+        spec: what it runs.
+        actor: handle of a `ReplicaProcess`.
+        number: its number among the replicas.
+        facts: where it runs.
+        health: of the run's processes.
+        limits: how long calls may take.
+        logger: told of warnings from there, and of its death.
+    """
+
+    name = "ray_replica"
+    api = ">=1.0,<2"
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        actor: Any,
+        number: int,
+        facts: Facts,
+        health: Health,
+        limits: Limits,
+        logger: Any,
+    ) -> None:
+        super().__init__(spec.plugin.config, spec.context)
+        self.number, self.facts = number, facts
+        self._actor = actor
+        self._health, self._limits, self._logger = health, limits, logger
+        self._dead: str | None = None
+        self._closed = False
+        self._streams: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Streams] = (
+            weakref.WeakKeyDictionary()
+        )
+        health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
+
+    async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+        """Yield the request's samples as they come in. For errors see `BaseRollout`."""
+        self._check_alive()
+        streams = self._streams_here()
+        inbox = streams.add(request)
+        ended = False
+        try:
+            while True:
+                item = await self._next(inbox, request)
+                if isinstance(item, Completion):
+                    yield item
+                    continue
+                ended = True
+                if isinstance(item, Exception):
+                    raise self._as_rollout_error(item)
+                return
+        finally:
+            streams.remove(request)
+            if not ended and self._dead is None and not self._closed:
+                self._actor.forget.remote((request.request_id,))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._control("abort", tuple(request_ids))
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        await self._control("pause", mode)
+
+    async def resume(self) -> None:
+        await self._control("resume")
+
+    async def reset_cache(self) -> None:
+        await self._control("reset_cache")
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        self._blocking("receive_weights", version, manifest)
+
+    def sleep(self, tags: frozenset[str]) -> int:
+        return int(self._blocking("sleep", tags))
+
+    def wake(self, tags: frozenset[str]) -> None:
+        self._blocking("wake", tags)
+
+    def close(self) -> None:
+        """Close the engine and end its process; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._dead is None and self._health.error is None:
+            try:
+                ray.get(self._actor.close.remote(), timeout=CLOSE_SECONDS)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                self._logger.warning(f"{self.title} did not close cleanly: {why_lost(error)}")
+        ray.kill(self._actor, no_restart=True)
+
+    @property
+    def title(self) -> str:
+        """`rollout replica 0`."""
+        return f"rollout replica {self.number}"
+
+    # Waiting
+
+    async def _next(self, inbox: asyncio.Queue[Any], request: RolloutRequest) -> Any:
+        """The next item of a request; a replica that is silent beyond its limit is given up."""
+        if not inbox.empty():
+            return inbox.get_nowait()
+        began, limit = time.monotonic(), self._limits.of("submit")
+        while True:
+            try:
+                return await asyncio.wait_for(inbox.get(), LOOK_SECONDS * 4)
+            except TimeoutError:
+                self._check_health("submit()")
+                if time.monotonic() - began < limit:
+                    continue
+            words = await asyncio.to_thread(self._stacks)
+            raise RolloutError(
+                f"{self.title} ({self.facts.described()}) sent nothing for request {request.request_id!r} "
+                f"within {limit:g} seconds{words}",
+                hint="raise runtime.time_limits.submit if a response takes that long",
+            )
+
+    async def _control(self, method: str, *args: Any) -> Any:
+        self._check_alive()
+        ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args)
+        try:
+            reply: Reply = await asyncio.wrap_future(ref.future())
+        except ray.exceptions.RayError as error:
+            raise self._gone(error) from error
+        return self._opened(method, reply)
+
+    def _blocking(self, method: str, *args: Any) -> Any:
+        self._check_alive()
+        ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args)
+        deadline = time.monotonic() + self._limits.of(method)
+        while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
+            self._check_health(f"{method}()")
+            if time.monotonic() >= deadline:
+                raise WorkerError(
+                    f"{self.title} ({self.facts.described()}) gave no answer to {method}() within "
+                    f"{self._limits.of(method):g} seconds{self._stacks()}",
+                    rank=self.number,
+                    call=method,
+                    hint=f"raise runtime.time_limits.{method} if the work takes that long",
+                )
+        try:
+            reply: Reply = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            raise self._gone(error) from error
+        return self._opened(method, reply)
+
+    def _opened(self, method: str, reply: Reply) -> Any:
+        for warned in reply.warnings:
+            self._logger.warning(warned.event, where=self.title, **warned.fields)
+        if isinstance(reply.result, WireFailure):
+            failure = reply.result.unpack()
+            failure.error.add_note(f"raised in {method}() of {self.title}\n{failure.traceback}")
+            raise failure.error
+        return reply.result
+
+    # Health
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise RolloutError(f"{self.title} is closed")
+        if self._dead is not None:
+            raise RolloutError(self._dead)
+
+    def _check_health(self, what: str) -> None:
+        """Trainer and replicas depend on each other: where one has failed, waiting for another is in vain."""
+        if self._health.error is not None:
+            raise stopped(f"{self.title}: {what}", self._health.error)
+
+    def _gone(self, error: Exception) -> RolloutError:
+        """The error of a replica that Ray has lost."""
+        if isinstance(error, ray.exceptions.RayTaskError):
+            return RolloutError(f"{self.title} could not be asked: {error.cause}")
+        if self._dead is None:
+            place = self.context.run_directory
+            printed = last_printed(None if place is None else str(place), f"rollout-{self.number}")
+            where = self.facts.described()
+            self._dead = f"{self.title} ({where}) died: {why_lost(error)}{printed}"
+        return RolloutError(self._dead)
+
+    def _as_rollout_error(self, error: Exception) -> Exception:
+        if isinstance(error, ray.exceptions.RayError):
+            return self._gone(error)
+        if isinstance(error, RolloutError):
+            return error
+        failed = RolloutError(f"{self.title} failed: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
+
+    def _lost(self, error: Exception) -> None:
+        if not self._closed:
+            self._logger.warning(self._gone(error).message)
+
+    def _stacks(self) -> str:
+        ref = self._actor.stacks.options(concurrency_group=CONTROL).remote()
+        try:
+            return f"; it was doing:\n{ray.get(ref, timeout=STACKS_SECONDS)}"
+        except (ray.exceptions.RayError, TimeoutError):
+            return ", not even about its stacks"
+
+    def _streams_here(self) -> Streams:
+        loop = asyncio.get_running_loop()
+        if loop not in self._streams:
+            self._streams[loop] = Streams(self._actor, self.title)
+        return self._streams[loop]

@@ -1,0 +1,136 @@
+"""What runs in a rollout replica's process: the engine on an event loop, and streams of what it generates."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from dovetail.dispatch.host import WorkerHost, stacks
+from dovetail.errors import RolloutError
+from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest
+from dovetail.interfaces.runtime import WorkerSpec
+from dovetail_runtime_ray.completions import Message, pack
+from dovetail_runtime_ray.process import Process
+from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
+
+GATHER_SECONDS = 0.005
+"""How long a message waits for further completions: few messages cost less than many."""
+
+CONTROL_METHODS = ("receive_weights", "sleep", "wake", "abort", "pause", "resume", "reset_cache")
+
+
+class ReplicaProcess(Process):
+    """One replica of a generation engine. Every method is a coroutine: none keeps another waiting."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._engine: BaseRollout | None = None
+        self._host: WorkerHost | None = None
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    async def whereabouts(self) -> Facts:
+        """Where this process runs."""
+        return self.facts()
+
+    async def start(self, spec: WorkerSpec) -> Reply:
+        """Make and start the engine."""
+
+        def act() -> None:
+            self._host = WorkerHost(self.prepare())
+            rank = self.setup.rank
+            engine = self._host.start(self.spec_here(spec, rank), BaseRollout, mesh=None, rank=rank)
+            self._engine = cast("BaseRollout", engine)
+
+        return await self._aside(act)
+
+    async def submit(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Message, None]:
+        """Generate these requests, handed to the engine in one turn of the loop; yields what is finished."""
+        inbox: asyncio.Queue[tuple[str, Completion | WireFailure | None]] = asyncio.Queue()
+        for request in requests:
+            self._streams[request.request_id] = asyncio.create_task(self._run(request, inbox))
+        running = {request.request_id for request in requests}
+        try:
+            while running:
+                items = [await inbox.get()]
+                await asyncio.sleep(GATHER_SECONDS)
+                while not inbox.empty():
+                    items.append(inbox.get_nowait())
+                completions = [item for _, item in items if isinstance(item, Completion)]
+                ended = tuple(name for name, item in items if item is None)
+                failed = tuple((n, item) for n, item in items if isinstance(item, WireFailure))
+                running -= {*ended, *(name for name, _ in failed)}
+                yield Message(
+                    completions=pack(completions) if completions else None,
+                    ended=ended,
+                    failed=failed,
+                )
+        finally:
+            await self.forget(tuple(running))
+
+    async def forget(self, request_ids: Sequence[str]) -> None:
+        """Nobody listens to these requests any more: stop generating them."""
+        tasks = [self._streams.pop(name) for name in request_ids if name in self._streams]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def control(self, method: str, args: tuple[Any, ...]) -> Reply:
+        """Call one of `CONTROL_METHODS`; those that block run in a thread."""
+        act = getattr(self._started(), method)
+        if not asyncio.iscoroutinefunction(act):
+            return await self._aside(functools.partial(act, *args))
+        try:
+            result = await act(*args)
+        except Exception as error:  # noqa: BLE001 - raised again where it was called
+            return Reply(result=WireFailure.now(error), warnings=self.logs.warnings())
+        return Reply(result=result, warnings=self.logs.warnings())
+
+    async def close(self) -> None:
+        """End every request, and close the engine."""
+        await self.forget(tuple(self._streams))
+        if self._host is not None:
+            await asyncio.to_thread(self._host.close)
+        self.logs.close()
+
+    async def stacks(self) -> str:
+        """What every thread does now."""
+        return stacks()
+
+    async def watch(self) -> None:
+        """Never return: the caller hears of the process's death at once."""
+        await asyncio.Event().wait()
+
+    async def _run(self, request: RolloutRequest, inbox: asyncio.Queue[tuple[str, Any]]) -> None:
+        name = request.request_id
+        try:
+            async with aclosing(_closable(self._started().submit(request))) as completions:
+                async for completion in completions:
+                    inbox.put_nowait((name, completion))
+            inbox.put_nowait((name, None))
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything; the controller raises it again
+            inbox.put_nowait((name, WireFailure.now(error)))
+        finally:
+            if self._streams.get(name) is asyncio.current_task():
+                del self._streams[name]
+
+    async def _aside(self, act: Callable[[], Any]) -> Reply:
+        return await asyncio.to_thread(self.answer, act)
+
+    def _started(self) -> BaseRollout:
+        if self._engine is None:
+            raise RolloutError("the replica's engine has not started")
+        return self._engine
+
+
+async def _closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
+    """Any asynchronous iterator as a generator that passes its closing on."""
+    try:
+        async for completion in completions:
+            yield completion
+    finally:
+        closing = getattr(completions, "aclose", None)
+        if closing is not None:
+            await closing()

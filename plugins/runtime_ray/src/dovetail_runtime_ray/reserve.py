@@ -1,0 +1,112 @@
+"""Placement groups: what the pools need is reserved on the nodes that were chosen for them, a bundle a rank."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from dovetail.config.placement import Pool
+from dovetail.errors import PlacementError
+from dovetail_runtime_ray.capacity import Node, Share
+
+RESERVE_SECONDS = 30.0
+"""How long a reservation may take that fits what is free."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Reserved:
+    """A pool's ranks in its placement groups, one group a node."""
+
+    pool: Pool
+    groups: tuple[PlacementGroup, ...]
+    nodes: tuple[Node, ...]
+
+    def options(self, rank: int, *, parts: int) -> dict[str, Any]:
+        """Ray's options for an actor in a rank's bundle, of which so many share its accelerator; 0 takes no share.
+
+        CPUs are the bundle's, and whoever lives there takes turns with them.
+        """
+        node, bundle = divmod(rank, self.pool.ranks_per_node)
+        share = 1.0 / parts if self.pool.accelerators and parts else 0
+        return {
+            "num_cpus": 0,
+            "num_gpus": share,
+            "max_restarts": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.groups[node], placement_group_bundle_index=bundle
+            ),
+        }
+
+    def node(self, rank: int) -> Node:
+        """The machine of a rank."""
+        return self.nodes[rank // self.pool.ranks_per_node]
+
+
+def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserved]:
+    """Make the placement groups of all pools, by the pool's name.
+
+    Args:
+        shares: the pools' parts.
+        nodes: the node of each.
+
+    Raises:
+        PlacementError: somebody else was faster.
+    """
+    groups: list[PlacementGroup] = []
+    ours = uuid.uuid4().hex[:8]  # names are unique in a cluster's namespace
+    try:
+        for share, node in zip(shares, nodes, strict=True):
+            count = share.pool.ranks_per_node
+            groups.append(
+                placement_group(
+                    [dict(share.rank)] * count,
+                    strategy="STRICT_PACK",
+                    name=f"dovetail-{ours}-{share.pool.name}-{share.index}",
+                    bundle_label_selector=[{"ray.io/node-id": node.node_id}] * count,
+                )
+            )
+        _wait(groups, shares, nodes)
+    except BaseException:
+        release(groups)
+        raise
+    found: dict[str, Reserved] = {}
+    for name, pool in {share.pool.name: share.pool for share in shares}.items():
+        mine = [i for i, share in enumerate(shares) if share.pool.name == name]
+        found[name] = Reserved(
+            pool=pool,
+            groups=tuple(groups[i] for i in mine),
+            nodes=tuple(nodes[i] for i in mine),
+        )
+    return found
+
+
+def release(groups: Sequence[PlacementGroup]) -> None:
+    """Give placement groups back."""
+    for group in groups:
+        remove_placement_group(group)
+
+
+def _wait(groups: Sequence[PlacementGroup], shares: Sequence[Share], nodes: Sequence[Node]) -> None:
+    refs = {group.ready(): i for i, group in enumerate(groups)}
+    _, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=RESERVE_SECONDS)
+    if not waiting:
+        return
+    missing = sorted(refs[ref] for ref in waiting)
+    told = "; ".join(
+        f"pool {shares[i].pool.name!r}: {_needs(shares[i].needs)} on {nodes[i].described()}"
+        for i in missing
+    )
+    raise PlacementError(
+        f"Ray did not reserve within {RESERVE_SECONDS:g} seconds what was free a moment ago ({told})",
+        hint="another job may have taken it; see `ray status`, and try again",
+    )
+
+
+def _needs(needs: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {kind}s" for kind, amount in needs.items())

@@ -1,0 +1,238 @@
+"""The Ray runtime: pools become placement groups, ranks become processes, and everything is given back at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.placement import Pool
+from dovetail.dispatch import Mesh, WorkerGroup
+from dovetail.dispatch.lock import plugins_here
+from dovetail.errors import DispatchError, PlacementError
+from dovetail.interfaces import load_plugin_class
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.runtime import Runtime, WorkerSpec
+from dovetail_runtime_ray import launch
+from dovetail_runtime_ray.capacity import Node, Share, fit, shares
+from dovetail_runtime_ray.cluster import Cluster
+from dovetail_runtime_ray.codec import DriverCodec, driver_codec
+from dovetail_runtime_ray.config import RayConfig
+from dovetail_runtime_ray.group import RayGroup
+from dovetail_runtime_ray.health import Health, Limits
+from dovetail_runtime_ray.logs import remove_empty
+from dovetail_runtime_ray.pool import PoolProcesses
+from dovetail_runtime_ray.replica import RayReplica
+from dovetail_runtime_ray.reserve import Reserved, release, reserve
+from dovetail_runtime_ray.timeline import write_timeline
+
+ROLLOUT = "rollout"
+_SETTLE_SECONDS = 3.0
+"""How long resources that have just been given back may take to be free."""
+
+
+class RayRuntime(Runtime):
+    """Runs every training rank and every rollout replica in a process of its own, on one machine or many."""
+
+    name = "ray"
+    api = ">=1.1,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = RayConfig
+
+    def __init__(self, config: RayConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._logger = context.logger
+        self._health = Health()
+        self._limits = Limits(
+            default=config.time_limit, methods=config.time_limits, grace=config.failure_grace
+        )
+        self._ending = ExitStack()
+        self._cluster: Cluster | None = None
+        self._codec: DriverCodec | None = None
+        self._plugins: dict[str, Any] | None = None
+        self._reserved: dict[str, Reserved] = {}
+        self._processes: dict[str, PoolProcesses] = {}
+        self._replicas: list[RayReplica] = []
+
+    def place(self, pools: Sequence[Pool]) -> None:
+        """Connect to Ray, reserve what the pools need, and start the processes of training ranks."""
+        if self._cluster is not None:
+            raise DispatchError("the runtime has placed its pools already")
+        if self.context.run_directory is not None:
+            self._plugins = plugins_here(self.context.run_directory)
+        wanted = shares(pools, self.config.cpus_per_worker)
+        cpus = sum(share.needs["CPU"] for share in wanted)
+        self._ending.callback(remove_empty, self._run_directory)
+        self._cluster = Cluster(self.config, int(cpus), self._logger)
+        self._ending.callback(self._cluster.close)
+        nodes = _fitted(wanted, self._cluster)
+        self._reserved = reserve(wanted, nodes)
+        self._ending.callback(
+            release, [g for reserved in self._reserved.values() for g in reserved.groups]
+        )
+        self._codec = driver_codec()
+        self._ending.callback(self._codec.close)
+        self._ending.callback(self._health.close)
+        for name, reserved in self._reserved.items():
+            if any(role != ROLLOUT for role in reserved.pool.roles):
+                self._start_ranks(name, reserved)
+
+    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
+        """Start a worker on every rank of the role's pool, and wait until all have started.
+
+        Raises:
+            DispatchError: no pool is for this role, or the mesh has another size than the pool.
+            WorkerError: a process died or did not join the others.
+            DovetailError: what the first failing rank raised in its start.
+        """
+        reserved = self._home(spec.role)
+        mesh.check_size(reserved.pool.ranks)
+        processes = self._processes[reserved.pool.name]
+        processes.start(spec, mesh, self.config.start_timeout)
+        assert self._codec is not None
+        return RayGroup(load_plugin_class(spec.plugin), mesh, spec.role, processes, self._codec)
+
+    def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
+        """Start replicas, each in a process of its own.
+
+        Raises:
+            DispatchError: count is below 1, or no pool is for rollouts.
+            RolloutError: a replica did not start in time, or its process died.
+        """
+        if count < 1:
+            raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
+        reserved = self._home(spec.role)
+        replicas = launch.replicas(
+            spec,
+            count,
+            reserved,
+            self._processes.get(reserved.pool.name),
+            launch.Surroundings(
+                setup=lambda label, rank: self._setup(label, rank, reserved),
+                health=self._health,
+                limits=self._limits,
+                logger=self._logger,
+                timeout=self.config.start_timeout,
+                ending=self._ending,
+            ),
+        )
+        self._replicas += replicas
+        return list(replicas)
+
+    def device(self) -> str:
+        """The kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
+        sizes = [self.config.gpus_per_node, *(s.gpus_per_node for s in self.config.pools.values())]
+        if self.config.device == "cpu" or not any(sizes):
+            return "cpu"
+        import torch
+
+        here = torch.accelerator.current_accelerator(check_available=True)
+        return "accelerator" if here is None else here.type
+
+    def before_exit(self) -> None:
+        """Write the timeline, where the config wants one."""
+        if self.config.timeline is None or self._cluster is None:
+            return
+        path = Path(self.config.timeline)
+        names = {
+            facts.worker: f"{processes.name} rank {rank}"
+            for processes in self._processes.values()
+            for rank, facts in enumerate(processes.facts)
+        }
+        write_timeline(path, names | {r.facts.worker: r.title for r in self._replicas})
+        self._logger.info("timeline_written", path=str(path))
+
+    def close(self) -> None:
+        """End every process, give back what was reserved, and leave or stop the cluster; safe to call twice."""
+        self._ending.close()
+
+    @property
+    def _run_directory(self) -> str | None:
+        place = self.context.run_directory
+        return None if place is None else str(Path(place).resolve())
+
+    def _home(self, role: str) -> Reserved:
+        for reserved in self._reserved.values():
+            if role in reserved.pool.roles:
+                return reserved
+        known = ", ".join(r for reserved in self._reserved.values() for r in reserved.pool.roles)
+        raise DispatchError(
+            f"no pool was placed for {role!r}; there are: {known or 'none'}",
+            hint="call place() with a pool for every role first",
+        )
+
+    def _start_ranks(self, name: str, reserved: Reserved) -> None:
+        pool = reserved.pool
+        label = "-".join(role for role in pool.roles if role != ROLLOUT)
+        parts = 2 if ROLLOUT in pool.roles else 1
+        actors = [
+            launch.rank(reserved, rank, parts, self._setup(label, rank, reserved))
+            for rank in range(pool.ranks)
+        ]
+        processes = PoolProcesses(
+            pool,
+            actors,
+            self._health,
+            self._limits,
+            self._logger,
+            self._run_directory,
+            label,
+        )
+        self._processes[name] = processes
+        self._ending.callback(processes.close)
+        directory = self._cluster.directory if self._cluster is not None else None
+        meeting = None if directory is None else f"file://{directory}/meeting-{name}"
+        processes.begin(self.config.start_timeout, meeting)
+
+    def _setup(self, label: str, rank: int, reserved: Reserved) -> Any:
+        threads = self._threads(reserved, rank)
+        return launch.setup_of(
+            self.config,
+            label=label,
+            rank=rank,
+            accelerator=reserved.pool.accelerators,
+            run_directory=self._run_directory,
+            threads=threads,
+            deterministic=_deterministic(),
+            loopback=self._cluster is not None and self._cluster.local,
+            plugins=self._plugins,
+        )
+
+    def _threads(self, reserved: Reserved, rank: int) -> int:
+        """The node's cores shared out over the ranks that reserve there; roles of one pool take turns."""
+        if self.config.cpus_per_worker is not None:
+            return int(self.config.cpus_per_worker)
+        node = reserved.node(rank)
+        ranks = sum(
+            other.pool.ranks_per_node
+            for other in self._reserved.values()
+            for place in other.nodes
+            if place.node_id == node.node_id
+        )
+        cores = node.total.get("CPU", 1.0)
+        if self._cluster is not None and self._cluster.local:
+            cores = min(cores, float(os.cpu_count() or 1))
+        return max(1, int(cores // ranks))
+
+
+def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:
+    """A node for each share; a cluster hears of what was given back a moment ago a moment late."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        try:
+            return fit(wanted, cluster.nodes())
+        except PlacementError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _deterministic() -> bool:
+    """Whether the controller allows deterministic kernels only, as `trainer.deterministic` sets it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.are_deterministic_algorithms_enabled())

@@ -1,0 +1,71 @@
+"""Clears away what a local cluster leaves when its driver is killed; also runs as a program of its own, on bare Python.
+
+Every process of the cluster carries the cluster's directory in its environment, so that exactly those are found, and
+nothing else. Linux only: elsewhere nothing is found, and only the directory goes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = "DOVETAIL_RAY_CLUSTER"
+"""Environment variable of every process of a local cluster: its directory."""
+PREFIX = "dovetail-ray-"
+"""How the directory's name begins."""
+
+_PROC = Path("/proc")
+
+
+def marked_processes(directory: str) -> list[int]:
+    """Ids of the processes that carry this directory's mark, zombies left out."""
+    wanted = f"{MARK}={directory}".encode()
+    found = []
+    for place in _PROC.glob("[0-9]*"):
+        try:
+            carried = (place / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        if wanted in carried:
+            found.append(int(place.name))
+    return found
+
+
+def sweep(directory: str, patience: float) -> list[int]:
+    """Wait so many seconds for the cluster's processes to end, kill those that have not, and remove the directory.
+
+    Returns:
+        The processes that had to be killed.
+    """
+    deadline = time.monotonic() + patience
+    left = [pid for pid in marked_processes(directory) if pid != os.getpid()]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [pid for pid in marked_processes(directory) if pid != os.getpid()]
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+    if Path(directory).name.startswith(PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
+    return left
+
+
+def watch(parent: int, directory: str) -> None:
+    """Sleep until the parent has ended; then sweep, unless it has done so itself."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+        if not Path(directory).exists():
+            return
+    sweep(directory, patience=5.0)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    watch(int(sys.argv[1]), sys.argv[2])

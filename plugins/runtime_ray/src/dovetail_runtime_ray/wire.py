@@ -1,0 +1,126 @@
+"""What passes between controller and worker processes besides calls: how a process is set up, what it answers."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from typing import Any
+
+import attrs
+
+from dovetail.dispatch.group import RankFailure
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """What a process is told before it does anything."""
+
+    label: str
+    """What its files in `logs/` are called: `<label>-<rank>`."""
+    rank: int
+    """Its rank in its pool, or its number among the rollout replicas."""
+    accelerator: bool
+    """Whether it computes on an accelerator."""
+    working_directory: str
+    """Where relative paths of the config begin: the controller's working directory."""
+    run_directory: str | None
+    """Where `logs/` goes; None outside a run."""
+    environment: dict[str, str]
+    """Variables that must be set before torch is loaded."""
+    threads: int
+    """Threads that it computes with on the CPU."""
+    deterministic: bool
+    """Whether the controller allows deterministic kernels only."""
+    plugins: dict[str, Any] | None = None
+    """The controller's plugins, to be found here too; None outside a run."""
+    visible: tuple[str, ...] | None = None
+    """Ids of the accelerators of a replica that has several; None leaves the choice to Ray."""
+
+
+@attrs.frozen(kw_only=True)
+class Facts:
+    """Where a process runs."""
+
+    pid: int
+    host: str
+    node: str
+    """The node's address."""
+    worker: str = ""
+    """Ray's id of the process."""
+    accelerators: tuple[str, ...] = ()
+    """Ids of the accelerators that Ray gave it."""
+
+    def described(self) -> str:
+        """`pid 123 on host (10.0.0.1)`."""
+        return f"pid {self.pid} on {self.host} ({self.node})"
+
+
+@attrs.frozen(kw_only=True)
+class Warned:
+    """A warning that a worker logged, to be shown where people look."""
+
+    event: str
+    fields: dict[str, str]
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """What a process answers to a call."""
+
+    result: Any
+    """The codec's encoded result, or a `WireFailure`."""
+    warnings: tuple[Warned, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class WireFailure:
+    """An error on its way to a process that may not be able to load its class."""
+
+    pickled: bytes | None
+    """The exception, where it survives pickling."""
+    text: str
+    """`Type: message`."""
+    traceback: str
+    failed_at: float
+    """Seconds since the epoch."""
+
+    @classmethod
+    def of(cls, failure: RankFailure) -> WireFailure:
+        """Pack a failure."""
+        error = failure.error
+        try:
+            pickled: bytes | None = pickle.dumps(error)
+            pickle.loads(pickled)  # type: ignore[arg-type]  # noqa: S301 - what was just written
+        except Exception:  # noqa: BLE001 - an exception class may break in any way; its text travels
+            pickled = None
+        return cls(
+            pickled=pickled,
+            text="".join(traceback.format_exception_only(error)).strip(),
+            traceback=failure.traceback,
+            failed_at=failure.failed_at,
+        )
+
+    @classmethod
+    def now(cls, error: Exception) -> WireFailure:
+        """Pack an exception that is being handled."""
+        return cls.of(
+            RankFailure(error=error, traceback=traceback.format_exc(), failed_at=time.time())
+        )
+
+    def unpack(self) -> RankFailure:
+        """The failure, with its own exception where its class can be loaded here, else a `RemoteError`."""
+        error: Exception | None = None
+        if self.pickled is not None:
+            try:
+                error = pickle.loads(self.pickled)  # noqa: S301 - from this run's own worker
+            except Exception:  # noqa: BLE001 - its class is not here, or does not load; its text is
+                error = None
+        if error is None:
+            error = RemoteError(self.text)
+        error.__traceback__ = None
+        return RankFailure(error=error, traceback=self.traceback, failed_at=self.failed_at)
+
+
+class RemoteError(RuntimeError):
+    """Stands for an exception whose class exists in the worker's process only."""

@@ -1,0 +1,43 @@
+"""A scripted rollout that runs in another process, and dies on request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.rollout import Completion, RolloutRequest
+from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
+
+
+class ProbeRollout(ScriptedRollout):
+    """What it does with a request is told by the request's id."""
+
+    name = "probe"
+
+    def __init__(self, config: Any = None, context: Any = None) -> None:
+        super().__init__(config, context)
+        self.script = Script(delay=0.001)
+
+    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+        here = f"on-{self.context.rank}" in request.request_id
+        count = 0
+        async for completion in super().submit(request):
+            if count == 1 and here and "dies" in request.request_id:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if count == 1 and "breaks" in request.request_id:
+                raise ValueError(f"{request.request_id} breaks")
+            if "slow" in request.request_id:
+                await asyncio.sleep(3600)
+            yield completion
+            count += 1
+
+    def receive_weights(self, version: int, manifest: Any) -> None:
+        time.sleep(0.2)
+        if manifest == "bad":
+            raise WeightSyncError("the weights are not what was sent")
+        super().receive_weights(version, manifest)

@@ -1,0 +1,133 @@
+"""Nothing is left behind: no process, no shared memory, no file, no reservation, however the controller ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail_runtime_ray import sweeper
+
+DRIVER = Path(__file__).parent / "probe_driver.py"
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether it becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if true():
+            return True
+        time.sleep(0.1)
+    return true()
+
+
+class Driver:
+    """A controller of its own session, so that a signal to its group is as Ctrl-C in a terminal."""
+
+    def __init__(self, then: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _WITH_SIGNALS, str(DRIVER), then],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        self.told: dict[str, Any] = json.loads(line)
+
+    @property
+    def directory(self) -> str:
+        return str(self.told["directory"])
+
+    def processes(self) -> list[int]:
+        return sweeper.marked_processes(self.directory)
+
+    def running(self) -> list[int]:
+        return [pid for pid in self.told["pids"] if Path(f"/proc/{pid}").exists()]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for it; its exit status, and what it wrote to stderr."""
+        _, written = self.process.communicate(timeout=40)
+        return self.process.returncode, written
+
+
+# A shell gives background jobs an ignored SIGINT, which children inherit: terminals do not.
+_WITH_SIGNALS = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def shared_memory() -> set[str]:
+    """The segments before; those of other programs come and go."""
+    return {place.name for place in Path("/dev/shm").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)],
+)
+def test_an_ended_controller_leaves_nothing(
+    number: signal.Signals, shared_memory: set[str]
+) -> None:
+    driver = Driver("wait")
+    assert len(driver.running()) == 2
+    assert len(driver.processes()) > 4
+    if number == signal.SIGINT:
+        os.killpg(driver.process.pid, number)
+    else:
+        driver.process.send_signal(number)
+    status, written = driver.end()
+    assert status != 0
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in written
+    assert until(lambda: not driver.processes()), driver.processes()
+    assert until(lambda: not Path(driver.directory).exists())
+    assert not driver.running()
+    now = {place.name for place in Path("/dev/shm").iterdir()}
+    assert not {name for name in now - shared_memory if "plasma" in name}
+
+
+def test_a_finished_run_leaves_nothing_and_prints_nothing() -> None:
+    driver = Driver("finish")
+    assert driver.end() == (0, "")
+    assert not driver.processes()
+    assert not Path(driver.directory).exists()
+
+
+@pytest.mark.parametrize("then", ["wait", pytest.param("finish", marks=pytest.mark.nightly)])
+def test_an_existing_cluster_lives_on_and_gets_everything_back(cluster: Any, then: str) -> None:
+    import ray
+    from ray.util import placement_group_table
+
+    address = ray.get_runtime_context().gcs_address
+    # Ray would take this machine's other address for 127.0.0.1, where the cluster does not listen.
+    driver = Driver(then, RAY_ADDRESS=address, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+    assert driver.told["directory"] is None
+    if then == "wait":
+        driver.process.kill()
+    status, _ = driver.end()
+    assert (status == 0) == (then == "finish")
+    assert until(lambda: not driver.running()), driver.running()
+
+    def states() -> set[str]:
+        table = placement_group_table()
+        return {table[group]["state"] for group in driver.told["groups"]}
+
+    assert until(lambda: states() == {"REMOVED"}), states()
+    free = {kind: amount for node in cluster.nodes() for kind, amount in node.free.items()}
+    assert until(lambda: cluster.nodes()[0].free["CPU"] == 8.0), free

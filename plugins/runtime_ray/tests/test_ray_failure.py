@@ -1,0 +1,112 @@
+"""What a person reads when ranks fail, hang or die; and that nothing hangs with them. Real processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.errors import NumericsError, PlacementError, WorkerError
+
+
+def ended(pid: int, within: float = 10.0) -> bool:
+    """Whether a process is gone, or will be in a moment."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_failing_rank_does_not_leave_the_others_in_a_collective(
+    probes: Any, start: Any
+) -> None:
+    runtime = start(probes.pool("actor", "ref", ranks=2), failure_grace=1.0)
+    actor, ref = probes.group(runtime, "actor"), probes.group(runtime, "ref")
+    pids = [where["pid"] for where in actor.where().result()]
+    with pytest.raises(NumericsError, match="not finite"):
+        actor.fail("numerics", (1,), others="collective").result()
+    (event, _) = runtime.context.logger.events[-1]
+    assert "actor.fail() failed on rank 1; ranks [0] went on for 1 seconds and were ended" in event
+    assert "probe_engine.py" in event  # where rank 0 hung
+    assert all(ended(pid) for pid in pids)
+    began = time.monotonic()
+    with pytest.raises(
+        WorkerError, match=r"ref.where\(\) was given up.*actor.fail\(\) failed on rank 1"
+    ):
+        ref.where()
+    assert time.monotonic() - began < 1
+
+
+def test_a_call_past_its_limit_names_the_silent_ranks_and_what_they_do(
+    probes: Any, start: Any, tmp_path: Path
+) -> None:
+    runtime = start(
+        probes.pool("actor", ranks=2), run_directory=tmp_path, time_limits={"fail": 1.5}
+    )
+    actor = probes.group(runtime)
+    with pytest.raises(
+        WorkerError, match=r"actor.fail\(\): ranks \[1\] of 2 gave no answer within 1.5 seconds"
+    ) as caught:
+        actor.fail("hang", (1,)).result()
+    assert "runtime.time_limits.fail" in str(caught.value)
+    stacks = (tmp_path / "logs" / "stacks-fail.txt").read_text()
+    assert "_sleep_for_long" in stacks
+    assert str(tmp_path / "logs" / "stacks-fail.txt") in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("exit", marks=pytest.mark.nightly)])
+def test_a_process_that_dies_in_a_call_is_named(probes: Any, start: Any, how: str) -> None:
+    runtime = start(probes.pool("actor", ranks=2))
+    actor = probes.group(runtime)
+    pids = [where["pid"] for where in actor.where().result()]
+    began = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        # Rank 0 loses its neighbour in the collective, and may say so first: that is not the cause.
+        actor.fail(how, (1,), others="collective").result()
+    assert time.monotonic() - began < 10
+    message = str(caught.value)
+    assert f"actor rank 1 of 2 (pid {pids[1]} on" in message
+    assert "actor.fail()" in message
+    assert "it ended without notice" in message
+    assert caught.value.rank == 1
+    assert all(ended(pid) for pid in pids)
+
+
+def test_a_process_that_dies_between_calls_fails_the_next_one_at_once(
+    probes: Any, start: Any
+) -> None:
+    runtime = start(probes.pool("actor"), probes.pool("critic"))
+    actor, critic = (probes.group(runtime, role, ranks=1) for role in ("actor", "critic"))
+    pid = actor.where().result()[0]["pid"]
+    waiting = critic.pause_for(60.0)
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    # Another pool's call is not waited for either.
+    with pytest.raises(
+        WorkerError,
+        match=rf"critic.pause_for\(\) was under way when actor rank 0 of 1 \(pid {pid} on .* died",
+    ):
+        waiting.result()
+    with pytest.raises(WorkerError, match=r"actor.where\(\) was given up"):
+        actor.where()
+    assert time.monotonic() - began < 10
+
+
+def test_asking_for_more_than_there_is_says_so_at_once(probes: Any, start: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(PlacementError) as caught:
+        start(probes.pool("actor", ranks=3), probes.pool("rollout", ranks=30))
+    assert time.monotonic() - began < 10
+    message = str(caught.value)
+    assert "pool 'rollout' (rollout): 30 CPU processes, on each node 30 CPUs" in message
+    assert "8 CPUs free" in message

@@ -1,0 +1,162 @@
+"""Worker groups over Ray: where workers live, what they are told, and that calls come back as from one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from dovetail.batch import Batch, Ragged
+from dovetail.dispatch import Mesh
+from dovetail.errors import DispatchError, NumericsError, WorkerError
+from dovetail_runtime_ray.runtime import RayRuntime
+
+
+@attrs.frozen
+class Two:
+    """A runtime with two roles over two processes."""
+
+    runtime: RayRuntime
+    actor: Any
+    ref: Any
+    directory: Path
+
+
+@pytest.fixture(scope="module")
+def two(probes: Any, start_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Two:
+    directory = tmp_path_factory.mktemp("run")
+    runtime = start_for_module(
+        probes.pool("actor", "ref", ranks=2),
+        run_directory=directory,
+        env_vars={"DOVETAIL_PROBE": "yes"},
+        cpus_per_worker=1,
+        timeline=str(directory / "further" / "timeline.json"),
+    )
+    told = {"tokenizer": {"a": 1}, "reward_functions": threading.Lock()}
+    actor = probes.group(runtime, "actor", **told)
+    return Two(runtime, actor, probes.group(runtime, "ref", **told), directory)
+
+
+def test_roles_of_a_pool_share_processes_and_one_process_group(two: Two) -> None:
+    actor, ref = two.actor.where().result(), two.ref.where().result()
+    assert [w["pid"] for w in actor] == [w["pid"] for w in ref]
+    assert len({w["pid"] for w in actor} | {os.getpid()}) == 3
+    assert [(w["rank"], w["world"]) for w in actor] == [(0, 2), (1, 2)]
+    assert {w["role"] for w in actor} == {"actor"}
+    assert {w["role"] for w in ref} == {"ref"}
+
+
+def test_workers_are_told_what_they_need_and_no_more(two: Two) -> None:
+    for where in two.actor.where().result():
+        assert where["cwd"] == str(Path.cwd())
+        assert where["tokenizer"] == {"a": 1}
+        assert where["rewards"] is None
+        assert (where["threads"], where["omp"]) == (1, "1")
+        assert where["environment"] == "yes"
+        assert where["device"] == "cpu"
+
+
+def test_batches_are_divided_over_ranks_and_come_back_in_order(two: Two) -> None:
+    lengths = [5, 1, 9, 2, 7, 3, 4]
+    ids = Ragged.from_list([np.full(n, n, dtype=np.int64) for n in lengths])
+    batch = Batch({"ids": ids, "response_ids": ids, "prompt_ids": ids})
+    result = two.actor.forward(batch, frozenset()).result()
+    assert result["ids"].equals(ids)
+    assert set(np.asarray(result["rank"]).tolist()) == {0, 1}
+    metrics = two.actor.update(batch, None).result()
+    assert metrics["samples"].value == len(lengths)
+
+
+def test_ranks_sum_over_real_processes(two: Two) -> None:
+    assert two.actor.summed(2.0).result() == [6.0, 6.0]
+
+
+def test_modes_reach_the_ranks_that_they_name(two: Two) -> None:
+    assert two.actor.weight_manifest(7).result() == 7
+    assert two.actor.echo(["a", "b"]).result() == ["a", "b"]
+
+
+def test_a_future_can_be_asked_again_after_a_timeout(two: Two) -> None:
+    future = two.actor.pause_for(1.0)
+    assert not future.done()
+    with pytest.raises(TimeoutError, match=r"actor.pause_for\(\): ranks \[0, 1\] of 2"):
+        future.result(timeout=0.05)
+    assert future.result(timeout=30) == [0, 1]
+    assert future.done()
+
+
+def test_calls_from_several_threads_reach_all_ranks_in_one_order(two: Two) -> None:
+    # Each call is a collective: two in different order on two ranks would wait for ever.
+    results: list[Any] = []
+
+    def many(group: Any) -> None:
+        for value in range(20):
+            results.append(group.summed(float(value)).result(timeout=60) == [3.0 * value] * 2)
+
+    threads = [threading.Thread(target=many, args=(g,)) for g in (two.actor, two.ref, two.actor)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 60
+
+
+def test_own_errors_keep_their_type_and_say_where_they_are_from(two: Two) -> None:
+    with pytest.raises(NumericsError, match="not finite") as caught:
+        two.actor.fail("numerics", (0, 1)).result()
+    assert caught.value.sample_ids == ("a",)
+    notes = "\n".join(caught.value.__notes__)
+    assert "actor.fail() on rank" in notes
+    assert "probe_engine.py" in notes
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("value", "rank 1 does not like this"), ("only_here", "1 and 2"), ("unpicklable", "pickle")],
+)
+def test_any_other_error_becomes_one_of_the_first_failing_rank(
+    two: Two, how: str, said: str
+) -> None:
+    with pytest.raises(WorkerError, match=said) as caught:
+        two.actor.fail(how, (1,)).result()
+    assert (caught.value.rank, caught.value.call) == (1, "fail")
+    assert two.actor.summed(1.0).result() == [3.0, 3.0]  # the group works on
+
+
+def test_what_workers_log_is_in_files_and_their_warnings_come_back(two: Two) -> None:
+    two.actor.warn().result()
+    heard = two.runtime.context.logger.events
+    for event in ("the probe is worried", "a library is worried"):
+        assert [f["rank"] for e, f in heard if e == event] == [0, 1]
+    assert all(f["where"] == "actor.warn()" for _, f in heard)
+    log = (two.directory / "logs" / "actor-1.log").read_text()
+    assert "info probe started rank=1" in log
+    assert "warning the probe is worried about=nothing" in log
+    assert "printed by the probe" in (two.directory / "logs" / "actor-ref-1.out").read_text()
+
+
+def test_a_start_that_fails_on_one_rank_raises_its_error(two: Two, probes: Any) -> None:
+    with pytest.raises(ValueError, match="rank 1 finds no model") as caught:
+        two.runtime.worker_group(probes.engine("ref", "BrokenEngine"), Mesh(dp=2))
+    assert "ref.start() on rank 1 of 2 (pid" in "\n".join(caught.value.__notes__)
+
+
+def test_a_group_needs_a_pool_of_its_size(two: Two, probes: Any) -> None:
+    with pytest.raises(DispatchError, match="does not multiply out to 2 workers"):
+        two.runtime.worker_group(probes.engine("actor"), Mesh(dp=3))
+    with pytest.raises(DispatchError, match="no pool was placed for 'critic'"):
+        two.runtime.worker_group(probes.engine("critic"), Mesh(dp=2))
+
+
+def test_a_timeline_names_calls_and_ranks(two: Two) -> None:
+    two.actor.summed(1.0).result()
+    two.runtime.before_exit()
+    events = json.loads((two.directory / "further" / "timeline.json").read_text())
+    calls = {(event["name"], event["tid"]) for event in events}
+    assert {("actor.summed()", f"actor+ref rank {rank}") for rank in (0, 1)} <= calls
