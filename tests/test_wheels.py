@@ -14,6 +14,7 @@ PACKAGES = (
     "dovetail_algorithms",
     "dovetail_rewards",
     "dovetail_transports",
+    "dovetail_runtime_ray",
 )
 
 
@@ -52,6 +53,8 @@ def test_every_plugin_is_compatible_and_loads(clean_python: Path, tmp_path: Path
         ("policy_loss", "ppo_clip"),
         ("reward_manager", "naive"),
         ("runtime", "inline"),
+        ("runtime", "ray"),
+        ("weight_transport", "shared_memory"),
         ("trainer", "on_policy"),
     }
     for plugin in plugins:

@@ -39,12 +39,12 @@ def steps(run: Path) -> list[dict[str, float]]:
     return [line for line in lines if "time/step" in line]
 
 
-def weights(run: Path, step: int) -> dict[str, np.ndarray]:
-    """Every weight in a checkpoint, by role and name."""
+def weights(run: Path, step: int, part: str = "weights") -> dict[str, np.ndarray]:
+    """Every weight, or moment, in a checkpoint, by role and name."""
     folder = run / "checkpoints" / f"step_{step}"
     return {
-        f"{file.parent.name}/{name}": value
-        for file in sorted(folder.rglob("*.safetensors"))
+        f"{file.relative_to(folder).parts[0]}/{name}": value
+        for file in sorted(folder.glob(f"*/{part}/*.safetensors"))
         for name, value in load_file(file).items()
     }
 
@@ -84,6 +84,9 @@ def test_a_run_with_a_critic_resumes_bit_identically(config, runs):
     train(config, [*settings, "experiment=parts", "trainer.total_steps=2"])
     resume(runs / "parts", ["trainer.total_steps=3"])
     assert_same(weights(runs / "parts", 3), weights(runs / "whole", 3))
+    moments = weights(runs / "whole", 3, part="moments")
+    assert {name.split("/")[0] for name in moments} == {"actor", "critic"}
+    assert_same(weights(runs / "parts", 3, part="moments"), moments)
 
 
 def test_while_the_critic_warms_up_the_actor_stays_as_it_is(config, runs, tiny):

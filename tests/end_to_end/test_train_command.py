@@ -25,7 +25,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 def weights(run: Path, step: int) -> dict[str, object]:
     """The actor's weights in a checkpoint."""
-    [file] = (run / "checkpoints" / f"step_{step}").rglob("model.safetensors")
+    [file] = (run / "checkpoints" / f"step_{step}" / "actor" / "weights").glob("*.safetensors")
     return dict(load_file(file))
 
 

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.dispatch import Mesh, Worker, nd, register
+from dovetail.dispatch import Dispatch, Mesh, Worker, nd, register
+from dovetail.dispatch.modes import resolve_mode
 from dovetail.errors import DispatchError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.telemetry.metrics import Max, Mean
@@ -200,6 +201,27 @@ def test_one_part_gets_the_batch_itself():
     group = SimulatedGroup(Echo, Mesh(tp=2, pp=2))
     group.echo(batch).result()
     assert all(worker.seen[0] is batch for worker in group.workers)
+
+
+@pytest.mark.parametrize(
+    ("axes", "answering"),
+    [
+        ({"dp": 2, "cp": 2}, {0, 2}),
+        ({"dp": 2, "pp": 2}, {1, 3}),
+        ({"dp": 1, "tp": 3}, {0}),
+        ({"dp": 3}, {0, 1, 2}),
+    ],
+)
+def test_a_rank_answers_where_its_result_is_read(axes, answering):
+    mesh = Mesh(axes)
+    mode = resolve_mode(SimulatedGroup(Echo, mesh).modes["echo"])
+    assert mode.answering(mesh) == answering
+    batch = step([3, 1, 4, 1, 5, 9])
+    calls, receipt = mode.split(mesh, (batch,), {})
+    results = [call[0][0] if rank in answering else None for rank, call in enumerate(calls)]
+    assert mode.collect(mesh, results, receipt)["response_ids"].equals(batch["response_ids"])
+    everyone = resolve_mode(Dispatch.ONE_TO_ALL)
+    assert everyone.answering(mesh) == set(range(mesh.size))
 
 
 def test_tuples_are_collected_element_by_element():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import pytest
@@ -43,9 +43,13 @@ class Cluster(RuntimeSection):
 @attrs.frozen(kw_only=True)
 class Parallel(EngineSection):
     cp: int = 1
+    sends: Literal["full", "adapter"] = "full"
 
     def mesh_axes(self) -> Mapping[str, int]:
         return {"cp": self.cp}
+
+    def weight_kind(self) -> Literal["full", "adapter"]:
+        return self.sends
 
 
 @attrs.frozen(kw_only=True)
@@ -60,11 +64,16 @@ def placed(
     runtime: RuntimeSection,
     rollout: RolloutSection | None = None,
     transport: frozenset[str] = frozenset(),
+    takes: frozenset[str] = frozenset(),
+    sends: Literal["full", "adapter"] = "full",
     **engines: int,
 ) -> Any:
     config: Any = SimpleNamespace(runtime=runtime, rollout=rollout or RolloutSection())
     chosen: Any = {
         "runtime": SimpleNamespace(ref=SimpleNamespace(name="mine")),
+        "rollout": SimpleNamespace(
+            ref=SimpleNamespace(name="ours"), cls=SimpleNamespace(capabilities=takes)
+        ),
         "rollout.weight_transport": SimpleNamespace(
             ref=SimpleNamespace(name="theirs"), cls=SimpleNamespace(capabilities=transport)
         ),
@@ -72,7 +81,7 @@ def placed(
     models = [
         ModelRole(
             role=role,
-            engine=PluginRef(kind="engine", name="e", config=Parallel(cp=cp)),
+            engine=PluginRef(kind="engine", name="e", config=Parallel(cp=cp, sends=sends)),
             path="p",
             trained=True,
             because="",
@@ -128,3 +137,13 @@ def test_a_transport_within_one_process_does_not_leave_it() -> None:
     with pytest.raises(PlanError, match="'theirs' hands weights over within one process"):
         placed(Cluster(), transport=within, actor=1)
     assert placed(RuntimeSection(), transport=within, actor=1)
+
+
+def test_an_adapter_goes_only_to_a_rollout_that_can_apply_one() -> None:
+    with pytest.raises(PlanError, match=r"rollout 'ours' can't apply.*'lora'") as refused:
+        placed(RuntimeSection(), sends="adapter", actor=1)
+    assert refused.value.hint is not None
+    assert "sync: merged" in refused.value.hint
+    assert placed(RuntimeSection(), sends="adapter", takes=frozenset({"lora"}), actor=1)
+    # A critic's weights go nowhere.
+    assert placed(RuntimeSection(), sends="adapter", critic=1)

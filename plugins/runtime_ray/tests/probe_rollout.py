@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from dovetail.errors import WeightSyncError
@@ -41,3 +42,8 @@ class ProbeRollout(ScriptedRollout):
         if manifest == "bad":
             raise WeightSyncError("the weights are not what was sent")
         super().receive_weights(version, manifest)
+
+    def close(self) -> None:
+        super().close()
+        if self.context is not None and self.context.run_directory is not None:
+            (Path(self.context.run_directory) / f"closed-{self.context.rank}").touch()

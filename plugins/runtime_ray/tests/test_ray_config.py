@@ -113,7 +113,8 @@ def test_wrong_keys_and_values_are_all_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "model: {path: some/model}\n"
-        "runtime: {name: ray, nodes: 0, pools: {generate: {role: rollout, gpus_per_node: -1}}}\n"
+        "runtime: {name: ray, nodes: 0, pools: {generate: {role: rollout, gpus_per_node: -1}}, "
+        "time_limits: {update: 0}}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_config(path)
@@ -121,3 +122,4 @@ def test_wrong_keys_and_values_are_all_told_at_once(tmp_path: Path) -> None:
     assert "runtime.nodes" in told
     assert "runtime.pools.generate.role" in told
     assert "runtime.pools.generate.gpus_per_node" in told
+    assert "runtime.time_limits" in told

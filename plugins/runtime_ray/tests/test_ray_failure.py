@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from dovetail.errors import NumericsError, PlacementError, WorkerError
@@ -100,6 +101,21 @@ def test_a_process_that_dies_between_calls_fails_the_next_one_at_once(
     with pytest.raises(WorkerError, match=r"actor.where\(\) was given up"):
         actor.where()
     assert time.monotonic() - began < 10
+
+
+def test_replicas_are_closed_also_where_a_rank_has_died(
+    probes: Any, start: Any, tmp_path: Path
+) -> None:
+    runtime = start(probes.pool("actor"), probes.pool("rollout"), run_directory=tmp_path)
+    actor = probes.group(runtime, ranks=1)
+    spec = probes.rollout()
+    context = attrs.evolve(spec.context, run_directory=tmp_path)
+    runtime.rollout_replicas(attrs.evolve(spec, context=context), 1)
+    with pytest.raises(WorkerError):
+        actor.fail("killed", (0,)).result()
+    runtime.close()
+    # What an engine holds outside its process, such as its place in shared memory, goes with this.
+    assert (tmp_path / "closed-0").exists()
 
 
 def test_asking_for_more_than_there_is_says_so_at_once(probes: Any, start: Any) -> None:

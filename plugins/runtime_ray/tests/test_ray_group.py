@@ -14,7 +14,9 @@ import pytest
 
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
-from dovetail.errors import DispatchError, NumericsError, WorkerError
+from dovetail.dispatch.group import RankFailure
+from dovetail.errors import ColumnError, DispatchError, NumericsError, WorkerError
+from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.runtime import RayRuntime
 
 
@@ -71,6 +73,29 @@ def test_batches_are_divided_over_ranks_and_come_back_in_order(two: Two) -> None
     assert set(np.asarray(result["rank"]).tolist()) == {0, 1}
     metrics = two.actor.update(batch, None).result()
     assert metrics["samples"].value == len(lengths)
+
+
+def test_results_that_nobody_reads_are_not_sent(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = RayGroup(
+        two.actor.worker_class, Mesh.over(2, cp=2), "actor", two.actor._processes, two.actor._codec
+    )
+    came: list[list[Any]] = []
+    decode = pair._codec.decode_results
+    monkeypatch.setattr(pair._codec, "decode_results", lambda r: came.append(list(r)) or decode(r))
+    ids = Ragged.from_list([np.arange(n) for n in (3, 1, 2)], dtype=np.int64)
+    batch = Batch({"ids": ids, "response_ids": ids, "prompt_ids": ids})
+    result = pair.forward(batch, frozenset()).result()
+    assert result["ids"].equals(ids)
+    assert set(np.asarray(result["rank"]).tolist()) == {0}
+    assert [answer is None for answer in came.pop()] == [False, True]
+    assert pair.update(batch, None).result()["samples"].value == 3
+    assert [answer is None for answer in came.pop()] == [False, True]
+    # Every rank of a mode that reads them all is heard, and so is a failure of one that is not read.
+    assert pair.pause_for(0.0).result() == [0, 1]
+    with pytest.raises(ColumnError, match="no column 'ids'"):
+        pair.forward(batch.drop(["ids"]), frozenset()).result()
+    answers = came.pop()
+    assert all(isinstance(answer, RankFailure) for answer in answers)
 
 
 def test_ranks_sum_over_real_processes(two: Two) -> None:
@@ -133,7 +158,7 @@ def test_what_workers_log_is_in_files_and_their_warnings_come_back(two: Two) -> 
     two.actor.warn().result()
     heard = two.runtime.context.logger.events
     for event in ("the probe is worried", "a library is worried"):
-        assert [f["rank"] for e, f in heard if e == event] == [0, 1]
+        assert sorted(f["rank"] for e, f in heard if e == event) == [0, 1]
     assert all(f["where"] == "actor.warn()" for _, f in heard)
     log = (two.directory / "logs" / "actor-1.log").read_text()
     assert "info probe started rank=1" in log

@@ -18,7 +18,7 @@ pytestmark = [] if INTERPRETED else [
 R, H = (9, 16) if INTERPRETED else (300, 64)
 V = 150 if INTERPRETED else 20_011
 NAMES = ("log_probs", "entropies", "sum_pi_squared")
-TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture(autouse=True)

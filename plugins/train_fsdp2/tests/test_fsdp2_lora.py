@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.errors import CheckpointError, ConfigError, PluginNeedsError
+from dovetail.config.load import config_from_mapping
+from dovetail.errors import CheckpointError, ConfigError, PlanError, PluginNeedsError
+from dovetail.flow.plan import make_plan
 from dovetail.interfaces.transport import WeightSender, WeightTransport
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
@@ -279,3 +281,13 @@ def test_without_peft_it_says_what_to_install(tiny, make_engine, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(PluginNeedsError, match=r"pip install 'dovetail-train-fsdp2\[lora\]'"):
         make_engine(tiny, config=LORA)
+
+
+def test_an_adapter_alone_is_refused_before_anything_starts_where_the_rollout_can_not_apply_it():
+    lora = {"rank": 4, "sync": "adapter"}
+    raw = {"model": {"path": "tiny"}, "rollout": "hf"}
+    engine = {"name": "fsdp2", "lora": lora}
+    with pytest.raises(PlanError, match="adapter alone, which rollout 'hf' can't apply"):
+        make_plan(config_from_mapping({**raw, "actor": {"engine": engine}}, []).config)
+    lora["sync"] = "merged"
+    assert make_plan(config_from_mapping({**raw, "actor": {"engine": engine}}, []).config)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.dispatch import Mesh
-from dovetail.errors import ColumnError, ConfigError, NumericsError
+from dovetail.errors import ColumnError, ConfigError, NumericsError, PlanError
 from dovetail.interfaces import PluginRef, ValueObjectiveSpec
 from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
 from dovetail_sdk.testing import tiny_model
@@ -252,7 +252,7 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all_and_none_waits(
 
 
 def test_sizes_that_do_not_divide_the_ranks(two, tiny, on_ranks):
-    with pytest.raises(ConfigError, match=r"shard_size 3 does not divide the 2 ranks(.|\n)*1, 2"):
+    with pytest.raises(PlanError, match=r"shard_size=3 does not divide the 2 ranks(.|\n)*1, 2"):
         on_ranks(two, tiny, shard_size=3)
     with pytest.raises(ConfigError, match=r"sequence_parallel_size is 2, but(.*)cp=1"):
         on_ranks(two, tiny, sequence_parallel_size=2, mesh=Mesh(dp=2))

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from dovetail.config.builtin import DiskTransportConfig
 from dovetail.dispatch import Mesh
 from dovetail.errors import CheckpointError, ModelError, WeightSyncError
 from dovetail.interfaces import PluginContext, PluginRef, make_plugin
-from dovetail.interfaces.transport import WeightSender, WeightTransport
+from dovetail.interfaces.transport import AdapterSpec, WeightSender, WeightTransport
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
@@ -220,7 +221,17 @@ def test_the_adapter_alone_travels_under_pefts_names(
     group.update(batch, objective).result()
     manifest, matrices = sent(group, tmp_path)
     assert manifest.kind == "adapter"
-    config = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", use_dora=True)
+    # The manifest alone says how: no rollout knows this engine's config.
+    spec = AdapterSpec(**json.loads(json.dumps(attrs.asdict(manifest.adapter))))
+    assert set(spec.target_modules) > {"q_proj", "down_proj"}
+    assert "lm_head" not in spec.target_modules
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=list(spec.target_modules),
+        use_dora=spec.dora,
+        use_rslora=spec.rank_stabilised,
+    )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32), config)
     outcome = set_peft_model_state_dict(model, matrices)
     assert not outcome.unexpected_keys

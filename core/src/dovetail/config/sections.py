@@ -188,8 +188,18 @@ class EngineSection(PluginSection):
         """Sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
         return {}
 
+    def weight_kind(self) -> Literal["full", "adapter"]:
+        """What the engine sends to the rollout: all weights, or an adapter, which rollouts with the capability `lora`
+        can apply.
+        """
+        return "full"
+
     def shards(self, ranks: int) -> int:
-        """Over how many of a group's ranks each parameter is divided, for estimates of memory."""
+        """Over how many of a group's ranks each parameter is divided.
+
+        Raises:
+            PlanError: the engine can't be spread over so many ranks.
+        """
         return 1
 
 

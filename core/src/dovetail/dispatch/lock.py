@@ -8,7 +8,10 @@ from typing import Any
 
 from dovetail.errors import PluginError, PluginIncompatibleError
 
-_HINT = "install the same distributions in the environment of every node, and edit none while a run starts"
+_HINT = (
+    "start the run again if a file was edited while it started; otherwise install the same distributions in the "
+    "environment of every node"
+)
 
 
 def plugins_here(run_directory: Path) -> dict[str, Any] | None:
@@ -64,7 +67,7 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Itera
         for key, words in (("version", "version"), ("sha256", "content with SHA-256")):
             if was.get(key) != now.get(key):
                 source = was.get("distribution") or f"the file {was.get('path')}"
-                yield f"{source} has {words} {_short(was, key)} there, and {_short(now, key)} here"
+                yield f"{source} has {words} {_short(was, key)} on the controller and {_short(now, key)} there"
 
 
 def _short(item: Mapping[str, Any], key: str) -> str:

@@ -106,6 +106,9 @@ class Nd(DispatchMode):
             for k in (self._part(mesh, rank) for rank in range(mesh.size))
         ], division
 
+    def answering(self, mesh: Mesh) -> frozenset[int]:
+        return frozenset(self._sources(mesh))
+
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Division) -> Any:
         return collect([results[rank] for rank in self._sources(mesh)], receipt)
 

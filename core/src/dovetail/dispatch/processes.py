@@ -34,6 +34,8 @@ def join_processes(
     kind = torch.device(device).type
     backend = "gloo"
     if kind != "cpu":
+        # The group is not bound to the device (`device_id`): with a bound one, ranks outside a new group of gloo take
+        # part in a split of the accelerators' communicator that ranks inside it never make.
         torch.accelerator.set_device_index(torch.device(device).index or 0)
         backend = f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
     dist.init_process_group(

@@ -15,6 +15,7 @@ from dovetail.flow.chosen import Chosen
 from dovetail.flow.stages import ModelRole
 
 ROLLOUT = "rollout"
+ACTOR = "actor"
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +56,8 @@ def place(
     """Where everything goes: pools and replicas, and the models with their meshes.
 
     Raises:
-        PlanError: sizes that do not fit each other, or a weight transport that can't reach the rollout.
+        PlanError: sizes that do not fit each other, a weight transport that can't reach the rollout, or weights of a
+            kind that the rollout can't take.
     """
     pools = config.runtime.pools_for((*(model.role for model in models), ROLLOUT))
     placement = Placement(
@@ -65,6 +67,7 @@ def place(
         in_process=config.runtime.in_process,
     )
     _check_transport(config, chosen["rollout.weight_transport"])
+    _check_kind(models, chosen["rollout"])
     return placement, tuple(
         attrs.evolve(model, mesh=_mesh(model, placement.pool(model.role))) for model in models
     )
@@ -74,12 +77,18 @@ def _mesh(model: ModelRole, pool: Pool) -> Mesh:
     section: Any = model.engine.config
     axes: dict[str, Any] = dict(section.mesh_axes()) if isinstance(section, EngineSection) else {}
     try:
-        return Mesh.over(pool.ranks, **axes)
+        mesh = Mesh.over(pool.ranks, **axes)
+        if isinstance(section, EngineSection):
+            section.shards(mesh.size)
+    except PlanError as error:
+        error.during(f"{model.role} over pool {pool.name!r} ({pool.described()})")
+        raise
     except DispatchError as error:
         raise PlanError(
             f"{model.role} can't be laid out over pool {pool.name!r} ({pool.described()}): {error.message}",
             hint=error.hint,
         ) from error
+    return mesh
 
 
 def _replicas(config: RunConfig, pool: Pool) -> int:
@@ -115,4 +124,17 @@ def _check_transport(config: RunConfig, transport: Chosen) -> None:
             f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at once, but runtime "
             f"{config.runtime.name!r} runs one after the other in this process",
             hint=f"leave rollout.weight_transport out ({config.runtime.default_transport()!r} is taken)",
+        )
+
+
+def _check_kind(models: Sequence[ModelRole], rollout: Chosen) -> None:
+    actor = next((model.engine for model in models if model.role == ACTOR), None)
+    if actor is None or not isinstance(actor.config, EngineSection):
+        return
+    if actor.config.weight_kind() == "adapter" and "lora" not in rollout.cls.capabilities:
+        raise PlanError(
+            f"actor.engine {actor.name!r} is set to send its adapter alone, which rollout {rollout.ref.name!r} can't "
+            "apply: it lacks the capability 'lora'",
+            hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2), or choose a "
+            "rollout with that capability: `dovetail plugins list --kind rollout` shows them",
         )

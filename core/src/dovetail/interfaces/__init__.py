@@ -73,6 +73,7 @@ _HOME = {
     "runtime": ("RUNTIME_API", "PluginRef", "Runtime", "WorkerSpec"),
     "transport": (
         "WEIGHT_TRANSPORT_API",
+        "AdapterSpec",
         "TensorSpec",
         "WeightManifest",
         "WeightReceiver",

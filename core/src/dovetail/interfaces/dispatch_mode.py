@@ -11,7 +11,7 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from dovetail.dispatch.mesh import Mesh
 
-DISPATCH_MODE_API = "1.0"
+DISPATCH_MODE_API = "1.1"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one worker's call."""
@@ -26,6 +26,12 @@ class DispatchMode(Plugin):
     ) -> tuple[list[Call | None], Any]:
         """One call for each rank in rank order (None: that rank is not called), and a receipt for `collect`."""
 
+    def answering(self, mesh: Mesh) -> frozenset[int]:
+        """The ranks whose results `collect` reads; those of others need not travel and may come as None."""
+        return frozenset(range(mesh.size))
+
     @abstractmethod
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
-        """Results in rank order (None where a rank was not called) to the caller's result, in the caller's order."""
+        """Results in rank order (None where a rank was not called, or does not answer) to the caller's result, in the
+        caller's order.
+        """

@@ -14,7 +14,7 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHT_TRANSPORT_API = "1.1"
+WEIGHT_TRANSPORT_API = "1.2"
 
 
 @attrs.frozen(kw_only=True)
@@ -29,12 +29,33 @@ class TensorSpec:
 
 
 @attrs.frozen(kw_only=True)
+class AdapterSpec:
+    """How a low-rank adapter (LoRA, arXiv 2106.09685) is applied: W + s · B A, with s = alpha / rank.
+
+    Numbers, booleans and text only: `attrs.asdict` of it is JSON.
+    """
+
+    rank: int
+    """Rows of A and columns of B."""
+    alpha: float
+    rank_stabilised: bool = False
+    """s = alpha / √rank instead (arXiv 2312.03732)."""
+    dora: bool = False
+    """The sum's rows are scaled to learnt magnitudes, which travel too (arXiv 2402.09353)."""
+    target_modules: tuple[str, ...]
+    """Last parts of the names of the adapted layers, such as `q_proj`, sorted; the tensors' names are those of peft's
+    checkpoints and give them in full."""
+
+
+@attrs.frozen(kw_only=True)
 class WeightManifest:
     """What an update carries; both ends know it before the first byte."""
 
     version: int
     kind: Literal["full", "adapter", "delta"] = "full"
     tensors: tuple[TensorSpec, ...]
+    adapter: AdapterSpec | None = None
+    """How the tensors are applied where `kind` is "adapter"; None otherwise."""
     bucket_bytes: int = 256 * 1024 * 1024
     """Tensors travel in buckets of at most this size (or one tensor)."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)

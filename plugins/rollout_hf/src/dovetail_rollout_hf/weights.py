@@ -20,7 +20,8 @@ def check_manifest(model: Any, manifest: WeightManifest) -> None:
     who = f"weight update {manifest.version}"
     if manifest.kind != "full":
         raise WeightSyncError(
-            f"{who} is of kind {manifest.kind!r}; this rollout loads full updates only"
+            f"{who} is of kind {manifest.kind!r}; this rollout loads full updates only",
+            hint="let the training engine send merged weights (fsdp2: actor.engine.lora.sync=merged)",
         )
     parameters = _parameters(model)
     for spec in manifest.tensors:

@@ -15,6 +15,9 @@ from dovetail.errors import PlanError, nearest
 KNOWN_ROLES = ("actor", "critic", "ref", "rollout")
 
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
+_EACH_ABOVE_ZERO: Any = attrs.validators.deep_mapping(
+    attrs.validators.instance_of(str), attrs.validators.gt(0)
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +62,7 @@ class RayConfig(RuntimeSection):
     time_limit: float = attrs.field(default=7200.0, validator=attrs.validators.gt(0))
     """Seconds that one call on a group of workers may take, and that a rollout replica may be silent; then the run ends,
     and says what the silent processes were doing."""
-    time_limits: dict[str, float] = attrs.field(factory=dict)
+    time_limits: dict[str, float] = attrs.field(factory=dict, validator=_EACH_ABOVE_ZERO)
     """Other limits for single methods, such as `{update: 600, save: 1800}`."""
     failure_grace: float = attrs.field(default=10.0, validator=attrs.validators.ge(0))
     """Seconds that the other ranks may go on once one has failed; then all are ended."""

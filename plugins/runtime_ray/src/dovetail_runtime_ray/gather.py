@@ -29,7 +29,7 @@ class Gather:
         what: the call in words, `actor.update()`.
         refs: Ray's reference to the answer of every rank that was called.
         limit: seconds that they may take.
-        method: names the file of stacks.
+        method: names the file of stacks, and the time limit; empty in the start, which has neither.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Gather:
         method: str = "",
     ) -> None:
         self._pool, self._what, self._limit = pool, what, limit
-        self._method = method or what
+        self._method = method
         self._began = time.monotonic()
         self._pending = {ref: rank for rank, ref in refs.items()}
         self._answers: dict[int, Any] = {}
@@ -137,7 +137,7 @@ class Gather:
     def _too_late(self) -> WorkerError:
         silent = self._silent()
         words = self._pool.stacks(silent, self._method)
-        key = f"runtime.time_limits.{self._method}"
+        key = f"runtime.time_limits.{self._method}" if self._method else "runtime.start_timeout"
         return self._pool.fail(
             WorkerError(
                 f"{self._what}: ranks {silent} of {self._pool.size} gave no answer within "

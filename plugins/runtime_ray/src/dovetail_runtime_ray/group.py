@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.dispatch import Future, Mesh, WorkerGroup
+from dovetail.dispatch.modes import resolve_mode
 from dovetail.interfaces.dispatch_mode import Call
 from dovetail_runtime_ray.codec import DriverCodec
 from dovetail_runtime_ray.pool import PoolProcesses
@@ -35,7 +36,10 @@ class RayGroup(WorkerGroup):
         self._processes, self._codec = processes, codec
 
     def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
-        pending = self._processes.call(self.role, method, self._codec.encode(calls))
+        answering = None
+        if method in self.modes:
+            answering = resolve_mode(self.modes[method]).answering(self.mesh)
+        pending = self._processes.call(self.role, method, self._codec.encode(calls), answering)
 
         def results(timeout: float | None) -> list[Any]:
             return self._codec.decode_results(

@@ -16,6 +16,7 @@ from dovetail.errors import DispatchError, RolloutError
 from dovetail.interfaces.runtime import WorkerSpec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.health import Health, Limits, why_lost
+from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import PoolProcesses, travelling
 from dovetail_runtime_ray.process import CONTROL, CONTROL_THREADS, HostProcess
 from dovetail_runtime_ray.replica import RayReplica
@@ -42,6 +43,10 @@ class Surroundings:
     """Seconds for all of them to start."""
     ending: ExitStack
     """Closes them at the end of the run."""
+    run_directory: str | None
+    """Holds their log files."""
+    label: str
+    """What these are called."""
 
 
 def setup_of(
@@ -192,16 +197,17 @@ def _answers(refs: Sequence[Any], deadline: float, around: Surroundings) -> list
         late = [number for number, ref in enumerate(refs) if ref in waiting]
         raise RolloutError(
             f"rollout replicas {late} of {len(refs)} did not start within {around.timeout:g} seconds",
-            hint="raise runtime.start_timeout if loading takes that long; logs/ says how far they came",
+            hint="raise runtime.start_timeout if loading takes that long",
         )
     answers = []
     for number, ref in enumerate(refs):
         try:
             answers.append(ray.get(ref))
         except ray.exceptions.RayError as error:
+            # In words here: a run that does not start keeps no directory.
+            printed = last_printed(around.run_directory, f"{around.label}-{number}")
             raise RolloutError(
-                f"rollout replica {number} of {len(refs)} died while it started: {why_lost(error)}",
-                hint="what it printed is in logs/ of the run directory",
+                f"rollout replica {number} of {len(refs)} died while it started: {why_lost(error)}{printed}"
             ) from error
     return answers
 

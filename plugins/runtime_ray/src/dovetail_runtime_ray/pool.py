@@ -107,7 +107,8 @@ class PoolProcesses:
                 self.facts.append(ray.get(ref))
             except ray.exceptions.RayError as error:
                 raise WorkerError(
-                    f"{self.name} rank {rank} of {self.size} died while it started: {why_lost(error)}",
+                    f"{self.name} rank {rank} of {self.size} died while it started: {why_lost(error)}"
+                    + last_printed(self._run_directory, f"{self._label}-{rank}"),
                     rank=rank,
                 ) from error
         for rank, actor in enumerate(self._actors):
@@ -153,13 +154,28 @@ class PoolProcesses:
             raise failure.error
         return results
 
-    def call(self, role: str, method: str, payloads: Sequence[Any]) -> Gather:
-        """Call a role's method on every rank that has a payload; every rank gets all calls in the same order."""
+    def call(
+        self,
+        role: str,
+        method: str,
+        payloads: Sequence[Any],
+        answering: frozenset[int] | None = None,
+    ) -> Gather:
+        """Call a role's method on every rank that has a payload; every rank gets all calls in the same order.
+
+        Args:
+            role: whose worker.
+            method: of the worker.
+            payloads: what `encode` made, one a rank.
+            answering: ranks whose results are read; others send None, or their failure. None: all.
+        """
         what = f"{role}.{method}()"
         self.health.check(what)
         with self._order:
             refs = {
-                rank: actor.call.options(name=what).remote(role, method, payload)
+                rank: actor.call.options(name=what).remote(
+                    role, method, payload, answering is None or rank in answering
+                )
                 for rank, (actor, payload) in enumerate(zip(self._actors, payloads, strict=True))
                 if payload is not None
             }
@@ -191,6 +207,11 @@ class PoolProcesses:
     def stacks(self, ranks: Sequence[int], name: str) -> str:
         """What silent ranks are doing, written to a file of `logs/` where there is a run directory.
 
+        Args:
+            ranks: who is asked.
+            name: of the file; empty writes none, as while the run starts: a run that does not start keeps no
+                directory.
+
         Returns:
             Words for an error message: the innermost lines of each, and where the rest is.
         """
@@ -201,7 +222,7 @@ class PoolProcesses:
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS_SECONDS)
         texts = {rank: _stack(ref) for rank, ref in asked.items()}
         whole = "\n".join(f"==== rank {rank}\n{text}" for rank, text in texts.items())
-        if self._run_directory is None:
+        if self._run_directory is None or not name:
             return f"\n{whole}"
         path = Path(self._run_directory) / FOLDER / f"stacks-{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)

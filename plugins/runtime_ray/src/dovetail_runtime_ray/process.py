@@ -142,14 +142,14 @@ class HostProcess(Process):
 
         return self.answer(act)
 
-    def call(self, role: str, method: str, payload: Any) -> Reply:
-        """Run one rank's call of a role's method."""
+    def call(self, role: str, method: str, payload: Any, answers: bool = True) -> Reply:
+        """Run one rank's call of a role's method; a result that nobody reads (`answers` False) stays behind."""
 
         def act() -> Any:
             result = self._joined().run(role, method, self._codec.decode(payload))
             if isinstance(result, RankFailure):
                 return WireFailure.of(result)
-            return self._codec.encode_result(result)
+            return self._codec.encode_result(result) if answers else None
 
         return self.answer(act)
 

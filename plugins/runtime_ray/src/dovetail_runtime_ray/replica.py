@@ -17,7 +17,7 @@ from dovetail.interfaces.transport import WeightManifest
 from dovetail_runtime_ray.gather import LOOK_SECONDS
 from dovetail_runtime_ray.health import Health, Limits, stopped, why_lost
 from dovetail_runtime_ray.logs import last_printed
-from dovetail_runtime_ray.pool import CLOSE_SECONDS, STACKS_SECONDS
+from dovetail_runtime_ray.pool import BUSY_SECONDS, CLOSE_SECONDS, STACKS_SECONDS
 from dovetail_runtime_ray.process import CONTROL
 from dovetail_runtime_ray.streams import Streams
 from dovetail_runtime_ray.wire import Facts, Reply, WireFailure
@@ -110,11 +110,15 @@ class RayReplica(BaseRollout):
         if self._closed:
             return
         self._closed = True
-        if self._dead is None and self._health.error is None:
+        if self._dead is None:
+            # Also where the run has failed: what the engine holds outside its process goes only if it is closed.
+            failed = self._health.error is not None
+            patience = BUSY_SECONDS if failed else CLOSE_SECONDS
             try:
-                ray.get(self._actor.close.remote(), timeout=CLOSE_SECONDS)
+                ray.get(self._actor.close.remote(), timeout=patience)
             except (ray.exceptions.RayError, TimeoutError) as error:
-                self._logger.warning(f"{self.title} did not close cleanly: {why_lost(error)}")
+                if not failed:
+                    self._logger.warning(f"{self.title} did not close cleanly: {why_lost(error)}")
         ray.kill(self._actor, no_restart=True)
 
     @property

@@ -119,6 +119,8 @@ class RayRuntime(Runtime):
                 logger=self._logger,
                 timeout=self.config.start_timeout,
                 ending=self._ending,
+                run_directory=self._run_directory,
+                label=spec.role,
             ),
         )
         self._replicas += replicas
@@ -144,7 +146,11 @@ class RayRuntime(Runtime):
             for processes in self._processes.values()
             for rank, facts in enumerate(processes.facts)
         }
-        write_timeline(path, names | {r.facts.worker: r.title for r in self._replicas})
+        try:
+            write_timeline(path, names | {r.facts.worker: r.title for r in self._replicas})
+        except Exception as error:  # noqa: BLE001 - it must not hide how the run ended
+            self._logger.warning(f"runtime.timeline={str(path)!r} could not be written: {error}")
+            return
         self._logger.info("timeline_written", path=str(path))
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
+from dovetail.interfaces.transport import AdapterSpec
 from dovetail_train_fsdp2.config import ALL_LINEAR, LoraSection
 from dovetail_train_fsdp2.shards import fill, whole
 
@@ -121,6 +122,17 @@ class Adapter:
             return merged
         factor = own["lora_magnitude_vector"].float() / _norms(merged, layer)
         return merged * (factor if _transposed(layer) else factor[:, None])
+
+    def described(self) -> AdapterSpec:
+        """What applies its tensors to a model elsewhere."""
+        section = self.section
+        return AdapterSpec(
+            rank=section.rank,
+            alpha=section.alpha,
+            rank_stabilised=section.rank_stabilised,
+            dora=section.dora,
+            target_modules=tuple(sorted({name.rpartition(".")[2] for name in self._layers})),
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The adapter's own tensors, possibly in shards, by the names that they have in peft's checkpoints."""

@@ -8,6 +8,7 @@ import attrs
 
 from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE, ONE_OR_MANY
 from dovetail.config.sections import EngineSection
+from dovetail.errors import PlanError
 
 Share = Literal["auto", "always", "never"]
 Packing = Literal["auto", "always", "never"]
@@ -84,3 +85,21 @@ class Fsdp2Config(EngineSection):
     def mesh_axes(self) -> dict[str, int]:
         """The inner axis `cp`: ranks that compute the same samples together."""
         return {"cp": self.sequence_parallel_size}
+
+    def shards(self, ranks: int) -> int:
+        """`shard_size`, or all ranks.
+
+        Raises:
+            PlanError: `shard_size` does not divide the ranks.
+        """
+        size = self.shard_size or ranks
+        if ranks % size:
+            raise PlanError(
+                f"shard_size={size} does not divide the {ranks} ranks of the engine",
+                hint=f"use one of {', '.join(str(n) for n in range(1, ranks + 1) if not ranks % n)}",
+            )
+        return size
+
+    def weight_kind(self) -> Literal["full", "adapter"]:
+        """An adapter where `lora.sync` says so."""
+        return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.errors import ModelError
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.value_model import ValueModel
@@ -47,16 +47,11 @@ class Sharding:
         """Make the device mesh; collective.
 
         Raises:
-            ConfigError: `shard_size` does not divide the number of ranks.
+            PlanError: `shard_size` does not divide the number of ranks.
         """
         self._config = config
         self._device = device
-        shards = config.shard_size or ranks.size
-        if ranks.size % shards:
-            raise ConfigError(
-                f"shard_size {shards} does not divide the {ranks.size} ranks of the engine",
-                hint=f"use one of {', '.join(str(n) for n in range(1, ranks.size + 1) if not ranks.size % n)}",
-            )
+        shards = config.shards(ranks.size)
         self.replicas = ranks.size // shards
         self.state_device = torch.device("cpu") if config.cpu_offload else device
         self._reshards = config.reshard_after_forward

@@ -40,6 +40,7 @@ def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
             TensorSpec(name=name, shape=tuple(tensor.shape), dtype=_name_of(tensor.dtype))
             for name, tensor in tensors.items()
         ),
+        adapter=adapter.described() if adapter is not None and alone else None,
     )
 
 

@@ -44,7 +44,7 @@ class Layout:
     slot_bytes: int
     """Bytes that the largest bucket takes, in whole pages."""
     fingerprint: str
-    """Of names, shapes, dtypes and bucket size: the same on both sides where their manifests are."""
+    """Of kind, adapter, names, shapes, dtypes and bucket size: the same on both sides where their manifests are."""
 
     @classmethod
     def of(cls, manifest: WeightManifest) -> Layout:
@@ -64,7 +64,7 @@ class Layout:
             end += -(-place.nbytes // ALIGNMENT) * ALIGNMENT
             largest = max(largest, end)
         described = [(s.name, list(s.shape), s.dtype) for s in manifest.tensors]
-        text = repr((manifest.kind, manifest.bucket_bytes, described))
+        text = repr((manifest.kind, manifest.adapter, manifest.bucket_bytes, described))
         return cls(
             buckets=tuple(tuple(bucket) for bucket in buckets),
             slot_bytes=max(1, -(-largest // _PAGE)) * _PAGE,

@@ -12,12 +12,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import (
+    AdapterSpec,
     WeightManifest,
     WeightReceiver,
     WeightSender,
@@ -124,6 +126,15 @@ class WeightTransportConformance(PluginConformance):
                 )
                 assert failed is None
                 assert arrived == [contents(iter(tensors.items()))] * 3
+
+    def test_an_adapter_arrives_as_any_other_update(self) -> None:
+        tensors = case_tensors()
+        spec = AdapterSpec(rank=2, alpha=4.0, target_modules=("q_proj",))
+        manifest = attrs.evolve(manifest_of(tensors), kind="adapter", adapter=spec)
+        with self.ends() as (sender, receivers):
+            failed, (arrived,) = self.exchange(sender, receivers, manifest, tensors)
+        assert failed is None
+        assert arrived == contents(iter(tensors.items()))
 
     def test_an_update_without_tensors_arrives(self) -> None:
         with self.ends() as (sender, receivers):

@@ -1,0 +1,97 @@
+"""Logits kept for the backward pass change nothing but the work: on the CPU, with plain functions for the kernels."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from dovetail_train_fsdp2 import fused_head
+
+R, H, V = 19, 8, 50
+CHUNK = 6
+"""Rows of a chunk: the last of four is not full."""
+A_CHUNK = CHUNK * V * 4
+
+
+def scaled(logits_CV, bias_V, temperature_C):
+    biased_CV = logits_CV.float() if bias_V is None else logits_CV.float() + bias_V
+    return biased_CV if temperature_C is None else biased_CV / temperature_C[:, None]
+
+
+def row_scores(logits_CV, bias_V, targets_C, temperature_C, *, entropies, squares):
+    """As `kernels.row_scores`."""
+    z_CV = scaled(logits_CV, bias_V, temperature_C)
+    log_pi_CV = z_CV.log_softmax(-1)
+    pi_CV = log_pi_CV.exp()
+    chosen_C = log_pi_CV.gather(-1, targets_C[:, None])[:, 0]
+    return chosen_C, -(pi_CV * log_pi_CV).sum(-1), pi_CV.square().sum(-1), z_CV.logsumexp(-1)
+
+
+def into_gradient(
+    logits_CV, bias_V, targets_C, temperature_C, lse_C, grad_C, entropies_C, grad_entropies_C
+):
+    """As `kernels.into_gradient`: in place."""
+    log_pi_CV = scaled(logits_CV, bias_V, temperature_C) - lse_C[:, None]
+    pi_CV = log_pi_CV.exp()
+    grad_CV = -grad_C[:, None] * pi_CV
+    grad_CV[torch.arange(len(targets_C)), targets_C] += grad_C
+    if grad_entropies_C is not None:
+        grad_CV -= grad_entropies_C[:, None] * pi_CV * (log_pi_CV + entropies_C[:, None])
+    if temperature_C is not None:
+        grad_CV /= temperature_C[:, None]
+    logits_CV.copy_(grad_CV)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Small chunks and plain kernels; how many products [rows, V] were made."""
+    kernels = types.ModuleType("dovetail_train_fsdp2.kernels")
+    kernels.row_scores, kernels.into_gradient = row_scores, into_gradient
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr(fused_head, "CHUNK_ROWS_AT_LEAST", CHUNK)
+    monkeypatch.setattr(fused_head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(fused_head, "ROW_MULTIPLE", 2)
+    made, plain = [], torch.mm
+
+    def counted(one, other, **out):
+        if other.shape == (H, V):
+            made.append(len(one))
+        return plain(one, other, **out)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    return made
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [False, True])
+@pytest.mark.parametrize(("room", "kept"), [(0, 0), (A_CHUNK, 1), (2 * A_CHUNK + 7, 2), (10**9, 4)])
+def test_kept_logits_give_the_same_gradients_for_less_work(products, room, kept, bias, temperature):
+    torch.manual_seed(0)
+    leaves = [torch.randn(R, H, requires_grad=True), torch.randn(V, H, requires_grad=True)]
+    bias_V = torch.randn(V, requires_grad=True) if bias else None
+    leaves += [bias_V] if bias else []
+    targets_R, weights_R = torch.randint(0, V, (R,)), torch.linspace(-1, 1, R)
+    temperature_R = torch.rand(R) + 0.5 if temperature else None
+
+    log_pi_RV = scaled(leaves[0] @ leaves[1].t(), bias_V, temperature_R).log_softmax(-1)
+    chosen_R = log_pi_RV.gather(-1, targets_R[:, None])[:, 0]
+    goal = (chosen_R * weights_R).sum() - (log_pi_RV.exp() * log_pi_RV).sum()
+    expected = torch.autograd.grad(goal, leaves)
+
+    products.clear()
+    scores = fused_head.fused_scores(
+        leaves[0], leaves[1], bias_V, targets_R, temperature_R,
+        outputs=frozenset({"log_probs", "entropies"}), dtype=torch.float32, room=room,
+    )  # fmt: skip
+    total = (scores["log_probs"] * weights_R).sum() + scores["entropies"].sum()
+    assert len(products) == 4
+    once = torch.autograd.grad(total, leaves, retain_graph=True)
+    assert len(products) == 4 + (4 - kept)
+    for mine, theirs in zip(once, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    # What was kept has become its gradient: another backward pass makes all of it again.
+    again = torch.autograd.grad(total, leaves)
+    assert len(products) == 4 + (4 - kept) + 4
+    for mine, theirs in zip(again, once, strict=True):
+        torch.testing.assert_close(mine, theirs)
