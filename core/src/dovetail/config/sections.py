@@ -26,6 +26,7 @@ from dovetail.config.fields import (
 )
 from dovetail.config.placement import RuntimeSection
 from dovetail.config.profile import ProfileSection
+from dovetail.config.rollout import ProbeSection, RolloutSection, ValidationSamplingSection
 
 __all__ = [
     "COLLECTION",
@@ -43,6 +44,7 @@ __all__ = [
     "PluginSection",
     "PreflightSection",
     "PresetSection",
+    "ProbeSection",
     "ProfileSection",
     "RefSection",
     "RewardSection",
@@ -102,58 +104,6 @@ class DataSection:
     """What happens to longer prompts: filtered and counted, or refused."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands."""
-
-
-@attrs.frozen(kw_only=True)
-class ValidationSamplingSection:
-    """How validation samples. Temperature 0 is greedy."""
-
-    n: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Responses a prompt."""
-    temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
-    """0 is greedy."""
-    top_p: float = attrs.field(
-        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
-    )
-    """Nucleus mass."""
-    top_k: int = -1
-    """Only the k most likely tokens; -1 means all."""
-    max_response_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Most tokens generated for a response; data.max_response_length where absent."""
-    pass_threshold: float = 0.5
-    """pass@k: a sample passes where its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
-
-
-@attrs.frozen(kw_only=True)
-class RolloutSection(PluginSection):
-    """Base of every rollout engine's config."""
-
-    n: int = attrs.field(default=8, validator=attrs.validators.ge(1))
-    """Responses a prompt."""
-    temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
-    """Logits are divided by it."""
-    top_p: float = attrs.field(
-        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
-    )
-    """Nucleus mass."""
-    top_k: int = -1
-    """Only the k most likely tokens; -1 means all."""
-    stop: tuple[str, ...] = attrs.field(default=(), metadata={VERBATIM: True})
-    """Strings that end a response."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response, besides the model's own end of sequence."""
-    ignore_eos: bool = False
-    """Go on past the end of sequence up to the maximum length: for benchmarks."""
-    replicas: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Engine replicas; None means one in this process, or as many as fit the ranks of its pool."""
-    weight_transport: PluginSection | None = plugin_field("weight_transport", None)
-    """How new weights reach the engine; None leaves the choice to the runtime."""
-    validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
-    """Sampling in validation."""
-
-    def ranks_per_replica(self) -> int:
-        """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
-        return 1
 
 
 @attrs.frozen(kw_only=True)

@@ -273,7 +273,7 @@ class RolloutPool:
             f"{len(failed)} of {len(results)} replicas did not take version {version}: {complaints}"
         ) from failed[0][1]
 
-    def sleep(self, tags: frozenset[str]) -> int:
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         """Free memory on every replica; returns the bytes freed."""
         return sum(_returned(result) for _, result in self._each(lambda engine: engine.sleep(tags)))
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.numerics.streams import SampleStream
+    from dovetail.telemetry.metrics import Metric
 
-ROLLOUT_API = "1.0"
+ROLLOUT_API = "1.1"
 
 
 class FinishReason(StrEnum):
@@ -97,6 +99,28 @@ class Completion:
     raw_log_probs: np.ndarray | None = None
     """float32 [T], nats, full softmax of logits / temperature; None unless asked for."""
 
+    def after(self, earlier: Completion) -> Completion:
+        """The whole sample, where this one continues an earlier part of it that was aborted.
+
+        A sample is continued by asking for its prompt and the tokens so far as the prompt, with its stream's `offset`
+        moved on by their number: token ids go on as they are, and no text is tokenised again.
+
+        Args:
+            earlier: the part before, T₀ tokens.
+
+        Returns:
+            T₀ + T tokens, each with the version of the weights that produced it; log-probabilities where both have them.
+        """
+        return attrs.evolve(
+            self,
+            request_id=earlier.request_id,
+            sample=earlier.sample,
+            response_ids=np.concatenate([earlier.response_ids, self.response_ids]),
+            weight_versions=np.concatenate([earlier.weight_versions, self.weight_versions]),
+            log_probs=_joined(earlier.log_probs, self.log_probs),
+            raw_log_probs=_joined(earlier.raw_log_probs, self.raw_log_probs),
+        )
+
 
 class BaseRollout(Plugin):
     """One replica of a generation engine.
@@ -135,9 +159,48 @@ class BaseRollout(Plugin):
             WeightSyncError: a tensor did not arrive as it was sent; the old version stays in force.
         """
 
-    def sleep(self, tags: frozenset[str]) -> int:
-        """Free memory; tags are a subset of {"weights", "kv_cache"}. Returns the bytes freed."""
+    @property
+    def receivers(self) -> int:
+        """How many receivers of weights it has: one in each of its processes that hold a part of the model."""
+        return int(self.config.ranks_per_replica())
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """How likely the model finds given tokens; needs the capability `scores`.
+
+        Args:
+            sequences: int64 [L_i] each, L_i ≥ 2.
+
+        Returns:
+            float32 [L_i − 1] each: the log-probability (nats, full softmax, temperature 1) of every token but the
+            first, given those before it.
+
+        Raises:
+            RolloutError: the engine failed, or does not score.
+        """
+        raise RolloutError(f"rollout {self.name!r} does not score given tokens")
+
+    def figures(self) -> Mapping[str, Metric]:
+        """What it did since it was last asked, by name (`rollout/prefix_cache_hits`, …); figures merge over replicas."""
+        return {}
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
+        """Free memory while nothing runs.
+
+        Args:
+            tags: a subset of {"weights", "kv_cache"}.
+            keep_weights: whether `wake` must bring the weights back as they were. False, only given to engines with
+                the capability `discards_weights`: a whole update follows before the next request.
+
+        Returns:
+            The bytes freed on the accelerator, measured.
+        """
         return 0
 
     def wake(self, tags: frozenset[str]) -> None:
         """Take the memory of these tags again."""
+
+
+def _joined(earlier: np.ndarray | None, later: np.ndarray | None) -> np.ndarray | None:
+    if earlier is None or later is None:
+        return None
+    return np.concatenate([earlier, later])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import Plugin, PluginContext
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.dispatch.mesh import Mesh
     from dovetail.interfaces.rollout import BaseRollout
 
-RUNTIME_API = "1.1"
+RUNTIME_API = "1.2"
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +65,19 @@ class Runtime(Plugin):
     @abstractmethod
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
         """Start rollout replicas; each handle has BaseRollout's methods."""
+
+    def restart_replica(self, replica: BaseRollout) -> BaseRollout:
+        """Close a rollout replica that has failed, and start another in its place, with its number and its resources.
+
+        The new one has the weights that are on disk; the caller sends it those in force before its first request.
+
+        Raises:
+            RolloutError: it can't be started again.
+        """
+        raise RolloutError(
+            f"runtime {self.name!r} does not start rollout replicas again",
+            hint="resume the run from its checkpoint",
+        )
 
     def device(self) -> str:
         """The torch device of workers in this process, or the kind of device of those elsewhere."""

@@ -14,7 +14,7 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHT_TRANSPORT_API = "1.2"
+WEIGHT_TRANSPORT_API = "1.3"
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +60,10 @@ class WeightManifest:
     """Tensors travel in buckets of at most this size (or one tensor)."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
     """Names this one attempt to send: another with the same version, of an earlier run or broken off, is not taken for it."""
+    receivers: int | None = None
+    """How many receivers take the update; None: those that are there when it starts."""
+    meeting: str | None = None
+    """Where the sender waits for receivers, in the transport's own words; None where they know without."""
 
     @property
     def total_bytes(self) -> int:
@@ -77,6 +81,10 @@ class WeightManifest:
 
 class WeightSender(ABC):
     """The end in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them."""
+
+    def prepare(self, manifest: WeightManifest) -> WeightManifest:
+        """The manifest as receivers need it, `meeting` included; called on rank 0 before both ends start."""
+        return manifest
 
     @abstractmethod
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -148,7 +148,7 @@ class HfRollout(BaseRollout):
 
         scheduler.call(commit).result()
 
-    def sleep(self, tags: frozenset[str]) -> int:
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         scheduler = self._running()
 
         def work() -> int:

@@ -99,7 +99,7 @@ class RayReplica(BaseRollout):
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         self._blocking("receive_weights", version, manifest)
 
-    def sleep(self, tags: frozenset[str]) -> int:
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         return int(self._blocking("sleep", tags))
 
     def wake(self, tags: frozenset[str]) -> None:

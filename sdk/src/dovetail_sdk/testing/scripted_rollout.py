@@ -113,7 +113,7 @@ class ScriptedRollout(BaseRollout):
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         self.versions.append(version)
 
-    def sleep(self, tags: frozenset[str]) -> int:
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         self.asleep |= tags
         return 1024 * len(tags)
 

@@ -1,0 +1,92 @@
+"""The rollout's section of a config, which the config of every rollout engine extends. Nothing here imports torch."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+import attrs
+
+from dovetail.config.fields import (
+    ABOVE_ZERO,
+    AT_LEAST_ONE,
+    VERBATIM,
+    PluginSection,
+    plugin_field,
+)
+
+
+@attrs.frozen(kw_only=True)
+class ValidationSamplingSection:
+    """How validation samples. Temperature 0 is greedy."""
+
+    n: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Responses a prompt."""
+    temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    """0 is greedy."""
+    top_p: float = attrs.field(
+        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Nucleus mass."""
+    top_k: int = -1
+    """Only the k most likely tokens; -1 means all."""
+    max_response_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Most tokens generated for a response; data.max_response_length where absent."""
+    pass_threshold: float = 0.5
+    """pass@k: a sample passes where its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
+
+
+@attrs.frozen(kw_only=True)
+class ProbeSection:
+    """Fixed token sequences that rollout and trainer both score: their log-probabilities must agree."""
+
+    every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
+    """Probe the first update, every so many after it, and after every rebuild; 0 never. Engines without the
+    capability `scores` are not probed."""
+    sequences: int = attrs.field(default=4, validator=attrs.validators.ge(1))
+    """Sequences."""
+    tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
+    """Tokens of each, drawn at random from the vocabulary with the run's seed."""
+    tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Largest mean difference, in nats a token; None means 1e-4 in float32, 0.05 in bfloat16 and float16."""
+
+
+@attrs.frozen(kw_only=True)
+class RolloutSection(PluginSection):
+    """Base of every rollout engine's config."""
+
+    n: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    """Responses a prompt."""
+    temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
+    """Logits are divided by it."""
+    top_p: float = attrs.field(
+        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Nucleus mass."""
+    top_k: int = -1
+    """Only the k most likely tokens; -1 means all."""
+    stop: tuple[str, ...] = attrs.field(default=(), metadata={VERBATIM: True})
+    """Strings that end a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, besides the model's own end of sequence."""
+    ignore_eos: bool = False
+    """Go on past the end of sequence up to the maximum length: for benchmarks."""
+    replicas: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Engine replicas; None means one in this process, or as many as fit the ranks of its pool."""
+    weight_transport: PluginSection | None = plugin_field("weight_transport", None)
+    """How new weights reach the engine; None leaves the choice to the runtime."""
+    validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
+    """Sampling in validation."""
+    offload: bool = False
+    """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
+    probe: ProbeSection = attrs.field(factory=ProbeSection)
+    """The proof that weights which arrived are those that the engine computes with."""
+    rebuilds: int = attrs.field(default=2, validator=attrs.validators.ge(0))
+    """How often in a row replicas that failed are started again before the run stops."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the engine loads its weights in the worker's own process, and not in processes that it starts."""
+        return True
+
+    def ranks_per_replica(self) -> int:
+        """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
+        return 1
