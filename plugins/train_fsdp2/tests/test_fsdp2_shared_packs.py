@@ -89,8 +89,9 @@ def check(groups, heads, value_size):
     torch.testing.assert_close(attended, expected.float(), rtol=1e-4, atol=2e-6)
     (attended * given_back).sum().backward()
     (expected * given_back).sum().backward()
+    # Gradients are sums over up to 300 tokens of either sign, in float32: what is left of them has the sums' rounding.
     for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=4e-5)
 
 
 given_groups = given(groups, st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([8, 4]))
