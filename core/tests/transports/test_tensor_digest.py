@@ -120,11 +120,3 @@ def test_deferred_digests_come_in_the_order_of_their_tensors() -> None:
     for tensor in tensors:
         deferred.add(tensor)
     assert deferred.result() == [of(tensor) for tensor in tensors]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
-def test_an_accelerator_and_the_cpu_agree() -> None:
-    device = torch.accelerator.current_accelerator()
-    for tensor in (torch.randn(70_001), torch.randn(9 << 16), torch.arange(5)):
-        assert of(tensor.to(device)) == of(tensor)

@@ -21,8 +21,8 @@ from dovetail_sdk.testing.transport_ends import (
     manifest_of,
 )
 from dovetail_transports.config import SharedMemoryConfig
+from dovetail_transports.ring.writer import BucketWriter
 from dovetail_transports.shared_memory.transport import SharedMemoryTransport
-from dovetail_transports.shared_memory.writer import BucketWriter
 
 ROWS = {f"row {i:02d}": torch.full((16,), float(i)) for i in range(20)}
 """64 bytes each."""

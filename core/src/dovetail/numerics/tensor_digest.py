@@ -10,7 +10,7 @@ bit always changes the digest; exchanged words do but for one chance in 2^32 or 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -48,23 +48,61 @@ class DeferredDigests:
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
+        self._waiting: list[Tensor] = []
         self._sums: list[Tensor] = []
 
     def add(self, tensor: Tensor) -> None:
-        """Queue the digest of a tensor of any shape and dtype; the tensor is not kept."""
-        self._lengths.append(tensor.numel() * tensor.element_size())
-        self._sums.append(_word_sum(tensor))
+        """Take a tensor of any shape and dtype, which is kept until `launch`: many share one pass of an accelerator."""
+        tensor = tensor.detach()
+        self._lengths.append(tensor.nbytes)
+        if self._waiting and self._waiting[-1].device != tensor.device:
+            self.launch()
+        self._waiting.append(tensor)
+        if tensor.device.type == "cpu":
+            self.launch()
+
+    def launch(self) -> None:
+        """Queue the digests of what came since the last launch, on the current stream, and let those tensors go."""
+        if self._waiting:
+            self._sums.append(_word_sums(self._waiting))
+            self._waiting = []
 
     def result(self) -> list[int]:
         """The digests, in the order in which the tensors came: integers below 2^64."""
+        self.launch()
         if not self._sums:
             return []
-        one_device = len({value.device for value in self._sums}) == 1
-        sums = torch.stack(self._sums if one_device else [value.cpu() for value in self._sums])
+        one_device = len({sums.device for sums in self._sums}) == 1
+        sums = torch.cat(self._sums if one_device else [sums.cpu() for sums in self._sums])
         return [
             _mix((value + length * 0x9E3779B97F4A7C15) & _MASK)
             for value, length in zip(sums.tolist(), self._lengths, strict=True)
         ]
+
+
+def _word_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """int64 [N]: the digests of tensors of one device before their lengths are mixed in."""
+    device = tensors[0].device
+    kernel = _kernel(device.type)
+    if kernel is None:
+        return torch.stack([_word_sum(tensor) for tensor in tensors])
+    return kernel([tensor.contiguous() for tensor in tensors], _keys(device))
+
+
+@lru_cache(maxsize=4)
+def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | None:
+    """The fused kernel, where Triton compiles for this type of device."""
+    if device_type == "cpu":
+        return None
+    try:
+        from triton.runtime import driver
+
+        if driver.active.get_active_torch_device().type != device_type:
+            return None
+        from dovetail.kernels.word_sums import word_sums
+    except (ImportError, RuntimeError, AttributeError):
+        return None  # no Triton, or none that has a driver for it
+    return word_sums
 
 
 def _word_sum(tensor: Tensor) -> Tensor:

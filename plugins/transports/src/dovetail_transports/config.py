@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from dovetail.config.sections import PluginSection
 
 
 @attrs.frozen(kw_only=True)
-class SharedMemoryConfig(PluginSection):
-    """Weights through memory that the processes of one machine share."""
+class RingConfig(PluginSection):
+    """What the transports between processes have in common: buckets that go through a ring of slots."""
 
     buckets: int = attrs.field(default=2, validator=attrs.validators.ge(2))
-    """Buckets in shared memory: while receivers read some, the sender fills the next. They bound the memory that an
-    update takes on its way: this many times the manifest's bucket size, or its largest tensor."""
+    """Slots of the ring: while receivers read some, the sender fills the next. They bound the memory that an update
+    takes on its way: this many times the manifest's bucket size, or its largest tensor."""
     verify: bool = True
     """Prove by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for the other side to come, and for each bucket."""
+
+
+@attrs.frozen(kw_only=True)
+class SharedMemoryConfig(RingConfig):
+    """Weights through memory that the processes of one machine share."""
+
     directory: str | None = None
     """Where the two sides find each other, by sockets that only this user can open; absent: below `/dev/shm`, or the
     directory for temporary files where there is none."""
     channel: str | None = None
     """A name that both sides share in place of the run's directory."""
+
+
+@attrs.frozen(kw_only=True)
+class CudaIpcConfig(RingConfig):
+    """Weights through memory of the trainer's GPU, which rollouts on the same or other GPUs of the machine open."""
+
+    directory: str | None = None
+    """Where the two sides find each other, by sockets that only this user can open; absent: below `/dev/shm`, or the
+    directory for temporary files where there is none."""
+    channel: str | None = None
+    """A name that both sides share in place of the run's directory."""
+
+
+@attrs.frozen(kw_only=True)
+class NcclConfig(RingConfig):
+    """Weights broadcast from the trainer's GPU to the GPUs of rollouts, on one machine or several."""
+
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """What carries the buckets; `auto`: `nccl` between GPUs and `gloo` between CPUs."""
+    host: str = "127.0.0.1"
+    """Address of rank 0's machine at which it awaits receivers, and the only one at which it listens. The default
+    reaches rollouts on that machine; for others, name an address that they can reach, in a network that you trust."""

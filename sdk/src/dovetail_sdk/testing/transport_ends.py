@@ -36,6 +36,9 @@ def case_tensors(seed: int = 0) -> dict[str, Tensor]:
         "odd": torch.randn(3, generator=generator).half(),
         "positions": torch.randint(0, 1 << 40, (7,), generator=generator),
         "mask": torch.rand(5, generator=generator) > 0.5,
+        "quantised": torch.randn(9, generator=generator).to(torch.float8_e4m3fn),
+        "zero_points": torch.randint(0, 256, (13,), generator=generator, dtype=torch.uint8),
+        "scales": torch.randn(3, 1, generator=generator).double(),
         "block.weight": torch.randn(64, 33, generator=generator).bfloat16(),
         "transposed": torch.randn(6, 4, generator=generator).t(),
         "head.weight": embedding,
@@ -60,7 +63,7 @@ def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
             name,
             str(tensor.dtype),
             tuple(tensor.shape),
-            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+            tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes(),
         )
         for name, tensor in tensors
     ]
@@ -73,10 +76,20 @@ class TransportPlace:
     plugin: type[WeightTransport]
     config: Any
     run_directory: Path
+    device: str = "cpu"
+    """Of the sender and its tensors."""
+    receiver_devices: tuple[str, ...] = ()
+    """Of the receivers, by their rank; the sender's where there are none."""
 
-    def transport(self, **context: Any) -> WeightTransport:
-        """The transport in this process."""
-        return self.plugin(self.config, PluginContext(run_directory=self.run_directory, **context))
+    def transport(self, side: Literal["sender", "receiver"], rank: int = 0) -> WeightTransport:
+        """The transport in this process, for an end of this side and rank."""
+        device = self.device
+        if side == "receiver" and self.receiver_devices:
+            device = self.receiver_devices[rank % len(self.receiver_devices)]
+        context = PluginContext(
+            run_directory=self.run_directory, rank=rank, role=side, device=device
+        )
+        return self.plugin(self.config, context)
 
 
 class TransportEnd:
@@ -100,9 +113,20 @@ class TransportEnd:
         theirs.close()
         self.answer(START_SECONDS)
 
-    def receive(self, manifest: WeightManifest) -> Self:
-        """Begin to receive; `answer` gives the `Contents`."""
-        self._pipe.send(("receive", manifest))
+    def prepare(self, manifest: WeightManifest) -> WeightManifest:
+        """What a sender makes of a manifest before it is sent."""
+        self._pipe.send(("prepare", manifest))
+        prepared: WeightManifest = self.answer()
+        return prepared
+
+    def receive(self, manifest: WeightManifest, hang_after: str | None = None) -> Self:
+        """Begin to receive; `answer` gives the `Contents`.
+
+        Args:
+            manifest: the sender's.
+            hang_after: a tensor after which no other is asked for: the end waits until it is killed.
+        """
+        self._pipe.send(("receive", manifest, hang_after))
         return self
 
     def send(self, manifest: WeightManifest, seed: int, hang_before: str | None = None) -> Self:
@@ -151,11 +175,13 @@ class TransportEnd:
         self.close()
 
 
-def _serve(pipe: Any, place: TransportPlace, side: str, rank: int) -> None:
+def _serve(
+    pipe: Any, place: TransportPlace, side: Literal["sender", "receiver"], rank: int
+) -> None:
     torch.set_num_threads(1)
     # A transport that waits for ever must not outlive its test.
     parent = os.getppid()
-    transport = place.transport(rank=rank, role=side)
+    transport = place.transport(side, rank)
     end: Any = transport.sender() if side == "sender" else transport.receiver()
     pipe.send(("returned", None))
     while os.getppid() == parent:
@@ -164,10 +190,13 @@ def _serve(pipe: Any, place: TransportPlace, side: str, rank: int) -> None:
         match pipe.recv():
             case ("close",):
                 break
-            case ("receive", manifest):
-                outcome = _outcome(lambda manifest=manifest: contents(end.receive(manifest)))
+            case ("prepare", manifest):
+                outcome = _outcome(lambda manifest=manifest: end.prepare(manifest))
+            case ("receive", manifest, hang_after):
+                arriving = _received(end, manifest, hang_after)
+                outcome = _outcome(lambda arriving=arriving: contents(arriving))
             case ("send", manifest, seed, hang_before):
-                tensors = _gathered(seed, hang_before)
+                tensors = _gathered(seed, hang_before, place.device)
                 outcome = _outcome(
                     lambda manifest=manifest, tensors=tensors: end.send(manifest, tensors)
                 )
@@ -182,8 +211,17 @@ def _outcome(act: Any) -> tuple[str, Any]:
         return "raised", error
 
 
-def _gathered(seed: int, hang_before: str | None) -> Iterator[tuple[str, Tensor]]:
+def _gathered(seed: int, hang_before: str | None, device: str) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in case_tensors(seed).items():
         while name == hang_before:
             time.sleep(0.1)
+        yield name, tensor.to(device)
+
+
+def _received(
+    end: Any, manifest: WeightManifest, hang_after: str | None
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in end.receive(manifest):
         yield name, tensor
+        while name == hang_after:
+            time.sleep(0.1)

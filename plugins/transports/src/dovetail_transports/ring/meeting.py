@@ -157,7 +157,7 @@ def _make_private(root: Path) -> None:
         found = root.lstat()
     except OSError as error:
         raise WeightSyncError(
-            f"the shared_memory transport can't make {root}: {error}",
+            f"the weight transport can't make {root}: {error}",
             hint="set rollout.weight_transport.directory",
         ) from error
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or not root.is_dir():

@@ -1,6 +1,6 @@
-"""Channel: JSON messages between a sender and one receiver over a Unix socket, each with a limit of time.
+"""Channel: JSON messages between a sender and one receiver over a socket, each with a limit of time.
 
-A message is its length as four bytes, and its text. The first one brings the descriptor of the shared memory along.
+A message is its length as four bytes, and its text. Over a Unix socket it may bring a descriptor along.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise PeerGone from error
 
-    def receive(self, timeout: float) -> dict[str, Any]:
-        """The next message.
+    def receive(self, timeout: float, longest: int = _MOST_BYTES) -> dict[str, Any]:
+        """The next message, of at most so many bytes.
 
         Raises:
             TimeoutError: none came in time.
@@ -64,12 +64,23 @@ class Channel:
         """
         deadline = time.monotonic() + timeout
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
-        if length > _MOST_BYTES:
+        if length > longest:
             raise PeerGone(f"a message of {length} bytes")
-        message = json.loads(self._read(length, deadline))
+        try:
+            message = json.loads(self._read(length, deadline))
+        except ValueError as error:
+            raise PeerGone("a message that is no JSON") from error
         if not isinstance(message, dict):
             raise PeerGone(f"a message that is a {type(message).__name__}")
         return message
+
+    def own_address(self) -> str:
+        """The address at which this end of a TCP connection is."""
+        return str(self._socket.getsockname()[0])
+
+    def waiting(self) -> bool:
+        """Whether something has come: a message, a part of one, or the news that the other side is gone."""
+        return bool(self._readable.poll(0))
 
     def take_descriptor(self) -> int:
         """The descriptor that came; the caller closes it.

@@ -31,9 +31,14 @@ class Place:
     def view(self, bucket: Tensor) -> Tensor:
         """The tensor in a bucket's bytes: its own shape and dtype, and no copy."""
         if not self.nbytes:
-            return torch.empty(self.spec.shape, dtype=self.dtype)
+            return torch.empty(self.spec.shape, dtype=self.dtype, device=bucket.device)
         octets = bucket.narrow(0, self.offset, self.nbytes)
         return octets.view(self.dtype).view(self.spec.shape)
+
+
+def extent(places: tuple[Place, ...]) -> int:
+    """Bytes of a bucket, from the start of its first tensor to the end of its last."""
+    return max((place.offset + place.nbytes for place in places), default=0)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Ring: some slots of shared memory, each of which holds a bucket.
+"""SharedRing: some slots of shared memory, each of which holds a bucket.
 
 The memory has no name in any file system: its descriptor travels over the socket on which the two sides talk, and the
 kernel frees it when the last process that has it ends, however it ends. It does not count against the size of
@@ -22,7 +22,7 @@ from dovetail.errors import WeightSyncError
 _HOST_REGISTER_DEFAULT = 0
 
 
-class Ring:
+class SharedRing:
     """Slots that several processes have mapped.
 
     Args:

@@ -1,0 +1,101 @@
+"""Digests of many tensors in one launch, and one pass over their bytes: a Triton kernel for accelerators.
+
+Triton comes with torch's builds for accelerators. Where it is missing, `numerics/tensor_digest.py` computes the same in torch's own
+operations, which read and write eight further bytes for every four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 2048
+"""Words that a program reads at once."""
+_WARPS = 8
+_ALIGNMENT = 16
+"""Bytes: the widest load of a thread."""
+
+
+def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
+    """int64 [N]: the digests of N tensors before their lengths are mixed in, queued on the current stream.
+
+    Args:
+        tensors: contiguous, on one device, of any shape and dtype; those that are not aligned to 16 bytes are copied.
+        keys_B: int64 [B], the multipliers of a block of B words, on the same device.
+    """
+    device, block_bytes = keys_B.device, len(keys_B) * 4
+    sums_N = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    kept = [
+        tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+        for tensor in (tensor.detach() for tensor in tensors)
+    ]
+    table_P4 = _table([(tensor.data_ptr(), tensor.nbytes) for tensor in kept], block_bytes)
+    if not len(table_P4):
+        return sums_N
+    table = torch.from_numpy(table_P4)
+    if device.type != "cpu":
+        table = table.pin_memory().to(device, non_blocking=True)
+    # On the CPU only under Triton's interpreter, in tests.
+    with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
+        _sum_blocks[(len(table_P4),)](
+            table, keys_B, sums_N, BLOCK=len(keys_B), TILE=min(_TILE, len(keys_B)), num_warps=_WARPS
+        )
+    return sums_N
+
+
+def _table(spans: Sequence[tuple[int, int]], block_bytes: int) -> np.ndarray:
+    """int64 [P, 4]: of every block its address, its bytes, its position from 1, and its tensor."""
+    address_N = np.array([address for address, _ in spans], dtype=np.int64)
+    bytes_N = np.array([size for _, size in spans], dtype=np.int64)
+    blocks_N = -(-bytes_N // block_bytes)
+    owner_P = np.repeat(np.arange(len(spans)), blocks_N)
+    first_N = np.cumsum(blocks_N) - blocks_N
+    index_P = np.arange(len(owner_P)) - first_N[owner_P]
+    start_P = index_P * block_bytes
+    size_P = np.minimum(bytes_N[owner_P] - start_P, block_bytes)
+    table_P4 = np.stack([address_N[owner_P] + start_P, size_P, index_P + 1, owner_P], axis=1)
+    return np.ascontiguousarray(table_P4, dtype=np.int64)
+
+
+@triton.jit
+def _mix(x):  # type: ignore[no-untyped-def]
+    """SplitMix64 on uint64."""
+    x = x * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_blocks(table, keys, sums, BLOCK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program a block: its words times their keys, summed, mixed with its position, and added to its tensor's."""
+    row = table + tl.program_id(0).to(tl.int64) * 4
+    address = tl.multiple_of(tl.load(row), 16)
+    size = tl.load(row + 1)
+    words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
+    tile = tl.arange(0, TILE)
+    total = tl.zeros([TILE], dtype=tl.int64)
+    if size == BLOCK * 4:  # without a mask loads are as wide as they can be
+        for at in range(0, BLOCK, TILE):
+            total += tl.load(words + at + tile).to(tl.int64) * tl.load(keys + at + tile)
+    else:
+        count = size // 4
+        for first in range(0, count, TILE):
+            here = first + tile < count
+            word = tl.load(words + first + tile, mask=here, other=0).to(tl.int64)
+            total += word * tl.load(keys + first + tile, mask=here, other=0)
+        # The last word is filled up with zeros.
+        octets = address.to(tl.pointer_type(tl.uint8)) + count * 4
+        lane = tl.arange(0, 4)
+        octet = tl.load(octets + lane, mask=lane < size % 4, other=0).to(tl.int64)
+        last = tl.sum(octet << (lane * 8).to(tl.int64), 0)
+        key = tl.load(keys + count, mask=size % 4 > 0, other=0)
+        total += tl.where(tile == 0, last * key, 0)
+    mixed = tl.sum(total, 0).to(tl.uint64) ^ _mix(tl.load(row + 2).to(tl.uint64))
+    tl.atomic_add(sums + tl.load(row + 3), _mix(mixed).to(tl.int64), sem="relaxed")

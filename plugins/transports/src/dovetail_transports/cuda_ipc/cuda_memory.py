@@ -1,0 +1,200 @@
+"""DeviceMemory by the CUDA runtime: allocated beside torch's allocator, exported by IPC handles.
+
+torch's own allocator may hand out expandable segments, which have no IPC handles; memory from cudaMalloc always has one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import threading
+from functools import cached_property
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.errors import PluginNeedsError, WeightSyncError
+from dovetail_transports.cuda_ipc.memory import Allocation, DeviceMemory
+
+_HANDLE_BYTES = 64
+"""CUDA_IPC_HANDLE_SIZE."""
+
+
+@attrs.define
+class _Opened:
+    address: int
+    users: int
+
+
+_lock = threading.Lock()
+_made: dict[bytes, int] = {}
+"""Addresses of what this process exports: CUDA does not open a handle in the process that made it."""
+_opened: dict[tuple[bytes, int], _Opened] = {}
+"""By handle and device: opened once a process, however many receivers it has."""
+
+
+class CudaMemory(DeviceMemory):
+    """Memory of one GPU.
+
+    Args:
+        device: with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @cached_property
+    def identity(self) -> str:
+        return str(torch.cuda.get_device_properties(self._device).uuid)
+
+    @cached_property
+    def _runtime(self) -> Any:
+        try:
+            return importlib.import_module("cuda.bindings.runtime")
+        except ImportError as error:
+            raise PluginNeedsError(
+                "the cuda_ipc transport needs cuda-bindings", hint="pip install cuda-bindings"
+            ) from error
+
+    def allocate(self, size: int) -> Allocation:
+        with torch.cuda.device(self._device):
+            self._use_device()
+            code, address = self._runtime.cudaMalloc(size)
+            if self._failed(code):
+                torch.cuda.empty_cache()  # torch's allocator may hold what it does not use
+                code, address = self._runtime.cudaMalloc(size)
+            if self._failed(code):
+                free, total = torch.cuda.mem_get_info(self._device)
+                raise WeightSyncError(
+                    f"{size / 2**20:.0f} MiB for the ring of weight buckets can't be had on {self._device}: "
+                    f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free ({self._in_words(code)})",
+                    hint="lower rollout.weight_transport.buckets or the buckets' bytes, or give the rollout less memory",
+                )
+            code, found = self._runtime.cudaIpcGetMemHandle(address)
+            if self._failed(code):
+                self._runtime.cudaFree(address)
+                raise WeightSyncError(
+                    f"memory of {self._device} can't be shared with other processes: {self._in_words(code)}",
+                    hint="set rollout.weight_transport=shared_memory",
+                )
+        handle = ctypes.string_at(found.getPtr(), _HANDLE_BYTES)
+        address = int(address)
+        with _lock:
+            _made[handle] = address
+        return self._allocation(address, size, handle)
+
+    def free(self, made: Allocation) -> None:
+        with _lock:
+            _made.pop(made.handle, None)
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize(self._device)
+            self._use_device()
+            self._runtime.cudaFree(made.address)
+
+    def open(self, handle: bytes, size: int, identity: str) -> Allocation:
+        if len(handle) != _HANDLE_BYTES:
+            raise WeightSyncError(
+                f"an IPC handle of {len(handle)} bytes came in place of {_HANDLE_BYTES}"
+            )
+        with _lock:
+            address = _made.get(handle)
+            if address is None:
+                known = _opened.get((handle, self._index))
+                if known is None:
+                    known = _Opened(self._open(handle, identity), 0)
+                    _opened[handle, self._index] = known
+                known.users += 1
+                address = known.address
+        return self._allocation(address, size, handle, mine=identity == self.identity)
+
+    def shut(self, opened: Allocation) -> None:
+        with _lock:
+            known = _opened.get((opened.handle, self._index))
+            if known is None:
+                return  # this process made it
+            known.users -= 1
+            if known.users:
+                return
+            del _opened[opened.handle, self._index]
+            with torch.cuda.device(self._device):
+                torch.cuda.synchronize(self._device)
+                self._use_device()
+                self._runtime.cudaIpcCloseMemHandle(opened.address)
+
+    def staging(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        with torch.cuda.device(self._device):
+            self._use_device()
+            (code,) = self._runtime.cudaMemcpyAsync(
+                target.data_ptr(),
+                source.address + offset,
+                target.nbytes,
+                self._runtime.cudaMemcpyKind.cudaMemcpyDefault,
+                stream.cuda_stream,
+            )
+        if self._failed(code):
+            raise WeightSyncError(
+                f"a bucket can't be copied from the trainer's GPU to {self._device}: {self._in_words(code)}",
+                hint="set rollout.weight_transport=nccl",
+            )
+
+    # -- the pieces ----------------------------------------------------------------------------
+
+    @property
+    def _index(self) -> int:
+        return self._device.index or 0
+
+    def _use_device(self) -> None:
+        """The bindings carry a runtime of their own, which follows torch's device only once it is told."""
+        self._runtime.cudaSetDevice(self._index)
+
+    def _open(self, handle: bytes, identity: str) -> int:
+        wanted = self._runtime.cudaIpcMemHandle_t()
+        ctypes.memmove(wanted.getPtr(), handle, _HANDLE_BYTES)
+        with torch.cuda.device(self._device):
+            torch.cuda.current_stream(self._device)  # the device's context exists
+            self._use_device()
+            code, address = self._runtime.cudaIpcOpenMemHandle(
+                wanted, self._runtime.cudaIpcMemLazyEnablePeerAccess
+            )
+        if self._failed(code):
+            raise WeightSyncError(
+                f"memory of the trainer's GPU {identity} can't be opened from {self._device} ({self.identity}): "
+                f"{self._in_words(code)}",
+                hint="GPUs without peer access to each other need rollout.weight_transport=nccl, and containers with "
+                "separate IPC namespaces shared_memory",
+            )
+        return int(address)
+
+    def _allocation(
+        self, address: int, size: int, handle: bytes, *, mine: bool = True
+    ) -> Allocation:
+        octets = None
+        if mine:
+            octets = torch.as_tensor(_Span(address, size), device=self._device)
+        return Allocation(address=address, size=size, octets=octets, handle=handle)
+
+    def _failed(self, code: Any) -> bool:
+        return int(code) != 0
+
+    def _in_words(self, code: Any) -> str:
+        _, text = self._runtime.cudaGetErrorString(code)
+        return f"{getattr(code, 'name', code)}: {text.decode() if text else 'unknown'}"
+
+
+class _Span:
+    """Bytes of a GPU, for torch to view without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }

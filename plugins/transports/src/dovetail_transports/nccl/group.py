@@ -1,0 +1,233 @@
+"""BroadcastGroup: the sender and its receivers as a process group of their own, beside any default group.
+
+Torch's NCCL groups end the process when a peer fails: their watchdog cannot know what else could be done. Here a failed
+update is sent again, so the watchdog is told to leave failures alone, and waiting is done by asking, with limits of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail_transports.ring.slots import DeliveryError, Pulse
+
+T = TypeVar("T")
+_c10d: Any = dist
+
+_SPIN_SECONDS = 0.002
+_POLL_SECONDS = 0.0005
+_ABORT_SECONDS = 10.0
+_WATCHDOG_FACTOR = 10.0
+"""How much longer torch's own limit is than ours."""
+_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""Read when a group is made: no tearing down of this process, and no monitor that does so."""
+_environment = threading.Lock()
+
+
+class BroadcastGroup:
+    """Processes of which rank 0 sends. Made by all of them at once.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        store: makes this process's end of the store through which they find each other.
+        rank: this process's, 0 for the sender.
+        size: number of processes.
+        device: of the tensors.
+        host: the address that gloo listens at.
+        timeout: seconds that the making and each broadcast may take.
+        pulse: raises once the others won't come.
+
+    Raises:
+        DeliveryError: it could not be made.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str,
+        store: Callable[[], Any],
+        rank: int,
+        size: int,
+        device: torch.device,
+        host: str,
+        timeout: float,
+        pulse: Pulse,
+    ) -> None:
+        self._device, self._timeout, self._size = device, timeout, size
+        self._asks = backend == "nccl"
+        self._aborted = threading.Event()
+
+        def make() -> Any:
+            found = store()
+            with _on(device):
+                group = _nccl(found, rank, size, timeout) if backend == "nccl" else None
+                group = group or _gloo(found, rank, size, timeout, host)
+                # The first one makes the connections.
+                first = _broadcast(group, torch.zeros(1, dtype=torch.uint8, device=device))
+                self._await(first, _nothing)  # `pulse` is for the thread that waits below
+            return group, found
+
+        try:
+            self._group, self._store = in_time(make, pulse, timeout)
+        except (RuntimeError, TimeoutError) as error:
+            self._aborted.set()
+            if isinstance(error, WeightSyncError):
+                raise
+            raise DeliveryError(
+                f"the {backend} group of the sender and {size - 1} receivers can't be made: "
+                f"{error or f'not within {timeout:g} seconds'}",
+                hint="NCCL needs a GPU of its own for every process, and a network interface that all reach "
+                "(NCCL_SOCKET_IFNAME, NCCL_DEBUG=WARN); on the same GPU set rollout.weight_transport=cuda_ipc",
+            ) from error
+
+    def broadcast(self, octets: Tensor, pulse: Pulse) -> None:
+        """Send the sender's bytes to all; returns when they are here.
+
+        Raises:
+            DeliveryError: not all took part.
+        """
+        if self._aborted.is_set():
+            raise DeliveryError("the group of the sender and its receivers has been given up")
+        try:
+            with _on(self._device):
+                self._await(_broadcast(self._group, octets), pulse)
+        except RuntimeError as error:
+            if isinstance(error, WeightSyncError):
+                raise
+            raise DeliveryError(f"a bucket can't be broadcast: {error}") from error
+
+    def abort(self) -> None:
+        """Give the group up; a broadcast that is under way in another thread fails. Safe to call twice."""
+        if self._aborted.is_set():
+            return
+        self._aborted.set()
+        group, self._group, self._store = self._group, None, None
+        # Aborting may wait for peers that are gone, and so may taking down a group with a broadcast under way.
+        with suppress(TimeoutError, RuntimeError):
+            in_time(lambda: _bury(group), _nothing, _ABORT_SECONDS)
+
+    def _await(self, work: Any, pulse: Pulse) -> None:
+        began = time.monotonic()
+        while not work.is_completed():
+            waited = time.monotonic() - began
+            if self._aborted.is_set():
+                raise DeliveryError("the update was given up while a bucket was under way")
+            if waited > self._timeout:
+                raise DeliveryError(
+                    f"a bucket did not reach all of {self._size - 1} receivers within {self._timeout:g} seconds"
+                )
+            if waited > _SPIN_SECONDS:
+                pulse()
+                time.sleep(_POLL_SECONDS)
+        work.wait()  # raises what gloo failed with; NCCL's only orders streams
+        if self._asks and not work.is_success():
+            raise DeliveryError("a bucket was not broadcast to all receivers")
+
+
+def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
+    """The sender's end of a store, which listens with this socket and no other; the store closes it."""
+    port = listener.getsockname()[1]
+    return _c10d.TCPStore(
+        host,
+        port,
+        None,
+        True,
+        timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def store_there(host: str, port: int, timeout: float) -> Any:
+    """A receiver's end of it."""
+    return _c10d.TCPStore(host, port, None, False, timedelta(seconds=timeout))
+
+
+def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
+    """Call what can't be interrupted in a thread of its own, which is left behind where it takes too long.
+
+    Raises:
+        TimeoutError: it did.
+        Exception: what `act` or `pulse` raised.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="broadcast-group").start()
+    deadline = time.monotonic() + timeout
+    while not outcome.done():
+        pulse()
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        with suppress(FutureTimeoutError):
+            outcome.exception(0.02)
+    return outcome.result()
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: float, host: str) -> Any:
+    kind = _c10d.ProcessGroupGloo
+    options = kind._Options()  # noqa: SLF001 - torch gives it no other name
+    options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
+    options._devices = [kind.create_device(hostname=host)]  # noqa: SLF001
+    return kind(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: float) -> Any:
+    kind = _c10d.ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = timedelta(seconds=timeout * _WATCHDOG_FACTOR)  # noqa: SLF001
+    with _left_alone():
+        return kind(store, rank, size, options)
+
+
+@contextmanager
+def _left_alone() -> Iterator[None]:
+    """Groups that are made meanwhile leave their failures to whoever made them."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in _WATCHDOG}
+        os.environ.update(_WATCHDOG)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _broadcast(group: Any, octets: Tensor) -> Any:
+    options = _c10d.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    return group.broadcast([octets], options)
+
+
+def _nothing() -> None:
+    """No pulse."""
+
+
+def _bury(group: Any) -> None:
+    with suppress(RuntimeError):
+        group.abort()
+
+
+def _on(device: torch.device) -> Any:
+    return nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)

@@ -1,0 +1,57 @@
+"""The plugin: both ends of the transport between separate accelerators, on one machine or several."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.transport import WeightReceiver, WeightSender, WeightTransport
+from dovetail_transports.config import NcclConfig
+from dovetail_transports.nccl.door import TcpReceiverDoor, TcpSenderDoor
+from dovetail_transports.nccl.slots import BroadcastReceiverSlots, BroadcastSenderSlots
+from dovetail_transports.ring.receiver import RingReceiver
+from dovetail_transports.ring.sender import RingSender
+from dovetail_transports.ring.slots import numbered
+
+
+class NcclTransport(WeightTransport):
+    """Broadcasts weights from the trainer's accelerator to those of the rollouts, by NCCL, or by gloo between CPUs.
+
+    Sender and receivers are a process group of their own, which is kept from update to update and made anew when its
+    members change. A receiver that fails in the middle stops the update for all of them.
+    """
+
+    name = "nccl"
+    api = ">=1.3,<2"
+    capabilities = frozenset({"across_processes", "ends_meet"})
+    Config = NcclConfig
+
+    def sender(self) -> WeightSender:
+        config = self.config
+        backend, device = self._carrier()
+        slots = BroadcastSenderSlots(config.buckets, device, backend, config.host, config.timeout)
+        return RingSender(config, self.context, TcpSenderDoor(config.host), slots)
+
+    def receiver(self) -> WeightReceiver:
+        backend, device = self._carrier()
+        who = f"{self.context.role or 'receiver'}.{self.context.rank} (process {os.getpid()})"
+        slots = BroadcastReceiverSlots(device, backend, self.config.timeout)
+        return RingReceiver(self.config, TcpReceiverDoor(who), slots)
+
+    def _carrier(self) -> tuple[str, torch.device]:
+        """The backend, and the device on which buckets are for it."""
+        device = torch.device(self.context.device)
+        backend = self.config.backend
+        if backend == "auto":
+            backend = "gloo" if device.type == "cpu" else "nccl"
+        if backend == "gloo":
+            return backend, torch.device("cpu")
+        if device.type == "cpu":
+            raise ConfigError(
+                "rollout.weight_transport.backend='nccl' joins GPUs, and this process, of role "
+                f"{self.context.role or 'none'!r}, is on the CPU",
+                hint="set rollout.weight_transport.backend=gloo",
+            )
+        return backend, numbered(device)

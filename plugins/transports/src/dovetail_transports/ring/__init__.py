@@ -1,0 +1,1 @@
+"""How an update goes bucket by bucket through a ring of slots: what every transport between processes shares."""

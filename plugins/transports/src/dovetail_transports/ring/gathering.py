@@ -1,0 +1,69 @@
+"""Gathering: the receivers of an update come to its sender, as many as it waits for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dovetail.errors import ReceiverError, WeightSyncError
+from dovetail.interfaces.transport import WeightManifest
+from dovetail_transports.ring.doors import SenderDoor
+from dovetail_transports.ring.peers import Peer, Peers
+
+_POLL_SECONDS = 0.002
+
+
+def gather_receivers(
+    door: SenderDoor, peers: Peers, manifest: WeightManifest, hello: dict[str, Any], timeout: float
+) -> None:
+    """Greet who comes, until those are there that the manifest counts; without a count, those that came first.
+
+    Raises:
+        ReceiverError: too few came in time; it names them.
+        WeightSyncError: nothing says how many to wait for.
+    """
+    if manifest.receivers is None and door.counted:
+        raise WeightSyncError(
+            f"the manifest of weight update {manifest.version} does not say how many receivers take it",
+            hint="set its `receivers`",
+        )
+    door.begin()
+    deadline = time.monotonic() + timeout
+    while True:
+        for peer in door.arrivals(timeout):
+            peers.add(peer)
+            peers.tell(peer, hello)
+        if manifest.receivers is None:
+            if len(peers):
+                return
+        else:
+            peers.listen()
+            answered = [peer for peer in peers if _answered(peer)]
+            if len(answered) >= manifest.receivers:
+                peers.keep(answered)
+                return
+        if time.monotonic() > deadline:
+            raise _too_few(door, peers, manifest, timeout)
+        time.sleep(_POLL_SECONDS)
+
+
+def _answered(peer: Peer) -> bool:
+    """It came for this very update, whether it takes or refuses it; those that have ended do not count."""
+    return peer.refused or (peer.ready and peer.fault is None)
+
+
+def _too_few(
+    door: SenderDoor, peers: Peers, manifest: WeightManifest, timeout: float
+) -> ReceiverError:
+    if not len(peers):
+        said = f"has nobody to go to: no receiver registered at {door.place} within {timeout:g} seconds"
+    else:
+        said = (
+            f"waits for {manifest.receivers} receivers, of which {sum(_answered(p) for p in peers)} came to "
+            f"{door.place} within {timeout:g} seconds: {'; '.join(_in_words(peer) for peer in peers)}"
+        )
+    return ReceiverError(f"weight update {manifest.version} {said}", hint=door.hint)
+
+
+def _in_words(peer: Peer) -> str:
+    return f"{peer.who} {peer.fault or ('is there' if peer.ready else 'is registered but does not receive')}"

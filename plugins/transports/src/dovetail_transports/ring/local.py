@@ -1,0 +1,51 @@
+"""LocalTransport: what the transports within one machine share: both sides meet in a private directory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.transport import WeightReceiver, WeightSender, WeightTransport
+from dovetail_transports.ring.doors import LocalReceiverDoor, LocalSenderDoor
+from dovetail_transports.ring.meeting import Meeting, default_root
+from dovetail_transports.ring.receiver import RingReceiver
+from dovetail_transports.ring.sender import RingSender
+from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
+
+
+class LocalTransport(WeightTransport):
+    """Base of a transport whose config has `directory` and `channel`."""
+
+    def __init__(self, config: Any, context: PluginContext) -> None:
+        super().__init__(config, context)
+        if config.channel is None and context.run_directory is None:
+            raise ConfigError(
+                f"the {self.name} transport has no name for its ends to meet under outside a run",
+                hint="set rollout.weight_transport.channel",
+            )
+
+    @abstractmethod
+    def sender_slots(self) -> SenderSlots:
+        """The trainer's end of the ring."""
+
+    @abstractmethod
+    def receiver_slots(self) -> ReceiverSlots:
+        """A rollout's end of the ring."""
+
+    def sender(self) -> WeightSender:
+        door = LocalSenderDoor(self._meeting)
+        return RingSender(self.config, self.context, door, self.sender_slots())
+
+    def receiver(self) -> WeightReceiver:
+        slots = self.receiver_slots()
+        who = f"{self.context.role or 'receiver'}.{self.context.rank}"
+        return RingReceiver(self.config, LocalReceiverDoor(self._meeting(), who), slots)
+
+    def _meeting(self) -> Meeting:
+        config = self.config
+        root = default_root() if config.directory is None else Path(config.directory)
+        key = config.channel or str(Path(self.context.run_directory or ".").resolve())
+        return Meeting(root, f"{self.name} {key}")

@@ -1,0 +1,194 @@
+"""Peers: what the sender knows of the receivers of one update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ReceiverError
+from dovetail_transports.ring.channel import Channel, PeerGone
+
+_GRACE_SECONDS = 0.1
+
+
+class NobodyLeftError(ReceiverError):
+    """No receiver can take the rest of an update."""
+
+
+class ReceiverLostError(ReceiverError):
+    """A receiver is gone without whom the others can't have the rest of an update."""
+
+
+@attrs.define(eq=False)
+class Peer:
+    """One receiver during an update."""
+
+    who: str
+    channel: Channel
+    ready: bool = False
+    """It takes part in this update."""
+    state: dict[str, Any] = attrs.field(factory=dict)
+    """What it said of its end of the ring."""
+    done: int = 0
+    """Buckets that it has finished with."""
+    fault: str | None = None
+    """Why it does not take the update."""
+    lost: bool = False
+    """It does not take part in what is still to be delivered."""
+    refused: bool = False
+    """It came for this update and does not take it."""
+
+
+class Peers:
+    """Those that take an update.
+
+    Args:
+        version: of the update.
+        timeout: seconds that each may take to answer.
+        collective: one that is lost stops the update for all.
+    """
+
+    def __init__(self, version: int, timeout: float, *, collective: bool) -> None:
+        self._version, self._timeout, self._collective = version, timeout, collective
+        self._peers: list[Peer] = []
+        self._buckets: int | None = None
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._peers)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def add(self, peer: Peer) -> None:
+        """One more."""
+        self._peers.append(peer)
+
+    def expect(self, buckets: int) -> None:
+        """Whoever is done with so many has the update, and may go."""
+        self._buckets = buckets
+
+    def keep(self, peers: list[Peer]) -> None:
+        """Only these take part."""
+        for peer in self._peers:
+            if peer not in peers:
+                peer.channel.close()
+        self._peers = peers
+
+    def close(self) -> None:
+        """Close all channels."""
+        for peer in self._peers:
+            peer.channel.close()
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def tell(self, peer: Peer, message: dict[str, Any], descriptor: int | None = None) -> None:
+        """Send one a message, unless it has a fault already."""
+        if peer.fault is not None:
+            return
+        try:
+            peer.channel.send(message, descriptor)
+        except PeerGone:
+            return  # whoever waits for its answer reads its last words first
+        except TimeoutError:
+            peer.fault, peer.lost = f"read nothing for {self._timeout:g} seconds", True
+
+    def tell_all(self, message: dict[str, Any]) -> None:
+        """Send it to everyone without a fault."""
+        for peer in self._peers:
+            self.tell(peer, message)
+
+    def broke_off(self, reason: str) -> None:
+        """The last words to those who still wait."""
+        for peer in self._peers:
+            if peer.fault is None:
+                with suppress(PeerGone, TimeoutError):
+                    peer.channel.send({"broke_off": reason})
+
+    def listen(self) -> None:
+        """Take what has come, without waiting."""
+        for peer in self._peers:
+            while peer.fault is None and not self._whole(peer) and peer.channel.waiting():
+                self._hear(peer, time.monotonic() + self._timeout)
+
+    def check(self) -> None:
+        """Listen, and see that the update can go on.
+
+        Raises:
+            ReceiverLostError: someone is lost, and the update is collective.
+        """
+        self.listen()
+        if self._collective and any(peer.lost for peer in self._peers):
+            # One that is gone makes others fail: it is named with them.
+            time.sleep(_GRACE_SECONDS)
+            self.listen()
+            raise ReceiverLostError(
+                f"weight update {self._version} broke off, since all its receivers take part in each of its "
+                f"buckets: {self.faults()}",
+                hint="no receiver has it whole; send the update again when the rollout is there",
+            )
+
+    def blame(self, seconds: float) -> None:
+        """A delivery failed: raise in the name of whoever turns out to be lost within so many seconds.
+
+        Raises:
+            ReceiverLostError: as `check`.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.01)
+
+    def await_done(self, count: int) -> None:
+        """Wait until everyone who still takes part is done with so many buckets.
+
+        Raises:
+            NobodyLeftError: nobody takes part any more.
+            ReceiverLostError: as `check`.
+        """
+        deadline = time.monotonic() + self._timeout
+        for peer in self._peers:
+            while peer.fault is None and (peer.done < count or not peer.ready):
+                if not self._hear(peer, deadline):
+                    peer.lost = True
+                    peer.fault = f"did not come within {self._timeout:g} seconds: it has taken {peer.done} buckets"
+        self.check()
+        if all(peer.fault is not None for peer in self._peers):
+            raise NobodyLeftError(
+                f"weight update {self._version} reached none of {len(self._peers)} receivers: {self.faults()}",
+                hint="the old weights stay in force; send the update again when the rollout is there",
+            )
+
+    def faults(self) -> str:
+        """Who does not have the update, and why; empty where all have it."""
+        return "; ".join(
+            f"{peer.who} {peer.fault}" for peer in self._peers if peer.fault is not None
+        )
+
+    # -- the pieces ----------------------------------------------------------------------------
+
+    def _whole(self, peer: Peer) -> bool:
+        return peer.ready and self._buckets is not None and peer.done >= self._buckets
+
+    def _hear(self, peer: Peer, deadline: float) -> bool:
+        """Take a peer's next message; False where none came in time."""
+        try:
+            message = peer.channel.receive(max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            return False
+        except PeerGone:
+            peer.fault = peer.fault or "ended or closed its end during the update"
+            peer.lost = True
+            return True
+        if "refused" in message:
+            peer.fault = f"refused it: {message['refused']}"
+            peer.refused = not message.get("elsewhere")
+            peer.lost = not message.get("to_the_end")
+        elif "ready" in message:
+            peer.ready, peer.state = True, message["ready"]
+        else:
+            peer.done = int(message["done"])
+        return True

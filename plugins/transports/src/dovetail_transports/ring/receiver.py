@@ -1,0 +1,197 @@
+"""The rollout's end: opens the ring, proves each bucket, and hands its tensors over as views."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import WeightManifest, WeightReceiver
+from dovetail.interfaces.transport_checks import Bucket
+from dovetail_transports.config import RingConfig
+from dovetail_transports.ring.channel import Channel, PeerGone
+from dovetail_transports.ring.doors import ReceiverDoor
+from dovetail_transports.ring.layout import Layout, extent
+from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
+
+
+class RingReceiver(WeightReceiver):
+    """Takes the updates that it is asked for.
+
+    Tensors are views of memory that the sender fills again: each holds until the next one is asked for, for what the
+    current stream of its device has been given by then.
+
+    Args:
+        door: where the sender comes.
+        slots: this end of the ring.
+    """
+
+    lasting: ClassVar[bool] = False
+
+    def __init__(self, config: RingConfig, door: ReceiverDoor, slots: ReceiverSlots) -> None:
+        self._config, self._door, self._slots = config, door, slots
+
+    def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+        layout = Layout.of(manifest)
+        coming = _Coming(self._meet(manifest, layout), manifest, self._config.timeout)
+        taken = 0
+        try:
+            offer = coming.next("slots")
+            self._slots.open(offer, coming.channel, layout.slot_bytes, coming.pulse)
+            for number, places in enumerate(layout.buckets):
+                digests = self._digests(coming, manifest, number)
+                octets = self._slots.collect(number, extent(places), coming.pulse)
+                taken = number + 1
+                bucket = Bucket(
+                    tuple((place.spec.name, place.view(octets)) for place in places), digests
+                )
+                bucket.verify(manifest.version)
+                yield from bucket.tensors
+                self._slots.through()
+                with suppress(PeerGone):
+                    # Gone after the last bucket, it has given up on another receiver; this one has all.
+                    coming.channel.send({"done": number + 1})
+        except PeerGone as error:
+            raise _broken(manifest, "the sender ended or closed its end") from error
+        except DeliveryError as error:
+            with suppress(PeerGone, TimeoutError):
+                coming.channel.send({"refused": error.message})
+            raise _broken(manifest, error.message) from error
+        except BaseException as error:
+            reason = "it stopped receiving" if isinstance(error, GeneratorExit) else str(error)
+            with suppress(PeerGone, TimeoutError, WeightSyncError):
+                self._give_up(reason, layout, coming, manifest, taken)
+            raise
+        finally:
+            coming.channel.close()
+
+    def close(self) -> None:
+        self._door.close()
+        self._slots.close()
+
+    # -- the pieces ----------------------------------------------------------------------------
+
+    def _meet(self, manifest: WeightManifest, layout: Layout) -> Channel:
+        """The sender's channel for this very update; those of attempts that are over are closed."""
+        timeout = self._config.timeout
+        deadline = time.monotonic() + timeout
+        others: list[int] = []
+        while True:
+            try:
+                channel = self._door.accept(manifest, deadline - time.monotonic(), timeout)
+            except TimeoutError as error:
+                raise self._nobody_came(manifest, others) from error
+            hello = _hello(channel, deadline)
+            if hello is not None and hello["update_id"] == manifest.update_id:
+                if hello["fingerprint"] == layout.fingerprint:
+                    with suppress(PeerGone):
+                        channel.send({"ready": self._slots.state()})
+                    return channel
+                reason = f"the manifests of weight update {manifest.version} differ between sender and receiver"
+                _refuse(channel, reason)
+                raise WeightSyncError(
+                    reason, hint="hand the same manifest to send_weights and receive_weights"
+                )
+            if hello is not None:
+                others.append(hello["version"])
+                reason = f"waits for weight update {manifest.version}, another one"
+                _refuse(channel, reason, elsewhere=True)
+            channel.close()
+
+    def _nobody_came(self, manifest: WeightManifest, others: list[int]) -> WeightSyncError:
+        seen = f"; there came other updates: {others}" if others else ""
+        return WeightSyncError(
+            f"weight update {manifest.version} did not come within {self._config.timeout:g} seconds: no sender "
+            f"opened it at {self._door.place}{seen}",
+            hint=self._door.hint,
+        )
+
+    def _digests(self, coming: _Coming, manifest: WeightManifest, number: int) -> tuple[int, ...]:
+        """Wait for a bucket: the digests of its tensors."""
+        message = coming.next("bucket")
+        if message["bucket"] != number:
+            raise _broken(manifest, f"bucket {message['bucket']} came where bucket {number} is due")
+        digests = tuple(int(digest, 16) for digest in message["digests"])
+        if self._config.verify and not digests:
+            raise WeightSyncError(
+                f"weight update {manifest.version} came without digests",
+                hint="give both sides the same rollout.weight_transport.verify",
+            )
+        return digests
+
+    def _give_up(
+        self, reason: str, layout: Layout, coming: _Coming, manifest: WeightManifest, taken: int
+    ) -> None:
+        """Tell the sender why; where all receivers take part in every delivery, only after the last one."""
+        if not self._slots.collective or not taken:
+            coming.channel.send({"refused": reason})
+            return
+        for number in range(taken, len(layout.buckets)):
+            coming.channel.send({"done": number})
+            coming.next("bucket")
+            self._slots.collect(number, extent(layout.buckets[number]), coming.pulse)
+        coming.channel.send({"refused": reason, "to_the_end": True})
+
+
+class _Coming:
+    """The sender's messages, in order; its last words come before any that wait."""
+
+    def __init__(self, channel: Channel, manifest: WeightManifest, timeout: float) -> None:
+        self.channel = channel
+        self._manifest, self._timeout = manifest, timeout
+        self._early: deque[dict[str, Any]] = deque()
+
+    def next(self, key: str) -> dict[str, Any]:
+        """Wait for the message that has this key.
+
+        Raises:
+            WeightSyncError: another came, the sender broke off, or nothing came in time.
+            PeerGone: nothing will come.
+        """
+        message = self._early.popleft() if self._early else self._take(key)
+        if key not in message:
+            raise _broken(self._manifest, f"{message} came where a {key} is due")
+        return message["slots"] if key == "slots" else message
+
+    def pulse(self) -> None:
+        """Raise where the sender has broken off or is gone."""
+        while self.channel.waiting():
+            self._early.append(self._take("bucket"))
+
+    def _take(self, key: str) -> dict[str, Any]:
+        try:
+            message = self.channel.receive(self._timeout)
+        except TimeoutError as error:
+            raise _broken(
+                self._manifest, f"the next {key} did not come within {self._timeout:g} seconds"
+            ) from error
+        if "broke_off" in message:
+            raise _broken(self._manifest, f"the sender says: {message['broke_off']}")
+        return message
+
+
+def _hello(channel: Channel, deadline: float) -> dict[str, Any] | None:
+    """The first message; None where the sender has gone again without one."""
+    try:
+        hello = channel.receive(max(deadline - time.monotonic(), 0.0))
+    except (PeerGone, TimeoutError):
+        return None
+    return hello if "update_id" in hello else None
+
+
+def _refuse(channel: Channel, reason: str, *, elsewhere: bool = False) -> None:
+    with suppress(PeerGone, TimeoutError):
+        channel.send({"refused": reason, "elsewhere": elsewhere})
+    channel.close()
+
+
+def _broken(manifest: WeightManifest, why: str) -> WeightSyncError:
+    return WeightSyncError(
+        f"weight update {manifest.version} broke off: {why}",
+        hint="the old weights stay in force; send the update again",
+    )

@@ -1,0 +1,183 @@
+"""The trainer's end: fills slots, announces them, and fills each again when every receiver is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.errors import ReceiverError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.transport import WeightManifest, WeightSender
+from dovetail.interfaces.transport_checks import gather_the_rest, matched
+from dovetail_transports.config import RingConfig
+from dovetail_transports.ring.doors import SenderDoor
+from dovetail_transports.ring.gathering import gather_receivers
+from dovetail_transports.ring.layout import Layout
+from dovetail_transports.ring.peers import Peers
+from dovetail_transports.ring.slots import DeliveryError, SenderSlots
+from dovetail_transports.ring.writer import Writer, Written
+
+_POLL_SECONDS = 0.05
+_LAST_WORDS_SECONDS = 1.0
+"""How long the end of a receiver's process may take to show after it has spoilt a delivery."""
+
+
+class RingSender(WeightSender):
+    """Sends to as many receivers as the manifest counts, or to all that have registered when an update starts.
+
+    Args:
+        door: where receivers come.
+        slots: where the buckets lie.
+    """
+
+    def __init__(
+        self, config: RingConfig, context: PluginContext, door: SenderDoor, slots: SenderSlots
+    ) -> None:
+        self._config, self._context, self._door, self._slots = config, context, door, slots
+        self._writer = Writer(verify=config.verify)
+
+    def prepare(self, manifest: WeightManifest) -> WeightManifest:
+        return self._door.prepare(manifest)
+
+    def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """As the interface says; returns when every receiver is through with the last bucket.
+
+        Raises:
+            ReceiverError: too few receivers registered, or one did not come, refused the update or ended during it. Where
+                the transport is not collective, the others have it whole.
+            WeightSyncError: the tensors are not those of the manifest, or there is no memory for the ring.
+        """
+        gathered = iter(tensors)
+        if self._context.rank != 0:
+            gather_the_rest(matched(manifest, gathered))
+            return
+        source = _Source(matched(manifest, gathered))
+        peers = Peers(manifest.version, self._config.timeout, collective=self._slots.collective)
+        try:
+            layout = Layout.of(manifest)
+            gather_receivers(
+                self._door, peers, manifest, _hello(manifest, layout), self._config.timeout
+            )
+            self._send(manifest, layout, source, peers)
+        except Exception as error:
+            peers.broke_off(str(error))
+            if not source.failed:
+                gather_the_rest(gathered)
+            raise
+        finally:
+            peers.close()
+
+    def close(self) -> None:
+        self._slots.close()
+        self._door.close()
+
+    # -- one update ----------------------------------------------------------------------------
+
+    def _send(
+        self,
+        manifest: WeightManifest,
+        layout: Layout,
+        source: _Source,
+        peers: Peers,
+    ) -> None:
+        peers.expect(len(layout.buckets))
+        self._slots.fit(layout.slot_bytes)
+        offers = self._slots.offers([peer.state for peer in peers])
+        for peer, offer in zip(peers, offers, strict=True):
+            peers.tell(peer, {"slots": offer.message}, offer.descriptor)
+        self._slots.join(peers.check)
+        # Buckets are announced by a thread: it waits for their copies while the next tensors are gathered.
+        with ThreadPoolExecutor(1) as announcer:
+            announced: list[Future[None]] = []
+            try:
+                try:
+                    for written in self._filled(layout, source, peers):
+                        announced.append(announcer.submit(self._announce, written, peers))
+                        _raise_what_failed(announced)
+                finally:
+                    # Also where a tensor failed: buckets before it are on their way, and receivers take part in them.
+                    _await(announced, peers)
+                peers.await_done(len(layout.buckets))
+            except DeliveryError:
+                self._slots.abort()
+                peers.blame(_LAST_WORDS_SECONDS)
+                raise
+            except BaseException as error:
+                if not source.failed or isinstance(error, ReceiverError):
+                    self._slots.abort()
+                raise
+        self._slots.settle()
+        faults = peers.faults()
+        if faults:
+            whole = sum(peer.fault is None for peer in peers)
+            raise ReceiverError(
+                f"weight update {manifest.version} reached {whole} of {len(peers)} receivers: {faults}",
+                hint="the old weights stay in force there; send the update again",
+            )
+
+    def _filled(
+        self, layout: Layout, source: Iterator[tuple[str, Tensor]], peers: Peers
+    ) -> Iterator[Written]:
+        """Fill every bucket, at most the ring ahead of the slowest receiver."""
+        for number, places in enumerate(layout.buckets):
+            if number >= self._slots.slots:
+                peers.await_done(number - self._slots.slots + 1)
+            bucket = self._writer.start(self._slots, number)
+            for place in places:
+                _, tensor = next(source)
+                bucket.put(place, tensor)
+            if number == len(layout.buckets) - 1:
+                # What is left over is found before the last bucket makes the update whole.
+                gather_the_rest(source)
+            yield bucket.finish()
+        if not layout.buckets:
+            gather_the_rest(source)
+
+    def _announce(self, written: Written, peers: Peers) -> None:
+        digests = [f"{digest:016x}" for digest in written.wait()]
+        peers.tell_all({"bucket": written.number, "digests": digests})
+        self._slots.deliver(written.number, written.nbytes)
+
+
+def _raise_what_failed(announced: list[Future[None]]) -> None:
+    while announced and announced[0].done():
+        announced.pop(0).result()
+
+
+def _await(announced: list[Future[None]], peers: Peers) -> None:
+    """Wait until all buckets that were filled are announced and delivered."""
+    while announced:
+        with suppress(FutureTimeoutError):
+            announced[0].exception(_POLL_SECONDS)
+        _raise_what_failed(announced)
+        peers.check()
+
+
+def _hello(manifest: WeightManifest, layout: Layout) -> dict[str, Any]:
+    return {
+        "version": manifest.version,
+        "update_id": manifest.update_id,
+        "fingerprint": layout.fingerprint,
+    }
+
+
+class _Source(Iterator[tuple[str, Tensor]]):
+    """The tensors, and whether it was they that failed."""
+
+    def __init__(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        self._tensors = tensors
+        self.failed = False
+
+    def __next__(self) -> tuple[str, Tensor]:
+        try:
+            return next(self._tensors)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.failed = True
+            raise

@@ -1,0 +1,123 @@
+"""The two ends of a ring of slots, as a transport implements them: where buckets lie, and how they reach receivers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail_transports.ring.channel import Channel
+
+Pulse = Callable[[], None]
+"""Called again and again while something is waited for: raises once it will not come any more."""
+
+
+class DeliveryError(WeightSyncError):
+    """A bucket could not be brought to all receivers."""
+
+
+@attrs.frozen(kw_only=True)
+class Offer:
+    """What one receiver needs to know of the ring to open it."""
+
+    message: dict[str, Any]
+    """JSON."""
+    descriptor: int | None = None
+    """Travels along, where the doors are of one machine."""
+
+
+class SenderSlots(ABC):
+    """The trainer's ring. It is kept between updates."""
+
+    collective: ClassVar[bool] = False
+    """Whether all receivers take part in every delivery: one that is gone in the middle stops the others."""
+    slots: int
+    """Buckets that are under way at once."""
+
+    @abstractmethod
+    def fit(self, slot_bytes: int) -> None:
+        """Have slots of at least so many bytes.
+
+        Raises:
+            WeightSyncError: there is not so much memory.
+        """
+
+    @abstractmethod
+    def slot(self, bucket: int) -> Tensor:
+        """uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
+
+    @abstractmethod
+    def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
+        """What each receiver is told of the ring, given what it said of its own end (`ReceiverSlots.state`)."""
+
+    def pin(self, device: torch.device) -> None:
+        """Make copies from this device as fast as they can be."""
+
+    def join(self, pulse: Pulse) -> None:
+        """All receivers of the update have their offers and open their ends now."""
+
+    def deliver(self, bucket: int, nbytes: int) -> None:
+        """Bring the first bytes of a bucket that was announced to the receivers; returns when its slot is read.
+
+        Raises:
+            DeliveryError: they did not all take it.
+        """
+
+    def abort(self) -> None:
+        """The update has failed: whoever is in `deliver` or `join` returns with an error. Called from another thread."""
+
+    def settle(self) -> None:
+        """Every receiver has the ring that was offered last; what came before it is not needed any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; safe to call twice."""
+
+
+class ReceiverSlots(ABC):
+    """A rollout's end of the ring. It is kept between updates."""
+
+    collective: ClassVar[bool] = False
+    """As that of the sender's: a receiver that gives up takes part to the end all the same."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON: what the sender needs to know of this end before it makes its offer."""
+        return {}
+
+    @abstractmethod
+    def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
+        """Open the ring that was offered, unless it is open, for buckets of at most `slot_bytes`.
+
+        Raises:
+            WeightSyncError: it can't be opened, or is too small.
+            PeerGone: the sender is.
+        """
+
+    @abstractmethod
+    def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
+        """uint8 [at least nbytes]: the bytes of a bucket that was announced; they hold until `through`."""
+
+    def through(self) -> None:
+        """Return when everything that was queued to read the bucket has read it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; safe to call twice."""
+
+
+def numbered(device: torch.device) -> torch.device:
+    """The device with its number: that of the current one where it has none."""
+    if device.type == "cpu" or ":" in str(device):
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def await_readers(device: torch.device) -> None:
+    """Wait for what the current stream of an accelerator has still to do."""
+    if device.type != "cpu":
+        torch.accelerator.current_stream(device).synchronize()

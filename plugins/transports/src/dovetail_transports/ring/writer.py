@@ -1,0 +1,123 @@
+"""Writer: puts the tensors of a bucket into its slot, and tells when their bytes are there."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.numerics import DeferredDigests
+from dovetail_transports.ring.layout import Place
+from dovetail_transports.ring.slots import SenderSlots
+
+_BYTES_AT_ONCE = 64 << 20
+"""Tensors of an accelerator are digested and copied together, up to so many bytes: a launch for each of the many small
+ones would take longer than their bytes do. They are held until then."""
+
+
+@attrs.frozen(eq=False)
+class Written:
+    """A bucket whose copies and digests have been queued."""
+
+    number: int
+    nbytes: int
+    """From the start of its slot."""
+    digests: DeferredDigests
+    copied: tuple[torch.Event, ...]
+
+    def wait(self) -> list[int]:
+        """Wait until the bytes are in the slot; the tensors' digests."""
+        for event in self.copied:
+            event.synchronize()
+        return self.digests.result()
+
+
+class Writer:
+    """Copies from a CPU at once, and to or from an accelerator on a stream of its own, beside the gathering of the next
+    tensors.
+
+    Args:
+        verify: whether digests are wanted.
+    """
+
+    def __init__(self, *, verify: bool) -> None:
+        self._verify = verify
+        self._streams: dict[torch.device, torch.Stream] = {}
+
+    def start(self, slots: SenderSlots, number: int) -> BucketWriter:
+        """Begin a bucket; its slot must be free."""
+        return BucketWriter(self, slots, number)
+
+    def stream(self, device: torch.device) -> torch.Stream:
+        """The stream on which copies of this device run."""
+        if device not in self._streams:
+            self._streams[device] = torch.Stream(device=device)
+        return self._streams[device]
+
+    @property
+    def verify(self) -> bool:
+        """Whether digests are wanted."""
+        return self._verify
+
+
+class BucketWriter:
+    """Fills one slot."""
+
+    def __init__(self, writer: Writer, slots: SenderSlots, number: int) -> None:
+        self._writer, self._slots, self._number = writer, slots, number
+        self._slot = slots.slot(number)
+        self._digests = DeferredDigests()
+        self._streams: dict[torch.device, torch.Stream] = {}
+        self._held: list[tuple[Tensor, Tensor]] = []
+        self._held_bytes = self._nbytes = 0
+
+    def put(self, place: Place, tensor: Tensor) -> None:
+        """Queue the copy of a tensor, and its digest where it is now."""
+        source = tensor.detach()
+        if self._writer.verify:
+            self._digests.add(source)
+        self._nbytes = max(self._nbytes, place.offset + place.nbytes)
+        if not place.nbytes:
+            return
+        target = place.view(self._slot)
+        if source.device.type == "cpu" == target.device.type:
+            target.copy_(source)
+            return
+        if self._held and self._held[-1][1].device != source.device:
+            self._copy()
+        self._held.append((target, source))
+        self._held_bytes += place.nbytes
+        if self._held_bytes >= _BYTES_AT_ONCE:
+            self._copy()
+
+    def finish(self) -> Written:
+        """All tensors have been put."""
+        self._copy()
+        self._digests.launch()
+        queued = [
+            stream.record_event()
+            for device, copying in self._streams.items()
+            for stream in (copying, torch.accelerator.current_stream(device))  # copies, digests
+        ]
+        return Written(self._number, self._nbytes, self._digests, tuple(queued))
+
+    def _copy(self) -> None:
+        if not self._held:
+            return
+        self._digests.launch()
+        targets, sources = (
+            [target for target, _ in self._held],
+            [source for _, source in self._held],
+        )
+        self._held, self._held_bytes = [], 0
+        device = sources[0].device if sources[0].device.type != "cpu" else targets[0].device
+        self._slots.pin(device)
+        stream = self._writer.stream(device)
+        stream.wait_stream(torch.accelerator.current_stream(device))
+        with stream:
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+        for source in sources:
+            if source.device.type != "cpu":
+                # Its memory is not given to another tensor before the copy is through.
+                source.record_stream(stream)
+        self._streams[device] = stream

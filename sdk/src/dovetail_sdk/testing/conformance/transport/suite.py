@@ -1,0 +1,142 @@
+"""What holds for every weight transport: what is sent arrives, in order and proven; what is torn is refused.
+
+Both ends run at once, as under a runtime of several processes; a transport that declares `across_processes` is tried
+with real ones as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import AdapterSpec
+from dovetail.interfaces.transport_checks import received_whole
+from dovetail_sdk.testing.conformance.transport.meeting import EndsThatMeet
+from dovetail_sdk.testing.conformance.transport.processes import BetweenProcesses
+from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest_of
+
+
+class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
+    """Subclass it, set `plugin` and a `config` that gives up after a few seconds, and pytest runs the suite."""
+
+    @pytest.mark.parametrize("bucket_bytes", [1, 700, 1 << 20])
+    def test_an_update_arrives_whole_and_in_order(self, bucket_bytes: int) -> None:
+        tensors = case_tensors()
+        with self.ends() as (sender, receivers):
+            failed, (arrived,) = self.exchange(
+                sender, receivers, manifest_of(tensors, bucket_bytes=bucket_bytes), tensors
+            )
+        assert failed is None
+        assert arrived == contents(iter(tensors.items()))
+
+    def test_several_updates_reach_several_receivers(self) -> None:
+        with self.ends(receivers=3) as (sender, receivers):
+            for version, bucket_bytes in ((1, 256), (2, 1 << 20), (3, 100)):
+                tensors = case_tensors(seed=version)
+                failed, arrived = self.exchange(
+                    sender, receivers, manifest_of(tensors, version, bucket_bytes), tensors
+                )
+                assert failed is None
+                assert arrived == [contents(iter(tensors.items()))] * 3
+
+    def test_an_adapter_arrives_as_any_other_update(self) -> None:
+        tensors = case_tensors()
+        spec = AdapterSpec(rank=2, alpha=4.0, target_modules=("q_proj",))
+        manifest = attrs.evolve(manifest_of(tensors), kind="adapter", adapter=spec)
+        with self.ends() as (sender, receivers):
+            failed, (arrived,) = self.exchange(sender, receivers, manifest, tensors)
+        assert failed is None
+        assert arrived == contents(iter(tensors.items()))
+
+    def test_an_update_without_tensors_arrives(self) -> None:
+        with self.ends() as (sender, receivers):
+            failed, (arrived,) = self.exchange(sender, receivers, manifest_of({}), {})
+        assert failed is None
+        assert arrived == []
+
+    def test_an_update_can_be_kept_whole(self) -> None:
+        tensors = case_tensors()
+        with self.ends() as (sender, (receiver,)), ThreadPoolExecutor(1) as thread:
+            manifest = self.prepared(sender, manifest_of(tensors, bucket_bytes=100), 1)
+            whole = thread.submit(received_whole, receiver, manifest)
+            sender.send(manifest, self.placed(tensors))
+            kept = whole.result()
+            assert contents(iter(kept)) == contents(iter(tensors.items()))
+
+    def test_an_update_that_never_comes_is_an_error_that_names_it(self) -> None:
+        with (
+            self.ends() as (_, (receiver,)),
+            pytest.raises(WeightSyncError, match="weight update 9 did not"),
+        ):
+            list(receiver.receive(manifest_of(case_tensors(), version=9)))
+
+    @pytest.mark.parametrize("fault", ["renamed", "reshaped", "retyped", "missing", "extra"])
+    def test_what_does_not_fit_the_manifest_is_refused_and_the_next_update_arrives(
+        self, fault: str
+    ) -> None:
+        tensors = case_tensors()
+        manifest = manifest_of(tensors, version=4, bucket_bytes=256)
+        wrong = {
+            "renamed": {("other" if n == "scalar" else n): v for n, v in tensors.items()},
+            "reshaped": tensors | {"scalar": torch.zeros(2)},
+            "retyped": tensors | {"scalar": torch.tensor(1.0).double()},
+            "missing": {n: v for n, v in tensors.items() if n != "head.weight"},
+            "extra": tensors | {"more": torch.zeros(1)},
+        }[fault]
+        named = {"renamed": "'other'", "missing": "'head.weight'", "extra": "'more'"}
+        with self.ends() as (sender, receivers):
+            failed, (arrived,) = self.exchange(sender, receivers, manifest, wrong)
+            assert failed is not None
+            assert named.get(fault, "'scalar'") in str(failed)
+            assert isinstance(arrived, WeightSyncError)
+            assert "weight update 4" in str(arrived)
+            again, (arrived,) = self.exchange(
+                sender, receivers, manifest_of(tensors, version=4), tensors
+            )
+            assert again is None
+            assert arrived == contents(iter(tensors.items()))
+
+    def test_only_rank_zero_sends_while_every_rank_gathers(self) -> None:
+        tensors = case_tensors()
+        gathered: list[str] = []
+
+        def gathering() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in tensors.items():
+                gathered.append(name)
+                yield name, tensor
+
+        sender = self.make(rank=1).sender()
+        sender.send(manifest_of(tensors), gathering())
+        sender.close()
+        assert gathered == list(tensors)
+
+    def test_a_receiver_that_stops_halfway_stands_in_nobodys_way(self) -> None:
+        tensors = case_tensors()
+        with self.ends(receivers=2) as (sender, (lazy, diligent)):
+            manifest = self.prepared(sender, manifest_of(tensors, 1, bucket_bytes=100), 2)
+            with ThreadPoolExecutor(2) as threads:
+
+                def stops() -> None:
+                    arriving = lazy.receive(manifest)
+                    next(iter(arriving))
+                    getattr(arriving, "close", lambda: None)()
+
+                stopped = threads.submit(stops)
+                whole = threads.submit(lambda: contents(diligent.receive(manifest)))
+                # Whether the sender hears of it is the transport's own affair.
+                with suppress(WeightSyncError):
+                    sender.send(manifest, self.placed(tensors))
+                stopped.result()
+                assert whole.result() == contents(iter(tensors.items()))
+            failed, arrived = self.exchange(
+                sender, [lazy, diligent], manifest_of(tensors, 2, 100), tensors
+            )
+            assert failed is None
+            assert arrived == [contents(iter(tensors.items()))] * 2
