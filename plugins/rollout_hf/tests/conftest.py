@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from dovetail.config.sections import ModelSection
-from dovetail.interfaces import PluginContext, RolloutRequest, SamplingParams
+from dovetail.interfaces import Completion, PluginContext, RolloutRequest, SamplingParams
 from dovetail.numerics.streams import SampleStream
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.rollout import HfRollout
@@ -99,3 +100,34 @@ def generate() -> Callable[..., dict[tuple[str, int], Any]]:
         return {(completion.request_id, completion.sample): completion for completion in found}
 
     return run
+
+
+@pytest.fixture(scope="session")
+def log_probs_of() -> Callable[..., np.ndarray]:
+    """Full-softmax log-probabilities [T] of a completion, by one plain forward pass."""
+
+    def run(model: Any, request: RolloutRequest, completion: Completion) -> np.ndarray:
+        ids = torch.tensor([*request.prompt_ids.tolist(), *completion.response_ids.tolist()])
+        with torch.inference_mode():
+            logits = model(ids[None]).logits[0].double() / (request.sampling.temperature or 1.0)
+        start = len(request.prompt_ids) - 1
+        chosen = logits[start:-1].log_softmax(-1)
+        return np.asarray(chosen.gather(1, ids[start + 1 :, None])[:, 0].numpy())
+
+    return run
+
+
+@pytest.fixture
+def slow_down(monkeypatch: pytest.MonkeyPatch) -> Callable[[HfRollout], None]:
+    """Let a step take 2 ms at least, so that a test can act while a request runs."""
+
+    def patch(rollout: HfRollout) -> None:
+        step = rollout.decoder.step
+
+        def slowly(*arguments: Any) -> torch.Tensor:
+            time.sleep(0.002)
+            return step(*arguments)
+
+        monkeypatch.setattr(rollout.decoder, "step", slowly)
+
+    return patch

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.dispatch.compute import turn
@@ -16,11 +17,14 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.interfaces.transport_checks import received_whole
+from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.decoder import Decoder, choose_decoder
 from dovetail_rollout_hf.model import load_model, load_tokenizer
-from dovetail_rollout_hf.scheduler import Scheduler, Ticket
+from dovetail_rollout_hf.scheduler import Scheduler
+from dovetail_rollout_hf.scoring import refuse_to_score, score_tokens
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
+from dovetail_rollout_hf.tickets import Ticket
 from dovetail_rollout_hf.weights import check_manifest, copy_weights
 
 
@@ -34,7 +38,7 @@ class HfRollout(BaseRollout):
     name = "hf"
     api = ">=1.0,<2"
     capabilities = frozenset(
-        {"logprobs", "raw_logprobs", "per_sample_seed", "deterministic", "sleep"}
+        {"logprobs", "raw_logprobs", "per_sample_seed", "deterministic", "scores", "sleep"}
     )
     Config = HfRolloutConfig
 
@@ -147,6 +151,21 @@ class HfRollout(BaseRollout):
             scheduler.set_version(version)
 
         scheduler.call(commit).result()
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """As the interface says, between two steps of what is being generated."""
+        scheduler, vocab_size = self._running(), self._vocab_size
+        refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
+        if self._asleep:
+            raise RolloutError("nothing can be scored: the weights sleep", hint="wake them first")
+        job = scheduler.call(lambda: score_tokens(self._model, sequences, vocab_size))
+        return await asyncio.wrap_future(job)
+
+    def figures(self) -> Mapping[str, Metric]:
+        """Tokens generated and prefilled, and how full the batch was, since it was last asked."""
+        if self._scheduler is None:
+            return {}
+        return self._scheduler.call(self._scheduler.take_counts).result().figures()
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         scheduler = self._running()

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
+from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.noise import stream_seeds
+from dovetail_rollout_hf.recompute import recompute
 from dovetail_rollout_hf.sampler import Sampler
 from dovetail_rollout_hf.stops import StopRule
 
@@ -54,12 +56,22 @@ Finished = tuple[Any, Completion]
 
 
 class RunningBatch:
-    """Decodes rows in lock-step. Rows enter and leave between steps; only then are tensors moved."""
+    """Decodes rows in lock-step. Rows enter and leave between steps; only then are tensors moved.
 
-    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+    Args:
+        max_prefill_tokens: most tokens in one pass over rows that go on under new weights.
+        counts: where steps and tokens are counted.
+    """
+
+    def __init__(
+        self, decoder: Decoder, device: torch.device, max_prefill_tokens: int, counts: Counts
+    ) -> None:
         self._decoder = decoder
         self._device = device
+        self._max_prefill_tokens = max_prefill_tokens
+        self._counts = counts
         self.version = 0
+        """The weight version in force."""
         self._cache = KvCache()
         self.clear()
 
@@ -89,11 +101,19 @@ class RunningBatch:
         """The rows that still run."""
         return [row for row in self._rows if not row.done]
 
-    def set_version(self, version: int) -> None:
-        """These weights are in force now: rows that run draw one more token from the old ones' logits."""
-        self.version = version
-        for row in self.rows:
-            row.versions.append((self._end + 1, version))
+    def take_over(self) -> None:
+        """Go on under the weights in force now: keys, values and next logits of all that run are computed anew."""
+        self._compact()
+        if not self._active:
+            return
+        for row in self._rows:
+            row.versions.append((self._end, self.version))
+        prompts = [(row.pad, row.request.prompt_ids) for row in self._rows]
+        ids_NL = self._columns["ids"][:, : self._end]
+        self._logits_NV = recompute(
+            self._decoder, self._cache, ids_NL, prompts, self._max_prefill_tokens
+        )
+        self._counts.prefill_tokens += sum(self._end - row.pad for row in self._rows)
 
     # Entering and leaving
 
@@ -199,6 +219,8 @@ class RunningBatch:
         if self._sampler is None or self._logits_NV is None:
             return []
         column, columns = self._end, self._columns
+        self._counts.steps += 1
+        self._counts.generated_tokens += self._active
         here = slice(column, column + 1)
         draw = self._sampler.draw(
             self._logits_NV, columns["low"][:, here], columns["high"][:, here]

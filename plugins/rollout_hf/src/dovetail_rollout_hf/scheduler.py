@@ -16,34 +16,20 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import attrs
 import numpy as np
 import torch
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import Completion, FinishReason, PauseMode, RolloutRequest
+from dovetail.interfaces.rollout import PauseMode, RolloutRequest
+from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.running import Finished, Row, RunningBatch
-from dovetail_rollout_hf.stops import StopRule
+from dovetail_rollout_hf.tickets import Ticket, answer, do, nothing, post, told
 
 T = TypeVar("T")
 
 _ADMIT_SHARE = 4
 """New rows enter a running batch when at least a quarter of its rows is free."""
-
-
-@attrs.define(eq=False)
-class Ticket:
-    """A submitted request and where its samples go."""
-
-    request: RolloutRequest
-    stop: StopRule
-    loop: asyncio.AbstractEventLoop
-    inbox: asyncio.Queue[Completion | RolloutError]
-    waiting: deque[int]
-    """Samples that have not begun."""
-    left: int
-    """Samples that have not been handed back."""
 
 
 class Scheduler:
@@ -61,7 +47,8 @@ class Scheduler:
         self._device = device
         self._max_rows = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
-        self._batch = RunningBatch(decoder, device)
+        self._counts = Counts(max_rows=max_batch_size)
+        self._batch = RunningBatch(decoder, device, max_prefill_tokens, self._counts)
         self._tickets: dict[str, Ticket] = {}
         self._pending: deque[Ticket] = deque()
         self._admitting = True
@@ -103,8 +90,8 @@ class Scheduler:
             if error is None:
                 return
             if not isinstance(error, RolloutError):
-                error = _told("the requests could not be taken", error)
-            _post([(ticket, error) for ticket in tickets])
+                error = told("the requests could not be taken", error)
+            post([(ticket, error) for ticket in tickets])
 
         self.call(lambda: self._enter(tickets)).add_done_callback(tell)
 
@@ -143,7 +130,7 @@ class Scheduler:
         chosen = [row for row in self._batch.rows if row.owner in tickets]
         finished = self._batch.abort(chosen)
         for ticket in tickets:
-            finished += [(ticket, _nothing(ticket.request, s)) for s in ticket.waiting]
+            finished += [(ticket, nothing(ticket.request, s)) for s in ticket.waiting]
             ticket.waiting.clear()
         self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
         self._deliver(finished)
@@ -166,8 +153,16 @@ class Scheduler:
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
-        """These weights are in force now."""
-        self._batch.set_version(version)
+        """These weights are in force now; what runs goes on under them, and where it can't, its requests fail."""
+        self._batch.version = version
+        try:
+            self._batch.take_over()
+        except Exception as error:  # noqa: BLE001 - the weights have arrived, whatever becomes of the requests
+            self._fail(told(f"running samples could not go on under weights {version}", error))
+
+    def take_counts(self) -> Counts:
+        """What was counted since this was last called."""
+        return self._counts.take()
 
     @property
     def idle(self) -> bool:
@@ -181,7 +176,7 @@ class Scheduler:
     def _settle(self, *, keep: bool = False) -> None:
         if keep or self.idle:
             drained, self._drained = self._drained, []
-            _answer(drained, None)
+            answer(drained, None)
 
     def _enter(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
@@ -191,7 +186,7 @@ class Scheduler:
                     f"a request with the id {name!r} is running already",
                     hint="give every running request an id of its own",
                 )
-                _post([(ticket, error)])
+                post([(ticket, error)])
                 continue
             self._tickets[name] = ticket
             self._pending.append(ticket)
@@ -208,12 +203,12 @@ class Scheduler:
 
     def _break_off(self, error: BaseException) -> None:
         """End a thread that can't go on: whoever waits hears why, and a later call starts a new one."""
-        told = _told("the decode thread broke off", error)
+        failure = told("the decode thread broke off", error)
         waiting: list[Future[Any]] = []
         try:
             # A broken device may not even let the batch be cleared.
             with suppress(Exception):
-                self._fail(told)
+                self._fail(failure)
         finally:
             with self._lock:
                 waiting += self._drained
@@ -222,7 +217,7 @@ class Scheduler:
                 self._taken.clear()
                 self._jobs.clear()
                 self._thread = None
-            _answer(waiting, told)
+            answer(waiting, failure)
 
     def _turn(self) -> bool:
         """Do the waiting jobs, let requests in, take one step; False when closed or out of work."""
@@ -237,17 +232,17 @@ class Scheduler:
             waiting = [*self._drained, *(future for _, future in self._taken)]
             self._drained = []
             self._taken.clear()
-            _answer(waiting, RolloutError("the rollout is closed"))
+            answer(waiting, RolloutError("the rollout is closed"))
             return False
         while self._taken:
-            _do(*self._taken.popleft())
+            do(*self._taken.popleft())
         try:
             if self._admitting:
                 self._admit()
             if self._stepping and self._batch.active:
                 self._deliver(self._batch.step())
         except Exception as error:  # noqa: BLE001 - whatever broke the step, every waiting request must hear of it
-            self._fail(_told("decoding failed", error))
+            self._fail(told("decoding failed", error))
         self._settle()
         return True
 
@@ -299,6 +294,7 @@ class Scheduler:
             ids_PL[row, longest - lengths[row] :] = request.prompt_ids
         pads = [longest - length for length in lengths]
         pad_P = torch.tensor(pads, device=self._device) if any(pads) else None
+        self._counts.prefill_tokens += sum(lengths)
         prefill = self._decoder.prefill(torch.from_numpy(ids_PL).to(self._device), pad_P)
         return prefill, [rows for _, rows in groups]
 
@@ -308,74 +304,12 @@ class Scheduler:
             ticket.left -= 1
             if not ticket.left:
                 self._tickets.pop(ticket.request.request_id, None)
-        _post(finished)
+        post(finished)
 
     def _fail(self, error: RolloutError) -> None:
         """Tell every request that runs or waits, and begin anew."""
         tickets = list(self._tickets.values())
         self._tickets.clear()
         self._pending.clear()
-        _post([(ticket, error) for ticket in tickets])
+        post([(ticket, error) for ticket in tickets])
         self._batch.clear()
-
-
-def _nothing(request: RolloutRequest, sample: int) -> Completion:
-    """The completion of a sample that was aborted before it began."""
-    none = np.empty(0, dtype=np.float32)
-    return Completion(
-        request_id=request.request_id,
-        sample=sample,
-        response_ids=np.empty(0, dtype=np.int64),
-        finish_reason=FinishReason.ABORT,
-        weight_versions=np.empty(0, dtype=np.int64),
-        log_probs=none if request.sampling.log_probs else None,
-        raw_log_probs=none if request.sampling.raw_log_probs else None,
-    )
-
-
-def _do(job: Callable[[], T], future: Future[T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(job())
-    except BaseException as error:
-        # It belongs to whoever asked for the job.
-        future.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
-
-
-def _answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
-    """Settle futures, but for those that nobody waits for any more: whoever awaited them was cancelled."""
-    for future in futures:
-        if not future.set_running_or_notify_cancel():
-            continue
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-
-def _told(what: str, cause: BaseException) -> RolloutError:
-    """The error for those who wait, with what caused it."""
-    error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
-    return error
-
-
-def _post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
-    """Put items into their tickets' inboxes, with one wake-up an event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Completion | RolloutError]]] = {}
-    for ticket, item in items:
-        by_loop.setdefault(ticket.loop, []).append((ticket, item))
-    for loop, mine in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_put, mine)
-        except RuntimeError:
-            # The loop has been closed: nobody waits for these any more.
-            continue
-
-
-def _put(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
-    for ticket, item in items:
-        ticket.inbox.put_nowait(item)

@@ -4,8 +4,9 @@
         group = ranks.worker_group(spec, Mesh(dp=2))
         group.update(batch, objective).result()
 
-Processes are started once and hold workers of any number of groups; each costs an import of torch and of whatever
-the workers import. Everything that travels is pickled: use it with your own code only.
+Processes are started once and hold workers of any number of groups. They are forks of one server process, which has
+imported torch once for all of them, and whatever `preload` names. Everything that travels is pickled: use it with your
+own code only.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0
 """How long processes may take to start and to join."""
 
+_preloaded = ["torch.distributed", "dovetail.dispatch.host", "dovetail.dispatch.processes"]
+
+
+def preload(*modules: str) -> None:
+    """Name modules that ranks need: they are imported once, before the first ranks of this process are started.
+
+    Call it in a conftest. It saves time and changes nothing else; a module that is not there is passed over.
+    """
+    _preloaded.extend(modules)
+
 
 @attrs.frozen(kw_only=True)
 class Rank:
@@ -59,16 +70,19 @@ class ProcessRanks:
         self._timeout = timeout
         self._directory = Path(tempfile.mkdtemp(prefix="dovetail-ranks-"))
         self._groups = 0
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_preloaded)
         address = f"file://{self._directory / 'store'}"
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
-        # Read by the children before they load torch.
-        with _environment({"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}):
+        # Read by the server before it loads torch: a process whose threads have begun can't be forked.
+        with _environment({"OMP_NUM_THREADS": "1"}):
             for rank in range(world):
                 ours, theirs = context.Pipe()
                 process = context.Process(
-                    target=_serve, args=(theirs, rank, world, address, timeout), daemon=True
+                    target=_serve,
+                    args=(theirs, rank, world, address, timeout, threads, dict(os.environ)),
+                    daemon=True,
                 )
                 process.start()
                 theirs.close()
@@ -199,14 +213,25 @@ class _environment:  # noqa: N801 - a context manager that reads as a statement
                 os.environ[name] = value
 
 
-def _serve(pipe: Any, rank: int, world: int, address: str, timeout: float) -> None:
+def _serve(
+    pipe: Any,
+    rank: int,
+    world: int,
+    address: str,
+    timeout: float,
+    threads: int,
+    environment: dict[str, str],
+) -> None:
     """A rank's process: join, then do what is asked until told to close."""
     import torch
 
     from dovetail.dispatch.host import WorkerHost
     from dovetail.dispatch.processes import join_processes, leave_processes
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # That of the server is as old as the server.
+    os.environ.clear()
+    os.environ.update(environment, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(threads)
     join_processes(address=address, rank=rank, world=world, device="cpu", timeout=timeout)
     host = WorkerHost("cpu")
     pipe.send(None)

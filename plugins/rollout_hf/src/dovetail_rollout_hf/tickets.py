@@ -1,0 +1,95 @@
+"""What crosses between asyncio and the decode thread: requests on their way in, samples and errors on their way out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from dovetail_rollout_hf.stops import StopRule
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """A submitted request and where its samples go."""
+
+    request: RolloutRequest
+    stop: StopRule
+    loop: asyncio.AbstractEventLoop
+    inbox: asyncio.Queue[Completion | RolloutError]
+    waiting: deque[int]
+    """Samples that have not begun."""
+    left: int
+    """Samples that have not been handed back."""
+
+
+def nothing(request: RolloutRequest, sample: int) -> Completion:
+    """The completion of a sample that was aborted before it began."""
+    none = np.empty(0, dtype=np.float32)
+    return Completion(
+        request_id=request.request_id,
+        sample=sample,
+        response_ids=np.empty(0, dtype=np.int64),
+        finish_reason=FinishReason.ABORT,
+        weight_versions=np.empty(0, dtype=np.int64),
+        log_probs=none if request.sampling.log_probs else None,
+        raw_log_probs=none if request.sampling.raw_log_probs else None,
+    )
+
+
+def do(job: Callable[[], T], future: Future[T]) -> None:
+    """Run a job for whoever holds its future."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(job())
+    except BaseException as error:
+        # It belongs to whoever asked for the job.
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
+    """Settle futures, but for those that nobody waits for any more: whoever awaited them was cancelled."""
+    for future in futures:
+        if not future.set_running_or_notify_cancel():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def told(what: str, cause: BaseException) -> RolloutError:
+    """The error for those who wait, with what caused it."""
+    error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
+    """Put items into their tickets' inboxes, with one wake-up an event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Completion | RolloutError]]] = {}
+    for ticket, item in items:
+        by_loop.setdefault(ticket.loop, []).append((ticket, item))
+    for loop, mine in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_put, mine)
+        except RuntimeError:
+            # The loop has been closed: nobody waits for these any more.
+            continue
+
+
+def _put(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
+    for ticket, item in items:
+        ticket.inbox.put_nowait(item)

@@ -1,0 +1,269 @@
+"""HfRollout under control: aborted, paused, closed, broken and refused; nobody is left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from dovetail.errors import ModelError, RolloutError
+from dovetail.interfaces import FinishReason, PauseMode, PluginContext
+from dovetail_rollout_hf.config import HfRolloutConfig
+from dovetail_rollout_hf.rollout import HfRollout
+
+
+def test_abort_ends_running_and_waiting_requests_with_their_tokens(start, request_of) -> None:
+    rollout = start(max_batch_size=2)
+    endless = {"max_new_tokens": 4000, "log_probs": True}
+
+    async def run():
+        async def one(request):
+            return [c async for c in rollout.submit(request)]
+
+        tasks = [asyncio.create_task(one(request_of(i, n=2, **endless))) for i in range(2)]
+        await asyncio.sleep(0.1)
+        await rollout.abort(["p0.e0", "p1.e0", "unknown"])
+        return await asyncio.gather(*tasks)
+
+    running, waiting = asyncio.run(run())
+    for completion in (*running, *waiting):
+        assert completion.finish_reason is FinishReason.ABORT
+        assert len(completion.log_probs) == len(completion.response_ids)
+    assert all(0 < len(c.response_ids) < 4000 for c in running)
+    assert all(len(c.response_ids) == 0 for c in waiting)
+
+
+def test_leaving_a_request_early_frees_its_rows(start, generate, request_of) -> None:
+    rollout = start(max_batch_size=2)
+
+    async def run():
+        stream = rollout.submit(request_of(0, n=2, max_new_tokens=4000))
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
+
+    asyncio.run(run())
+    assert len(generate(rollout, request_of(0, n=2))) == 2
+
+
+@pytest.mark.parametrize("mode", list(PauseMode))
+def test_pause_and_resume(start, request_of, mode) -> None:
+    rollout = start()
+
+    async def run():
+        finished = []
+
+        async def one(request):
+            async for completion in rollout.submit(request):
+                finished.append(completion)
+
+        first = asyncio.create_task(one(request_of(0, n=2, max_new_tokens=300)))
+        await asyncio.sleep(0.02)
+        await rollout.pause(mode)
+        await asyncio.sleep(0.02)
+        before = len(finished)
+        second = asyncio.create_task(one(request_of(1, n=2)))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        held = len(finished)
+        await rollout.resume()
+        await asyncio.gather(first, second)
+        return before, held, finished
+
+    before, held, finished = asyncio.run(run())
+    assert held == before == (0 if mode is PauseMode.KEEP else 2)
+    assert len(finished) == 4
+    reasons = [c.finish_reason for c in finished if c.request_id == "p0.e0"]
+    expected = FinishReason.ABORT if mode is PauseMode.ABORT else FinishReason.LENGTH
+    assert reasons == [expected] * 2
+
+
+def test_an_error_in_the_decode_thread_reaches_every_request_and_the_engine_lives_on(
+    start, generate, request_of, monkeypatch
+) -> None:
+    rollout = start()
+
+    def fail(*_):
+        raise MemoryError("no room")
+
+    async def run():
+        async def one(request):
+            return [c async for c in rollout.submit(request)]
+
+        tasks = [one(request_of(i)) for i in range(3)]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout.decoder, "step", fail)
+        errors = asyncio.run(run())
+    assert all(isinstance(e, RolloutError) and "MemoryError: no room" in str(e) for e in errors)
+    assert len(generate(rollout, request_of(0))) == 2
+
+
+@pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
+def test_a_pause_that_is_given_up_leaves_the_engine_alive(
+    start, generate, request_of, monkeypatch, mode, slow_down
+) -> None:
+    rollout = start()
+    slow_down(rollout)
+
+    async def run():
+        stream = rollout.submit(request_of(0, n=1, max_new_tokens=200))
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.05)
+        pause = asyncio.create_task(rollout.pause(PauseMode.WAIT))
+        await asyncio.sleep(0.02)
+        pause.cancel()
+        await asyncio.gather(pause, return_exceptions=True)
+        assert pause.cancelled()
+        # Another pause settles the one that was given up along with itself.
+        await asyncio.wait_for(rollout.pause(mode), 20)
+        await asyncio.wait_for(rollout.resume(), 20)
+        return await asyncio.wait_for(task, 20)
+
+    assert len(asyncio.run(run()).response_ids) == 200
+    assert len(generate(rollout, request_of(1))) == 2
+
+
+def test_closing_after_a_pause_that_was_given_up_tells_everyone(
+    start, request_of, monkeypatch, slow_down
+) -> None:
+    rollout = start()
+    slow_down(rollout)
+
+    async def run():
+        async def one():
+            return [c async for c in rollout.submit(request_of(0, max_new_tokens=4000))]
+
+        task = asyncio.create_task(one())
+        await asyncio.sleep(0.05)
+        pauses = [asyncio.create_task(rollout.pause()) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        pauses[0].cancel()
+        await asyncio.sleep(0)
+        rollout.close()
+        waiting = asyncio.gather(task, *pauses, return_exceptions=True)
+        return await asyncio.wait_for(waiting, 20)
+
+    request, given_up, paused = asyncio.run(run())
+    assert isinstance(request, RolloutError)
+    assert isinstance(given_up, asyncio.CancelledError)
+    assert isinstance(paused, RolloutError)
+
+
+@pytest.mark.parametrize("broken", ["clear", "job"])
+def test_when_the_decode_thread_breaks_off_everyone_hears_and_the_next_call_works(
+    start, generate, request_of, monkeypatch, broken, slow_down
+) -> None:
+    rollout = start()
+    slow_down(rollout)
+    scheduler = rollout._scheduler
+
+    def fail(*_):
+        raise MemoryError("the device is gone")
+
+    def leave():
+        raise SystemExit("the device is gone")
+
+    async def run(patch):
+        async def one(request):
+            return [c async for c in rollout.submit(request)]
+
+        tasks = [asyncio.create_task(one(request_of(i, max_new_tokens=4000))) for i in range(2)]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(rollout.pause()))
+        await asyncio.sleep(0.02)
+        if broken == "clear":
+            patch.setattr(scheduler._batch, "clear", fail)
+            patch.setattr(rollout.decoder, "step", fail)
+        else:
+            # Both are taken in one turn: the second must not be lost with the first.
+            with scheduler._lock:
+                jobs = [(leave, Future()), (lambda: None, Future())]
+                scheduler._jobs.extend(jobs)
+            tasks += [asyncio.wrap_future(future) for _, future in jobs[1:]]
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+
+    with monkeypatch.context() as patch:
+        errors = asyncio.run(run(patch))
+    assert all(isinstance(e, RolloutError) and "the device is gone" in str(e) for e in errors)
+    asyncio.run(asyncio.wait_for(rollout.resume(), 20))
+    assert len(generate(rollout, request_of(0))) == 2
+
+
+def test_closing_tells_those_who_wait_and_ends_the_thread(start, request_of) -> None:
+    rollout = start()
+
+    async def run():
+        async def one():
+            return [c async for c in rollout.submit(request_of(0, max_new_tokens=4000))]
+
+        task = asyncio.create_task(one())
+        await asyncio.sleep(0.05)
+        rollout.close()
+        rollout.close()
+        return await asyncio.gather(task, return_exceptions=True)
+
+    (error,) = asyncio.run(run())
+    assert isinstance(error, RolloutError)
+    assert "closed" in str(error)
+    assert not [t for t in threading.enumerate() if t.name == "dovetail-rollout-hf"]
+    with pytest.raises(RolloutError, match="not running"):
+        asyncio.run(anext(rollout.submit(request_of(0))))
+
+
+def test_closing_between_handing_over_and_starting_leaves_nobody_waiting(start, request_of) -> None:
+    rollout = start()
+
+    async def run():
+        async def one():
+            return [c async for c in rollout.submit(request_of(0))]
+
+        task = asyncio.create_task(one())
+        pausing = asyncio.create_task(rollout.pause())
+        await asyncio.sleep(0)
+        rollout.close()
+        return await asyncio.wait_for(asyncio.gather(task, pausing, return_exceptions=True), 5)
+
+    assert isinstance(asyncio.run(run())[0], RolloutError)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 0}, "its prompt is empty"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"max_new_tokens": 5000}, "exceed the model's 4096 positions"),
+    ],
+)
+def test_impossible_requests_are_refused_in_words(
+    start, generate, request_of, change, message
+) -> None:
+    with pytest.raises(RolloutError, match=message):
+        generate(start(), request_of(0, **change))
+
+
+def test_unknown_tokens_and_double_ids_are_refused(start, generate, request_of) -> None:
+    rollout = start()
+    request = request_of(0)
+    with pytest.raises(RolloutError, match=r"'p0\.e0' is running already"):
+        generate(rollout, request, request)
+    object.__setattr__(request, "prompt_ids", np.array([1, 300]))
+    with pytest.raises(RolloutError, match="outside 0 … 299"):
+        generate(rollout, request)
+
+
+def test_a_missing_model_is_an_error_that_says_so(start, tmp_path) -> None:
+    with pytest.raises(ModelError, match="there is no directory"):
+        start(path=tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        start(path=tmp_path)
+    with pytest.raises(ModelError, match="no model"):
+        HfRollout(HfRolloutConfig(), PluginContext()).start()

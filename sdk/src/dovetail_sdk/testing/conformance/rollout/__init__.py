@@ -1,0 +1,24 @@
+"""What holds for every rollout engine, checked on a tiny model against a plain transformers forward pass.
+
+class TestMyEngine(RolloutConformance):
+    plugin = MyRollout
+"""
+
+from dovetail_sdk.testing.conformance.rollout.generation import GenerationCases
+from dovetail_sdk.testing.conformance.rollout.interruptions import InterruptionCases
+from dovetail_sdk.testing.conformance.rollout.log_probs import LogProbCases
+from dovetail_sdk.testing.conformance.rollout.memory import MemoryCases
+from dovetail_sdk.testing.conformance.rollout.suite import RolloutSuite
+from dovetail_sdk.testing.conformance.rollout.updates import UpdateCases
+
+__all__ = ["RolloutConformance", "RolloutSuite"]
+
+
+class RolloutConformance(
+    GenerationCases, LogProbCases, InterruptionCases, UpdateCases, MemoryCases
+):
+    """Subclass it, set `plugin`, and pytest runs what its capabilities promise.
+
+    Attributes and methods of `RolloutSuite` say how the suite reaches the engine: its device, the weight transport,
+    how an update is sent. An engine in other processes overrides `transport`.
+    """

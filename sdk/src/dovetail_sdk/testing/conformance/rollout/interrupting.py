@@ -1,0 +1,71 @@
+"""How cases catch a request in the middle, by the engine's own progress and not by a clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from dovetail.interfaces.rollout import BaseRollout, Completion, FinishReason, RolloutRequest
+
+TIMEOUT = 60.0
+"""Seconds after which an answer is given up that should long have come."""
+_ATTEMPTS = 20
+
+
+async def collected(engine: BaseRollout, request: RolloutRequest) -> list[Completion]:
+    """All samples of a request, in sample order."""
+    found = [completion async for completion in engine.submit(request)]
+    return sorted(found, key=lambda completion: completion.sample)
+
+
+async def begun(engine: BaseRollout, request: RolloutRequest, tokens: int = 4) -> None:
+    """Wait until a request that was just submitted has about so many tokens: a short one beside it has them."""
+    short = attrs.evolve(
+        request,
+        request_id=f"{request.request_id}.beside",
+        sampling=attrs.evolve(request.sampling, max_new_tokens=tokens),
+        streams=request.streams[:1],
+    )
+    await asyncio.wait_for(collected(engine, short), TIMEOUT)
+
+
+async def interrupted(
+    engine: BaseRollout,
+    request: RolloutRequest,
+    interrupt: Callable[[], Awaitable[Any]],
+    caught: Callable[[list[Completion]], bool],
+) -> list[Completion]:
+    """Submit a request and interrupt it, again until it was caught in the middle.
+
+    Args:
+        engine: started.
+        request: long enough to be caught.
+        interrupt: awaited while it runs; afterwards the request must come to its end.
+        caught: whether the samples show that they were caught in the middle.
+
+    Returns:
+        The samples, caught in the middle.
+    """
+    tokens = 4
+    for _ in range(_ATTEMPTS):
+        running = asyncio.create_task(collected(engine, request))
+        await begun(engine, request, tokens)
+        await interrupt()
+        found = await asyncio.wait_for(running, TIMEOUT)
+        if caught(found):
+            return found
+        too_late = all(c.finish_reason == FinishReason.LENGTH for c in found)
+        tokens = 4 if too_late else 2 * tokens
+    pytest.fail(f"the request was not caught in the middle in {_ATTEMPTS} attempts: {found}")
+
+
+def versions_of(completion: Completion) -> dict[int, int]:
+    """How many tokens each version of the weights produced, in the order in which they came."""
+    counts: dict[int, int] = {}
+    for version in completion.weight_versions.tolist():
+        counts[version] = counts.get(version, 0) + 1
+    return counts

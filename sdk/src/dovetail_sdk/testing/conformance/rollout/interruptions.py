@@ -1,0 +1,183 @@
+"""Cases of interruption: aborted, paused, continued; what was generated stays valid, with the versions that made it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces.rollout import BaseRollout, Completion, FinishReason, PauseMode
+from dovetail_sdk.testing.conformance.rollout.interrupting import (
+    TIMEOUT,
+    begun,
+    collected,
+    interrupted,
+    versions_of,
+)
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
+from dovetail_sdk.testing.conformance.rollout.suite import PROMPTS, RolloutSuite
+
+
+class InterruptionCases(RolloutSuite):
+    """Abort, pause, resume, and samples that go on under newer weights."""
+
+    def test_an_aborted_request_yields_its_samples_as_far_as_they_came(
+        self, engine: BaseRollout
+    ) -> None:
+        request = self.request(0, n=2, max_new_tokens=self.long_response)
+        found = asyncio.run(
+            interrupted(engine, request, lambda: engine.abort([request.request_id]), _cut_short)
+        )
+        assert [c.sample for c in found] == [0, 1]
+        assert {c.finish_reason for c in found} == {FinishReason.ABORT}
+
+    def test_aborting_one_request_leaves_the_others_alone(self, engine: BaseRollout) -> None:
+        aborted = self.request(0, n=2, max_new_tokens=self.long_response)
+        other = self.request(1, n=2, temperature=0.0, max_new_tokens=64)
+
+        async def scenario() -> list[Completion]:
+            running = asyncio.create_task(collected(engine, aborted))
+            beside = asyncio.create_task(collected(engine, other))
+            await begun(engine, other)
+            await engine.abort([aborted.request_id, "a request that nobody made"])
+            found = await asyncio.wait_for(beside, TIMEOUT)
+            await asyncio.wait_for(running, TIMEOUT)
+            return found
+
+        alone = self.generate(engine, other)["prompt1"]
+        for completion, expected in zip(asyncio.run(scenario()), alone, strict=True):
+            np.testing.assert_array_equal(completion.response_ids, expected.response_ids)
+            assert completion.finish_reason == FinishReason.LENGTH
+
+    # -- pause -------------------------------------------------------------------------------
+
+    def test_a_pause_that_waits_lets_running_requests_finish_and_starts_none(
+        self, fresh: BaseRollout
+    ) -> None:
+        request = self.request(0, n=2, max_new_tokens=64)
+        later = self.request(1, n=1)
+
+        async def scenario() -> tuple[list[Completion], list[Completion]]:
+            running = asyncio.create_task(collected(fresh, request))
+            await begun(fresh, request)
+            await asyncio.wait_for(fresh.pause(PauseMode.WAIT), TIMEOUT)
+            found = await asyncio.wait_for(running, TIMEOUT)
+            waiting = asyncio.create_task(collected(fresh, later))
+            await asyncio.wait({waiting}, timeout=0.2)
+            assert not waiting.done()
+            await fresh.resume()
+            return found, await asyncio.wait_for(waiting, TIMEOUT)
+
+        found, afterwards = asyncio.run(scenario())
+        assert [len(c.response_ids) for c in found] == [64, 64]
+        assert {c.finish_reason for c in (*found, *afterwards)} == {FinishReason.LENGTH}
+
+    def test_a_pause_that_aborts_ends_running_requests(self, fresh: BaseRollout) -> None:
+        async def pause() -> None:
+            await asyncio.wait_for(fresh.pause(PauseMode.ABORT), TIMEOUT)
+            await fresh.resume()
+
+        request = self.request(0, n=2, max_new_tokens=self.long_response)
+        found = asyncio.run(interrupted(fresh, request, pause, _cut_short))
+        assert {c.finish_reason for c in found} == {FinishReason.ABORT}
+        (again,) = self.generate(fresh, self.request(0, n=1))["prompt0"]
+        assert again.finish_reason == FinishReason.LENGTH
+
+    def test_a_pause_that_keeps_requests_changes_nothing_in_them(self, fresh: BaseRollout) -> None:
+        request = self.request(0, n=2, temperature=0.0, max_new_tokens=200)
+        undisturbed = self.generate(fresh, request)["prompt0"]
+
+        async def scenario() -> list[Completion]:
+            running = asyncio.create_task(collected(fresh, request))
+            await begun(fresh, request)
+            await asyncio.wait_for(fresh.pause(PauseMode.KEEP), TIMEOUT)
+            await fresh.resume()
+            return await asyncio.wait_for(running, TIMEOUT)
+
+        for completion, expected in zip(asyncio.run(scenario()), undisturbed, strict=True):
+            np.testing.assert_array_equal(completion.response_ids, expected.response_ids)
+            np.testing.assert_array_equal(completion.weight_versions, expected.weight_versions)
+            assert completion.finish_reason == FinishReason.LENGTH
+
+    # -- under newer weights -----------------------------------------------------------------
+
+    def test_requests_that_are_kept_over_an_update_go_on_under_the_new_weights(
+        self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
+    ) -> None:
+        """Every token is what its version's weights make of all tokens before it: keys and values are computed anew."""
+        models = {self.version_of(fresh): plain}
+
+        async def update() -> None:
+            await asyncio.wait_for(fresh.pause(PauseMode.KEEP), TIMEOUT)
+            model = plain if list(models.values())[-1] is changed else changed
+            models[await asyncio.to_thread(self.update, fresh, model)] = model
+            await fresh.resume()
+
+        request = self.request(0, n=2, max_new_tokens=400, log_probs=self.claims("logprobs"))
+        found = asyncio.run(
+            interrupted(
+                fresh, request, update, lambda found: all(len(versions_of(c)) > 1 for c in found)
+            )
+        )
+        for completion in found:
+            assert completion.finish_reason == FinishReason.LENGTH
+            assert len(completion.response_ids) == 400
+            assert (np.diff(completion.weight_versions) >= 0).all()
+            self.assert_likely_by_version(completion, 0, models)
+
+    def test_an_aborted_sample_is_continued_under_newer_weights(
+        self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
+    ) -> None:
+        first = self.version_of(fresh)
+        request = self.request(
+            1, n=1, max_new_tokens=self.long_response, log_probs=self.claims("logprobs")
+        )
+        (partial,) = asyncio.run(
+            interrupted(fresh, request, lambda: fresh.abort([request.request_id]), _cut_short)
+        )
+        assert versions_of(partial) == {first: len(partial.response_ids)}
+        second = self.update(fresh, changed)
+        rest_of_it = attrs.evolve(
+            request,
+            request_id="the rest",
+            prompt_ids=np.concatenate([request.prompt_ids, partial.response_ids]),
+            streams=tuple(
+                attrs.evolve(stream, offset=len(partial.response_ids)) for stream in request.streams
+            ),
+            sampling=attrs.evolve(request.sampling, max_new_tokens=8),
+        )
+        (rest,) = self.generate(fresh, rest_of_it)["the rest"]
+        whole = rest.after(partial)
+        assert (whole.request_id, whole.sample) == (request.request_id, 0)
+        assert whole.finish_reason == FinishReason.LENGTH
+        np.testing.assert_array_equal(
+            whole.response_ids, [*partial.response_ids, *rest.response_ids]
+        )
+        assert versions_of(whole) == {first: len(partial.response_ids), second: 8}
+        self.assert_likely_by_version(whole, 1, {first: plain, second: changed})
+
+    def version_of(self, engine: BaseRollout) -> int:
+        """The version of the weights that generate now."""
+        (version,) = versions_of(self.greedy(engine))
+        return version
+
+    def assert_likely_by_version(
+        self, completion: Completion, prompt: int, models: dict[int, PlainModel]
+    ) -> None:
+        """Each token's log-probability is that of its own version's weights."""
+        assert versions_of(completion).keys() <= models.keys()
+        if not self.claims("logprobs"):
+            return
+        assert completion.log_probs is not None
+        for version in versions_of(completion):
+            expected_T = models[version].log_probs(PROMPTS[prompt], completion.response_ids)
+            its_own_T = completion.weight_versions == version
+            np.testing.assert_allclose(
+                completion.log_probs[its_own_T], expected_T[its_own_T], atol=self.tolerance, rtol=0
+            )
+
+
+def _cut_short(found: list[Completion]) -> bool:
+    """Whether every sample was aborted after its first token."""
+    return all(c.finish_reason == FinishReason.ABORT and len(c.response_ids) for c in found)

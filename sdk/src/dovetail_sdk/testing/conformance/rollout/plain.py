@@ -1,0 +1,85 @@
+"""The oracle of the rollout suite: a transformers model, one plain forward pass a sequence, in float32 on the CPU.
+
+Legend: P prompt tokens, T response tokens, L tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from dovetail.interfaces.transport import TensorSpec, WeightManifest
+
+
+class PlainModel:
+    """A causal language model and what it finds likely, without a cache and without a batch."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+
+    @classmethod
+    def of(cls, directory: Path) -> PlainModel:
+        """The model in this directory, in float32."""
+        return cls(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
+
+    def changed(self) -> PlainModel:
+        """One whose every weight is another: 1.5 w + 0.01."""
+        model = copy.deepcopy(self._model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5).add_(0.01)
+        return PlainModel(model)
+
+    def weights(self, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """Every parameter by its Hugging Face name, tied ones once, as copies on this device."""
+        return {
+            name: parameter.detach().clone().to(device)
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def score(self, ids_L: Sequence[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """float32 [L − 1]: log-probability, in nats, of every token but the first, given those before it."""
+        ids_1L = torch.tensor([[int(token) for token in ids_L]])
+        with torch.no_grad():
+            logits_LV = self._model(ids_1L, use_cache=False).logits[0] / temperature
+        log_probs_LV = logits_LV[:-1].log_softmax(-1)
+        chosen_L1 = ids_1L[0, 1:, None]
+        return np.asarray(log_probs_LV.gather(-1, chosen_L1)[:, 0].numpy(), dtype=np.float32)
+
+    def log_probs(
+        self,
+        prompt_ids_P: Sequence[int] | np.ndarray,
+        response_ids_T: np.ndarray,
+        temperature: float = 1.0,
+    ) -> np.ndarray:
+        """float32 [T]: log-probabilities, in nats, of a response under the full softmax of logits / temperature."""
+        if not len(response_ids_T):
+            return np.empty(0, dtype=np.float32)
+        whole_L = [*prompt_ids_P, *response_ids_T.tolist()]
+        return self.score(whole_L, temperature)[len(prompt_ids_P) - 1 :]
+
+    def greedy(self, prompt_ids_P: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+        """int64 [count]: the most likely tokens, one after the other."""
+        ids_1L = torch.tensor([[int(token) for token in prompt_ids_P]])
+        with torch.no_grad():
+            for _ in range(count):
+                logits_V = self._model(ids_1L, use_cache=False).logits[0, -1]
+                ids_1L = torch.cat([ids_1L, logits_V.argmax().view(1, 1)], dim=1)
+        return np.asarray(ids_1L[0, len(prompt_ids_P) :].numpy(), dtype=np.int64)
+
+
+def manifest_of(
+    version: int, tensors: dict[str, torch.Tensor], *, bucket_bytes: int = 1 << 20
+) -> WeightManifest:
+    """The manifest of an update of these tensors."""
+    specs = tuple(
+        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).split(".")[-1])
+        for name, tensor in tensors.items()
+    )
+    return WeightManifest(version=version, tensors=specs, bucket_bytes=bucket_bytes)

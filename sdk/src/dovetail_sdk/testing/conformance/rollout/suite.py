@@ -1,0 +1,251 @@
+"""How the rollout suite reaches an engine: how it is started, asked, and sent weights. Engines override what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, cast
+from weakref import WeakKeyDictionary
+
+import attrs
+import numpy as np
+import pytest
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from dovetail.config.builtin import InProcessTransportConfig
+from dovetail.config.sections import ModelSection
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces import make_plugin
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, SamplingParams
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces.transport import WeightManifest, WeightSender, WeightTransport
+from dovetail.numerics.streams import SampleStream
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.conformance.rollout.interrupting import collected
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+
+PROMPTS = (
+    (7, 8, 9),
+    (11, 12, 13, 14, 15, 16, 17),
+    (21,),
+    tuple(5 + (7 * token) % 290 for token in range(300)),
+)
+"""Short ones, and one that fills several blocks of any engine's prefix cache."""
+LONG = len(PROMPTS) - 1
+"""Number of the last one."""
+
+_senders: WeakKeyDictionary[BaseRollout, WeightSender] = WeakKeyDictionary()
+_versions = itertools.count(1)
+
+
+class RolloutSuite(PluginConformance):
+    """Base of all rollout cases."""
+
+    kind = "rollout"
+    plugin: ClassVar[type[BaseRollout]]
+    device: ClassVar[str] = "cpu"
+    """The torch device of the plugin; the reference runs on the CPU."""
+    weights_device: ClassVar[str] = "cpu"
+    """The torch device of the tensors that are sent."""
+    tolerance: ClassVar[float] = 1e-5
+    """Largest difference of log-probabilities, in nats, from the reference in float32."""
+    long_response: ClassVar[int] = 2000
+    """Tokens that take long enough to be interrupted; with the longest prompt, within the engine's length."""
+
+    # -- what an engine may override -----------------------------------------------------------
+
+    def transport(self, run_directory: Path) -> WeightTransport:
+        """The weight transport of one engine; its ends meet in `run_directory`, which no other engine has.
+
+        It should give up within a few seconds: a torn update may be waited for that long.
+        """
+        config = InProcessTransportConfig(name="in_process", timeout=3.0)
+        ref = PluginRef(kind="weight_transport", name="in_process", config=config)
+        transport = make_plugin(ref, PluginContext(run_directory=run_directory))
+        return cast("WeightTransport", transport)
+
+    def start(self, model_directory: Path) -> BaseRollout:
+        """Start an engine on this model, with a transport of its own."""
+        run_directory = Path(tempfile.mkdtemp(prefix="run-", dir=model_directory.parent))
+        engine: BaseRollout = self.make(
+            seed=1,
+            role="rollout",
+            run_directory=run_directory,
+            device=self.device,
+            model=ModelSection(path=str(model_directory), dtype="float32"),
+            tokenizer=AutoTokenizer.from_pretrained(str(model_directory)),
+            transport=self.transport(run_directory),
+        )
+        engine.start()
+        return engine
+
+    def sender(self, engine: BaseRollout) -> WeightSender:
+        """The trainer's end for this engine, made once and closed with it."""
+        if engine not in _senders:
+            _senders[engine] = engine.context.transport.sender()
+        return _senders[engine]
+
+    def send(
+        self,
+        engine: BaseRollout,
+        manifest: WeightManifest,
+        tensors: Iterable[tuple[str, Tensor]],
+    ) -> None:
+        """One update: the tensors are sent while the engine receives, as a run with several processes does it.
+
+        Raises:
+            WeightSyncError: it did not arrive whole; the engine's own error where it has one.
+        """
+        sender = self.sender(engine)
+        manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
+        with ThreadPoolExecutor(1) as thread:
+            receiving = thread.submit(engine.receive_weights, manifest.version, manifest)
+            try:
+                sender.send(manifest, tensors)
+            except WeightSyncError as not_sent:
+                raise receiving.exception() or not_sent from None
+            receiving.result()
+
+    # -- what the cases use --------------------------------------------------------------------
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A tiny Qwen2 model with its tokenizer."""
+        return tiny_model_and_tokenizer(tmp_path_factory.mktemp("rollout") / "tiny", vocab_size=300)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain(cls, model_directory: Path) -> PlainModel:
+        """The reference with the weights on disk."""
+        return PlainModel.of(model_directory)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def changed(cls, plain: PlainModel) -> PlainModel:
+        """The reference with other weights, which say other things."""
+        changed = plain.changed()
+        for prompt in PROMPTS:
+            assert changed.greedy(prompt, 8).tolist() != plain.greedy(prompt, 8).tolist()
+        return changed
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
+        """One started engine for all cases that leave it as it is."""
+        suite = cls()
+        engine = suite.start(model_directory)
+        yield engine
+        suite.close(engine)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def updated_engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
+        """The engine of `fresh`."""
+        suite = cls()
+        engine = suite.start(model_directory)
+        yield engine
+        suite.close(engine)
+
+    @pytest.fixture
+    def fresh(self, updated_engine: BaseRollout, plain: PlainModel) -> BaseRollout:
+        """An engine to update: it works, and has just received the weights of `plain`."""
+        asyncio.run(updated_engine.resume())
+        self.update(updated_engine, plain)
+        return updated_engine
+
+    def close(self, engine: BaseRollout) -> None:
+        """Close an engine and its trainer's end."""
+        engine.close()
+        sender = _senders.pop(engine, None)
+        if sender is not None:
+            sender.close()
+
+    def update(self, engine: BaseRollout, model: PlainModel, *, bucket_bytes: int = 1 << 20) -> int:
+        """Send all weights of a model and empty the caches; returns the version, higher than all before."""
+        version = self.send_model(engine, model, bucket_bytes=bucket_bytes)
+        asyncio.run(engine.reset_cache())
+        return version
+
+    def send_model(
+        self, engine: BaseRollout, model: PlainModel, *, bucket_bytes: int = 1 << 20
+    ) -> int:
+        """Send all weights of a model; returns the version, higher than all before."""
+        tensors = model.weights(self.weights_device)
+        manifest = manifest_of(next(_versions), tensors, bucket_bytes=bucket_bytes)
+        self.send(engine, manifest, tensors.items())
+        return manifest.version
+
+    def torn_update(self, engine: BaseRollout, model: PlainModel, fault: str) -> None:
+        """Send an update that must not be taken.
+
+        Args:
+            engine: started.
+            model: the new weights.
+            fault: it `breaks off` in the middle; or its manifest `lacks a tensor` of the model, or `names another`.
+
+        Raises:
+            WeightSyncError: as the engine told of it.
+        """
+        tensors = model.weights(self.weights_device)
+        last = next(reversed(tensors))
+        if fault == "lacks a tensor":
+            del tensors[last]
+        elif fault == "names another":
+            tensors[f"{last}.of.nothing"] = tensors.pop(last)
+        # Buckets so small that much of it has gone out before what fails.
+        manifest = manifest_of(next(_versions), tensors, bucket_bytes=4096)
+        count = len(tensors) // 2 if fault == "breaks off" else len(tensors)
+        self.send(engine, manifest, list(tensors.items())[:count])
+
+    def request(self, prompt: int, n: int = 4, **sampling: Any) -> RolloutRequest:
+        """N samples of prompt number `prompt`, 8 tokens each where nothing else is said."""
+        settings = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
+        return RolloutRequest(
+            request_id=f"prompt{prompt}",
+            prompt_ids=np.array(PROMPTS[prompt], dtype=np.int64),
+            sampling=SamplingParams(**settings),
+            streams=tuple(SampleStream(seed=1, prompt=prompt, sample=s) for s in range(n)),
+        )
+
+    def generate(
+        self, engine: BaseRollout, *requests: RolloutRequest
+    ) -> dict[str, list[Completion]]:
+        """Every request's samples, in sample order, all requests running together."""
+
+        async def everything() -> list[list[Completion]]:
+            return await asyncio.gather(*(collected(engine, request) for request in requests))
+
+        found = asyncio.run(everything())
+        return {request.request_id: done for request, done in zip(requests, found, strict=True)}
+
+    def greedy(self, engine: BaseRollout, prompt: int = 1, **sampling: Any) -> Completion:
+        """The greedy response to a prompt, with log-probabilities where the engine has them."""
+        sampling = {"temperature": 0.0, "log_probs": self.claims("logprobs"), **sampling}
+        request = self.request(prompt, n=1, **sampling)
+        return self.generate(engine, request)[request.request_id][0]
+
+    def assert_likely(
+        self, completion: Completion, prompt: int, model: PlainModel, temperature: float = 1.0
+    ) -> None:
+        """The completion's log-probabilities are this model's."""
+        assert completion.log_probs is not None
+        assert completion.log_probs.dtype == np.float32
+        expected_T = model.log_probs(PROMPTS[prompt], completion.response_ids, temperature)
+        np.testing.assert_allclose(completion.log_probs, expected_T, atol=self.tolerance, rtol=0)
+
+    def claims(self, capability: str) -> bool:
+        """Whether the plugin claims a capability."""
+        return capability in self.plugin.capabilities
+
+    def needs(self, capability: str) -> None:
+        """Skip the test where the plugin does not claim this capability."""
+        if not self.claims(capability):
+            pytest.skip(f"{self.plugin.name} does not claim the capability {capability!r}")
