@@ -10,15 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import FailureKind
 from dovetail.interfaces.reward_calls import RewardCall, failure_from
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code import Code
-from dovetail_rewards.functions.code_compare import same_output, same_value
 from dovetail_rewards.functions.code_sandboxes import runner_for
 from dovetail_rewards.sandbox import SandboxError, SandboxUnreachableError, available_levels
 from dovetail_sdk.testing.conformance import RewardFunctionConformance
@@ -266,73 +263,6 @@ def test_threads_score_side_by_side() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(40))) == [1.0] * 40
-
-
-@pytest.mark.parametrize(
-    ("printed", "expected", "same"),
-    [
-        ("1 2\n3", "1 2\n3\n", True),
-        ("1  2 \n\n", "1 2", True),
-        ("1\n2", "1 2", False),
-        ("1\n\n2", "1\n2", False),
-        ("yes", "YES", False),
-        ("0.3333333", "0.33333333", True),
-        ("0.34", "0.33", False),
-        ("1e-9", "0.0", True),
-        ("1000000.0", "1000000.5", True),
-        ("3", "3.0", True),
-        ("12", "13", False),
-        ("100000000", "100000001", False),
-        ("nan", "nan", True),
-        ("inf", "-inf", False),
-        ("", "", True),
-        ("", "0", False),
-    ],
-)
-def test_output_is_compared_by_words_and_lines(printed, expected, same) -> None:
-    assert same_output(printed, expected, 1e-6) is same
-
-
-def test_without_a_tolerance_numbers_are_texts() -> None:
-    assert not same_output("0.50", "0.5", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("returned", "expected", "same"),
-    [
-        (1, 1, True),
-        (True, 1, False),
-        (0, False, False),
-        (1, 1.0, True),
-        (0.1 + 0.2, 0.3, True),
-        ([1, [2]], [1, [2]], True),
-        ([1, 2], [2, 1], False),
-        ({"a": [1.0]}, {"a": [1]}, True),
-        ({"a": 1}, {"b": 1}, False),
-        (None, None, True),
-        ("1", 1, False),
-        (10**400, 1.0, False),
-        (float("nan"), float("nan"), False),
-    ],
-)
-def test_values_are_compared_as_json_has_them(returned, expected, same) -> None:
-    assert same_value(returned, expected, 1e-6) is same
-
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(value=json_values)
-def test_every_value_equals_itself(value) -> None:
-    assert same_value(value, json.loads(json.dumps(value)), 0.0)
 
 
 class Service(BaseHTTPRequestHandler):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
+from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.manager_config import (
     BatchConfig,
     DapoConfig,
@@ -23,8 +25,10 @@ from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.rate_limited import RateLimitedManager
 from dovetail_rewards.managers.remote import RemoteManager
+from dovetail_rewards.models.judge import JudgeManager
 from dovetail_sdk.testing import release_hung
 from dovetail_sdk.testing.conformance import RewardManagerConformance
+from dovetail_sdk.testing.failing_reward import compute_score
 from dovetail_sdk.testing.reward_service import reward_service
 
 
@@ -104,3 +108,34 @@ class TestRemote(RewardManagerConformance):
                 yield
             finally:
                 release_hung()
+
+
+class TestJudge(RewardManagerConformance):
+    plugin = JudgeManager
+    url = "http://127.0.0.1:9"
+
+    def make_config(self) -> Any:
+        row = "{{ [data_source, response, ground_truth, extra_info] | tojson }}"
+        return JudgeConfig(name="judge", url=self.url, model="m", template=row, tries=1, workers=4)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        with reward_service(judge_rows) as (self.url, _):
+            try:
+                yield
+            finally:
+                release_hung()
+
+
+def judge_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:
+    """A judge that says what the function of the suite says of the row that it is shown."""
+    row = json.loads(request["messages"][0]["content"])
+    try:
+        verdict = compute_score(*row)
+    except ConnectionError:
+        return 503, "no judge"
+    except (Exception, SystemExit) as error:
+        return 400, {"error": f"{type(error).__name__}: {error}"}
+    score = verdict.get("score") if isinstance(verdict, dict) else verdict
+    said = f"score: {score}" if isinstance(score, float) else f"no verdict but {type(score)}"
+    return 200, {"choices": [{"message": {"content": said}}]}

@@ -96,6 +96,14 @@ KEPT_GROUPS = Figure("Kept groups", "kept", "filter/kept_groups", "length", alwa
 ROUNDS = Figure("Rounds of generation", "rounds", "filter/rounds", "length", always=False)
 SECONDS = Figure("Seconds a step", "step_time", "time/step", "seconds")
 SPEED = Figure("Tokens a second", "tokens/s", "perf/tokens_per_second", "length")
+LENGTH_CORRELATION = Figure(
+    "Score and length", "length_corr", "reward/length_correlation", always=False
+)
+"""Correlation within groups: signs of a reward that is being gamed, as the two that follow."""
+REPEATED_TEXT = Figure("Repeated text", "repeated", "reward/repeated_text", "percent", always=False)
+IDENTICAL_RESPONSES = Figure(
+    "Identical answers", "identical", "reward/identical_responses", "percent", always=False
+)
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
 KEY_FIGURES = (

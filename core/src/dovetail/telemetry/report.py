@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from dovetail.telemetry import charts, figures, recipe
+from dovetail.telemetry.reward_section import component_cards, components_left_out, sign_cards
 from dovetail.telemetry.samples import shown_samples
 from dovetail.telemetry.summary import History, count_events, summarise
 from dovetail.telemetry.validation import (
@@ -80,6 +81,9 @@ def _content(directory: Path) -> dict[str, Any]:
         ],
         "plus_minus": PLUS_MINUS,
         "validation": validation_table(history),
+        "components": component_cards(history),
+        "more_components": components_left_out(history),
+        "signs": sign_cards(history),
         "phases": _phases(history),
         "failures": _failures(directory, history),
         "samples": shown_samples(directory),
@@ -175,6 +179,7 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
         "latest": "",
         "first": "",
         "legend": [],
+        "meaning": "",
         "note": "",
     }
     gaps = history.not_finite().get(names[0] or "", [])

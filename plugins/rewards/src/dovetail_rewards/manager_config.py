@@ -22,7 +22,7 @@ def _is_finite(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> 
         raise ValueError(f"{attribute.name}={value} is not a finite number")
 
 
-def _is_url(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+def is_url(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
     """Refuse what is no address of an HTTP server."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(
@@ -103,21 +103,27 @@ class ParallelConfig(CachingConfig):
 
 
 @attrs.frozen(kw_only=True)
-class RateLimitedConfig(CachingConfig):
-    """`naive` within a budget: for functions that call a service."""
+class BudgetConfig(CachingConfig):
+    """What a service allows."""
 
     requests_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
     """Calls in any minute, at most."""
     tokens_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
-    """Tokens in any minute, at most: estimated from the text, and corrected by the function's `usage` where it returns one."""
+    """Tokens in any minute, at most: estimated from the text, and corrected by what the service says that a call used."""
     workers: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
-    """Calls at once, as far as reward.concurrency allows."""
+    """Calls at once."""
     window: float = attrs.field(default=60.0, validator=[_ABOVE_ZERO, attrs.validators.le(60)])
     """Seconds over which the budget holds; fewer spread the calls more evenly, with the budget cut in proportion."""
     characters_per_token: float = attrs.field(default=4.0, validator=_ABOVE_ZERO)
-    """Of prompt and response, for the estimate."""
+    """Of the text that is sent, for the estimate."""
     tokens_per_request: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
     """Added to the estimate of each call: the judge's own instructions and answer."""
+
+
+@attrs.frozen(kw_only=True)
+class RateLimitedConfig(BudgetConfig):
+    """`naive` within a budget: for functions that call a service."""
+
     max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
     """Calls that were given up and still run, at most; beyond it samples fail without a call."""
 
@@ -152,7 +158,7 @@ class HybridConfig(PluginSection):
 class RemoteConfig(PluginSection):
     """Scoring by a service, over HTTP."""
 
-    url: str = attrs.field(validator=_is_url)
+    url: str = attrs.field(validator=is_url)
     """Where batches are posted."""
     size: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
     """Most samples in a request."""

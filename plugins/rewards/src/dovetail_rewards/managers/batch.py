@@ -35,12 +35,12 @@ class BatchManager(FunctionManager):
     def __init__(self, config: BatchConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
-        self._collectors: dict[RewardCall, Collector] = {}
+        self._collectors: dict[RewardCall, Collector[RewardSample]] = {}
 
     async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
         if call not in self._collectors:
             config = self.config
-            self._collectors[call] = Collector(
+            self._collectors[call] = Collector[RewardSample](
                 lambda samples: self._score_list(call, samples),
                 size=config.size,
                 wait=config.wait_ms / 1000,

@@ -4,34 +4,53 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 import attrs
 
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RunningTime
 
-Run = Callable[[Sequence[RewardSample]], Awaitable[Sequence[Outcome]]]
+Item = TypeVar("Item")
+"""What is gathered: samples, or what was made of them."""
+Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
 """Scores a batch: one outcome a sample, in order. Raises nothing for failing samples."""
 
 
-class Collector:
+class Collector(Generic[Item]):
     """One queue of samples and the calls that empty it. It may be used from several event loops, one after another.
+
+    With a budget, a batch is whoever has waited longest and those nearest to it in weight, as long as all of them, padded
+    to the heaviest, stay within it; a sample that alone exceeds it has a batch to itself.
 
     Args:
         run: scores a batch.
         size: most samples of a batch.
         wait: seconds that a sample waits for others.
         calls: batches at once.
+        weigh: a sample's weight, such as its tokens; equal ones where absent.
+        budget: most weight of a batch, padding included; None for any.
     """
 
-    def __init__(self, run: Run, *, size: int, wait: float, calls: int) -> None:
+    def __init__(
+        self,
+        run: Run[Item],
+        *,
+        size: int,
+        wait: float,
+        calls: int,
+        weigh: Callable[[Item], int] | None = None,
+        budget: int | None = None,
+    ) -> None:
         self._run = run
         self._size = size
         self._wait = wait
         self._calls = calls
+        self._weigh = weigh or (lambda _: 1)
+        self._budget = budget
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begin()
 
-    async def submit(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def submit(self, sample: Item, time: RunningTime) -> Outcome:
         """Score a sample with others. Time counts from when its batch begins; cancellation takes it out again.
 
         A call that nobody waits for any more is cancelled.
@@ -40,7 +59,7 @@ class Collector:
         if loop is not self._loop:  # what an abandoned loop left behind can't be finished
             self._loop = loop
             self._begin()
-        entry = _Entry(sample, loop.create_future(), loop.create_future())
+        entry = _Entry(sample, self._weigh(sample), loop.create_future(), loop.create_future())
         self._waiting.append(entry)
         self._look()
         try:
@@ -51,7 +70,7 @@ class Collector:
             self._leave(entry)
 
     def _begin(self) -> None:
-        self._waiting: list[_Entry] = []
+        self._waiting: list[_Entry[Item]] = []
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = False
@@ -59,9 +78,11 @@ class Collector:
     def _look(self) -> None:
         """Start what may start: full batches, and what has waited long enough."""
         while len(self._running) < self._calls and self._waiting:
-            if len(self._waiting) < self._size and not self._due:
+            batch = self._next()
+            if len(batch) < self._size and len(batch) == len(self._waiting) and not self._due:
                 break
-            batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+            chosen = set(map(id, batch))
+            self._waiting = [entry for entry in self._waiting if id(entry) not in chosen]
             self._due = False
             self._start(batch)
         if self._timer is not None and (self._due or not self._waiting):
@@ -70,12 +91,26 @@ class Collector:
         if self._waiting and not self._due and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._wait, self._ring)
 
+    def _next(self) -> list[_Entry[Item]]:
+        """The batch that the waiting ones make; the sort is stable, so that the first of them leads it."""
+        if self._budget is None:
+            return self._waiting[: self._size]
+        first = self._waiting[0]
+        nearest = sorted(self._waiting, key=lambda entry: abs(entry.weight - first.weight))
+        count, heaviest = 1, first.weight
+        for entry in nearest[1 : self._size]:
+            heaviest = max(heaviest, entry.weight)
+            if heaviest * (count + 1) > self._budget:
+                break
+            count += 1
+        return nearest[:count]
+
     def _ring(self) -> None:
         self._timer = None
         self._due = True
         self._look()
 
-    def _start(self, entries: list[_Entry]) -> None:
+    def _start(self, entries: list[_Entry[Item]]) -> None:
         task = asyncio.get_running_loop().create_task(self._work(entries))
         batch = _Batch(task, len(entries))
         self._running.add(task)
@@ -85,7 +120,7 @@ class Collector:
             if not entry.begun.done():
                 entry.begun.set_result(None)
 
-    async def _work(self, entries: list[_Entry]) -> None:
+    async def _work(self, entries: list[_Entry[Item]]) -> None:
         this = asyncio.current_task()
         try:
             outcomes = await self._run([entry.sample for entry in entries])
@@ -107,7 +142,7 @@ class Collector:
         if not task.get_loop().is_closed() and task.get_loop() is self._loop:
             self._look()
 
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: _Entry[Item]) -> None:
         """Nobody waits for this sample any more."""
         if entry in self._waiting:
             self._waiting.remove(entry)
@@ -127,10 +162,11 @@ class _Batch:
 
 
 @attrs.define(eq=False)
-class _Entry:
+class _Entry(Generic[Item]):
     """One sample, and who waits for it."""
 
-    sample: RewardSample
+    sample: Item
+    weight: int
     begun: asyncio.Future[None]
     outcome: asyncio.Future[Outcome]
     batch: _Batch | None = None

@@ -70,6 +70,15 @@ class HybridManager(RewardManager):
             own |= {f"{name}/{part}": function for part, function in inner.items()}
         return own
 
+    @classmethod
+    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+        selected: dict[str, tuple[str, PluginSection]] = {}
+        for name, section in config.scorers.items():
+            selected[f"scorers.{name}.manager"] = ("reward_manager", section.manager or _NAIVE)
+            if section.function is not None:
+                selected[f"scorers.{name}.function"] = ("reward_function", section.function)
+        return selected
+
     def start(self) -> None:
         """Make every scorer's functions and manager, and start them.
 
@@ -169,6 +178,10 @@ class HybridManager(RewardManager):
             rewards_T[: len(part_T)] += part_T
         rewards_T[-1] += value - rewards_T.sum()
         return rewards_T.astype(np.float32)
+
+    def sleep(self) -> None:
+        for part in self._parts:
+            part.manager.sleep()
 
     def close(self) -> None:
         for part in self._parts:

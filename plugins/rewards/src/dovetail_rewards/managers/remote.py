@@ -66,7 +66,7 @@ class RemoteManager(RewardManager):
     def __init__(self, config: RemoteConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._lane = AsyncLane(HungCalls(config.calls))
-        self._collector = Collector(
+        self._collector = Collector[RewardSample](
             self._post_batch, size=config.size, wait=config.wait_ms / 1000, calls=config.calls
         )
         self._client: Any = None

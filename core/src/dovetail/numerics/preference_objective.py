@@ -1,0 +1,142 @@
+"""PreferenceObjective: what a reward model minimises, the Bradley–Terry loss of preference pairs.
+
+    L = 1/P Σ_p softplus(−(r_w − r_l))
+
+(Bradley and Terry, 1952; arXiv 2203.02155, equation 1) where r_w is the score of a pair's chosen response, r_l that of its
+rejected one. One optimizer step is taken at one point: with the scores r° of that point, each response gives
+
+    ℓ_i = softplus(−s_i (r_i − r°_other(i))),  s = 1 for the chosen, −1 for the rejected one,
+
+and Σ_i ℓ_i / P has the gradient of L exactly, while no micro-batch needs both of a pair.
+Legend: N = 2P samples, T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dovetail.batch import Batch, Ragged
+from dovetail.config.builtin import TokenMeanConfig
+from dovetail.errors import ColumnError
+from dovetail.interfaces.objective import PreferenceObjectiveSpec
+from dovetail.interfaces.plugin import PluginContext, Reduction
+from dovetail.numerics.deferred import mean_metric
+from dovetail.numerics.loss_aggregation import TokenMean
+from dovetail.numerics.objective import (
+    Objective,
+    ObjectiveTerm,
+    all_finite,
+    loss_share,
+    metric_weight,
+)
+from dovetail.numerics.token_columns import on_device
+from dovetail.telemetry.metrics import Metric
+
+
+class PreferenceObjective(Objective):
+    """−log σ of how much higher the chosen response is scored than the rejected one."""
+
+    def __init__(self, spec: PreferenceObjectiveSpec) -> None:
+        # one token a sample has a value, so that the mean over tokens is the mean over samples
+        aggregation = TokenMean(TokenMeanConfig(name="token_mean"), PluginContext())
+        super().__init__(aggregation, "the preference objective")
+        self.spec = spec
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """`values`."""
+        return self.spec.outputs
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """`preferred` bool [N], `other_scores` float32 [N], and `response_mask` with one token a sample."""
+        return self.spec.requires
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction | None = None) -> Batch:
+        """As in `Objective`.
+
+        Raises:
+            ColumnError: a column is missing, or a sample has not exactly one token with mask 1.
+            NumericsError: a score is not finite.
+        """
+        prepared = super().prepare(mini_batch, reduction)
+        _check_one_token(prepared["response_mask"])
+        return prepared
+
+    def __call__(
+        self,
+        outputs: Mapping[str, Float[Tensor, "T"]],
+        micro_batch: Batch,
+        denominators: Mapping[str, float],
+    ) -> ObjectiveTerm:
+        """As in `Objective`. Metrics: `reward_model/loss`, `reward_model/accuracy` (share of responses on the right side
+        of the other one) and `reward_model/margin` (mean of s_i (r_i − r°_other)).
+        """
+        mask: Ragged = micro_batch["response_mask"]
+        values_T = outputs["values"]
+        places_N = on_device(np.flatnonzero(mask.values), values_T)
+        scores_N = values_T[places_N]
+        others_N = on_device(micro_batch["other_scores"], values_T).to(scores_N.dtype)
+        chosen_N = on_device(micro_batch["preferred"].astype(np.bool_), values_T)
+        margins_N = torch.where(chosen_N, scores_N - others_N, others_N - scores_N)
+        loss = torch.nn.functional.softplus(-margins_N).sum() / (denominators["loss"] or 1.0)
+        everyone_N = torch.ones_like(chosen_N)
+        metrics: dict[str, Metric] = {
+            "reward_model/loss": loss_share(loss, metric_weight(micro_batch, denominators)),
+            "reward_model/accuracy": mean_metric(margins_N.detach() > 0, everyone_N),
+            "reward_model/margin": mean_metric(margins_N, everyone_N),
+        }
+        # each pair's loss stands here twice, with one of its two derivatives in either place: over N it is a half of each
+        return ObjectiveTerm(
+            loss=2.0 * loss, metrics=metrics, finite=all_finite(loss, {"values": scores_N})
+        )
+
+
+def preference_scores(values: Ragged, mask: Ragged) -> Float[np.ndarray, "N"]:
+    """float32 [N]: each response's score, its value at its one token with mask 1.
+
+    Args:
+        values: float32, over response tokens, as an engine's forward pass gives it.
+        mask: `response_mask`.
+
+    Raises:
+        ColumnError: a sample has not exactly one token with mask 1.
+    """
+    _check_one_token(mask)
+    scores_N: np.ndarray = values.values[np.flatnonzero(mask.values)].astype(np.float32)
+    return scores_N
+
+
+def with_other_scores(batch: Batch, scores_N: Float[np.ndarray, "N"]) -> Batch:
+    """The batch with the column `other_scores`, float32 [N]: the score of the other response of each pair.
+
+    Args:
+        batch: pairs are neighbours, in either order; needs `preferred`.
+        scores_N: of the samples, under the weights that the update starts from.
+
+    Raises:
+        ColumnError: neighbours are not one chosen and one rejected response.
+    """
+    preferred_N = np.asarray(batch["preferred"], np.bool_)
+    if len(batch) % 2 or not np.array_equal(preferred_N[::2], ~preferred_N[1::2]):
+        raise ColumnError(
+            f"the {len(batch)} samples are not pairs of neighbours with one preferred each",
+            hint="order the batch as chosen, rejected, chosen, rejected, …",
+        )
+    swapped_N = np.asarray(scores_N, np.float32).reshape(-1, 2)[:, ::-1].reshape(-1)
+    return batch.with_columns({"other_scores": np.ascontiguousarray(swapped_N)})
+
+
+def _check_one_token(mask: Ragged) -> None:
+    counts_N = np.bincount(mask.row_index, weights=mask.values, minlength=len(mask))
+    odd = np.flatnonzero(counts_N != 1)
+    if len(odd):
+        raise ColumnError(
+            f"sample {int(odd[0])} has {int(counts_N[odd[0]])} tokens in response_mask, and a reward model scores one",
+            hint="set response_mask to 1 at the token whose value is the score, and to 0 elsewhere",
+        )

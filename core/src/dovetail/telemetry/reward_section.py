@@ -1,0 +1,111 @@
+"""The part of a report about the reward: how each component is spread, and signs that the policy games its scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from dovetail.telemetry import charts, figures
+from dovetail.telemetry.summary import History
+
+COMPONENT = "reward/components/"
+"""Metrics of a component's mean; its percentiles are `reward/component_p10/…` and `reward/component_p90/…`."""
+_MOST_COMPONENTS = 12
+_LAST = 4
+"""A sign is judged over the last quarter of the steps."""
+
+Judge = Callable[[Sequence[float]], str]
+"""From all values of a figure to what is worrying about them; empty where nothing is."""
+
+
+def _longer_pays(values: Sequence[float]) -> str:
+    late = _late(values)
+    if abs(late) <= 0.5:
+        return ""
+    pays = "longer" if late > 0 else "shorter"
+    return f"{pays} answers to the same prompt score higher, whatever they say"
+
+
+def _repeats(values: Sequence[float]) -> str:
+    rises = _late(values) > 2 * fmean(values[: max(1, len(values) // _LAST)])
+    return "answers repeat themselves more and more" if _late(values) > 0.2 and rises else ""
+
+
+def _same(values: Sequence[float]) -> str:
+    return "most answers of a group are the same" if _late(values) > 0.5 else ""
+
+
+_SIGNS: tuple[tuple[figures.Figure, str, Judge], ...] = (
+    (
+        figures.LENGTH_CORRELATION,
+        "Score against length within a group: near ±1 the length alone decides.",
+        _longer_pays,
+    ),
+    (
+        figures.REPEATED_TEXT,
+        "Share of an answer's runs of four tokens that stood in it before.",
+        _repeats,
+    ),
+    (
+        figures.IDENTICAL_RESPONSES,
+        "Share of answers that equal another one to their prompt: nothing to compare.",
+        _same,
+    ),
+)
+
+
+def component_cards(history: History) -> list[dict[str, Any]]:
+    """A card for each component: its mean over the steps, in a band from the 10th to the 90th percentile."""
+    names = [name for name in history.names if name.startswith(COMPONENT)]
+    return [_component(history, name) for name in names[:_MOST_COMPONENTS]]
+
+
+def components_left_out(history: History) -> int:
+    """Components that have no card, because there are so many."""
+    count = sum(name.startswith(COMPONENT) for name in history.names)
+    return max(0, count - _MOST_COMPONENTS)
+
+
+def sign_cards(history: History) -> list[dict[str, Any]]:
+    """A card for each sign of a hacked reward that was measured; what is worrying stands in its note."""
+    cards = []
+    for figure, meaning, judge in _SIGNS:
+        steps, values = history.series(figure.metric)
+        if not values:
+            continue
+        percent = figure.style == "percent"
+        line = charts.Line(steps, values)
+        card = _card(figure.label, values, figure.write)
+        card["svg"] = charts.line_chart(figure.label, [line], percent=percent)
+        cards.append(card | {"meaning": meaning, "note": judge(values)})
+    return cards
+
+
+def _component(history: History, name: str) -> dict[str, Any]:
+    part = name.removeprefix(COMPONENT)
+    steps, means = history.series(name)
+    low = history.series(f"reward/component_p10/{part}")
+    high = history.series(f"reward/component_p90/{part}")
+    banded = low[0] == high[0] == steps
+    card = _card(part, means, figures.write_figure)
+    if means:
+        line = charts.Line(steps, means, *((low[1], high[1]) if banded else ()))
+        card["svg"] = charts.line_chart(f"Component {part}", [line])
+    return card | {"note": "" if means else "never finite"}
+
+
+def _card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
+    return {
+        "title": title,
+        "svg": None,
+        "latest": write(values[-1]) if values else "",
+        "first": write(values[0]) if len(values) > 1 else "",
+        "legend": [],
+        "meaning": "",
+    }
+
+
+def _late(values: Sequence[float]) -> float:
+    """Mean over the last quarter of the steps."""
+    return fmean(values[-max(1, len(values) // _LAST) :])

@@ -1,0 +1,95 @@
+"""Preference pairs: reading them from a file, and a made-up set for the demo.
+
+A line of the file is `{"prompt": …, "chosen": "…", "rejected": "…"}`; the prompt is a string or a list of messages.
+Usage: `python examples/reward_model/pairs.py --out demo/reward_model`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+HELD_OUT = 256
+
+
+@attrs.frozen(kw_only=True)
+class Pair:
+    """Two responses to one prompt, of which people prefer the first."""
+
+    prompt: Any
+    """A string, or messages."""
+    chosen: str
+    rejected: str
+
+    def conversation(self, response: str) -> list[dict[str, Any]]:
+        """Prompt and response as messages."""
+        turns = self.prompt
+        if isinstance(turns, str):
+            turns = [{"role": "user", "content": turns}]
+        return [*turns, {"role": "assistant", "content": response}]
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """All pairs of a JSONL file, in order.
+
+    Raises:
+        ValueError: a line lacks a key, or one of the two responses is no text; names the line.
+    """
+    pairs = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        row = json.loads(line)
+        absent = {"prompt", "chosen", "rejected"} - row.keys()
+        if absent or not isinstance(row["chosen"], str) or not isinstance(row["rejected"], str):
+            raise ValueError(
+                f"{path}, line {number}: wants a prompt, and chosen and rejected as text"
+            )
+        pairs.append(Pair(prompt=row["prompt"], chosen=row["chosen"], rejected=row["rejected"]))
+    return pairs
+
+
+def larger_numbers(seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Pairs for training, and held-out ones: which of two numbers is the larger one?
+
+    No two numbers of a held-out pair stand together in a training pair, in either order.
+    """
+    rng = np.random.default_rng(seed)
+    both = [(a, b) for a in range(100) for b in range(a)]
+    order = rng.permutation(len(both))
+    made = [_pair(*both[i], swapped=bool(rng.integers(2))) for i in order[:HELD_OUT]]
+    train = [
+        _pair(*both[i], swapped=swapped) for i in order[HELD_OUT:] for swapped in (False, True)
+    ]
+    return train, made
+
+
+def _pair(larger: int, smaller: int, *, swapped: bool) -> Pair:
+    first, second = (smaller, larger) if swapped else (larger, smaller)
+    return Pair(prompt=f"{first} or {second}?", chosen=str(larger), rejected=str(smaller))
+
+
+def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    """Write pairs as `read_pairs` reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(attrs.asdict(pair)) for pair in pairs)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def main() -> None:
+    """Make the demo's pairs from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo/reward_model"), help="directory")
+    parser.add_argument("--seed", type=int, default=1, help="of the split")
+    arguments = parser.parse_args()
+    for name, pairs in zip(("train", "held_out"), larger_numbers(arguments.seed), strict=True):
+        write_pairs(arguments.out / f"{name}.jsonl", pairs)
+        print(f"{arguments.out / name}.jsonl: {len(pairs)} pairs")
+
+
+if __name__ == "__main__":
+    main()

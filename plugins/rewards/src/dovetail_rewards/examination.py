@@ -1,0 +1,31 @@
+"""What `dovetail doctor` says of this package: the levels at which untrusted code can be run here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def examine() -> list[dict[str, Any]]:
+    """One row a level of the sandbox, best first; each was tried by running a program, which takes under a second.
+
+    Returns:
+        `what` and `detail` in words, `available`, and `problem`: None, since a missing level is a need of its users alone; only
+        where there is no level at all, the last row says what to do.
+    """
+    from dovetail_rewards.sandbox.levels import available_levels
+
+    rows: list[dict[str, Any]] = [
+        {
+            "what": f"sandbox level {report.level}",
+            "available": report.available,
+            "detail": report.detail,
+            "problem": None,
+        }
+        for report in available_levels()
+    ]
+    if not any(row["available"] for row in rows):
+        rows[-1]["problem"] = (
+            "untrusted code can't be run here at any level\n"
+            "  → use Linux with user namespaces or Landlock, or set service to a sandbox service"
+        )
+    return rows

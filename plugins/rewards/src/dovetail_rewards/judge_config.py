@@ -1,0 +1,100 @@
+"""Config class of the judge. Nothing here imports more than the config sections."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.sections import VERBATIM
+from dovetail_rewards.manager_config import BudgetConfig, is_url
+
+_ABOVE_ZERO: Any = attrs.validators.gt(0)
+_AT_LEAST_ONE: Any = attrs.validators.ge(1)
+_NOT_NEGATIVE: Any = attrs.validators.ge(0)
+_OPTIONAL: Any = attrs.validators.optional
+
+
+def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+    """Refuse what is not a regular expression with a part to take."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(
+            f"{attribute.name}={value!r} is not a regular expression: {error}"
+        ) from error
+
+
+@attrs.frozen(kw_only=True)
+class JudgeConfig(BudgetConfig):
+    """A generative reward model: a language model behind an OpenAI-compatible endpoint judges each response in words."""
+
+    url: str = attrs.field(validator=is_url)
+    """The endpoint's base, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
+    model: str
+    """The judge, as the endpoint calls it."""
+    template: str = attrs.field(metadata={VERBATIM: True})
+    """What the judge is asked: a Jinja template over `prompt`, `messages`, `response`, `ground_truth`, `data_source` and `extra_info`, or the path of a file that holds one."""
+    system: str | None = attrs.field(default=None, metadata={VERBATIM: True})
+    """Its system message: a template too, or a file's path; None sends none."""
+    parse: Literal["regex", "json"] = "regex"
+    """Where the verdict stands: the last match of `pattern`, or `field` of the last JSON object."""
+    pattern: str = attrs.field(
+        default=r"(?i)score[^\w+.-]*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)",
+        validator=_is_pattern,
+        metadata={VERBATIM: True},
+    )
+    """Regular expression; its group `score` is the verdict, else its first group, else the whole match."""
+    field: str = "score"
+    """Key of the verdict in the JSON object."""
+    labels: dict[str, float] = attrs.field(factory=dict)
+    """Verdicts in words and what each is worth, such as `{correct: 1, wrong: 0}`, whatever their case; empty: verdicts are numbers."""
+    low: float | None = None
+    """Smallest verdict that is one; another is no score."""
+    high: float | None = None
+    """Largest verdict that is one."""
+    normalise: bool = attrs.field(default=False)
+    """Map verdicts from `low` … `high` to 0 … 1."""
+    votes: int = attrs.field(default=1, validator=_AT_LEAST_ONE)
+    """Judgements of each response."""
+    min_votes: int | None = attrs.field(default=None, validator=_OPTIONAL(_AT_LEAST_ONE))
+    """Judgements that must have succeeded for a score; None: all of them."""
+    aggregate: Literal["mean", "median", "majority"] = "mean"
+    """How judgements become one score; majority takes the most frequent, and of equally frequent ones the lowest."""
+    temperature: float | None = attrs.field(default=0.0, validator=_OPTIONAL(_NOT_NEGATIVE))
+    """Of the judge; None leaves it to the endpoint."""
+    max_tokens: int | None = attrs.field(default=1024, validator=_OPTIONAL(_AT_LEAST_ONE))
+    """Most tokens of a judgement; None leaves it to the endpoint."""
+    extra_body: dict[str, Any] = attrs.field(factory=dict)
+    """Further keys of the request, such as `{response_format: {type: json_object}}`."""
+    tries: int = attrs.field(default=3, validator=_AT_LEAST_ONE)
+    """Requests for a judgement, before it has failed: after no connection, no answer in time, a status that passes, or an answer without a verdict where `temperature` is not 0."""
+    backoff: float = attrs.field(default=0.5, validator=_NOT_NEGATIVE)
+    """Seconds before the second request; doubles with each. `Retry-After` of the endpoint takes its place where it is longer."""
+    request_timeout: float | None = attrs.field(default=None, validator=_OPTIONAL(_ABOVE_ZERO))
+    """Seconds for one request; None leaves it to reward.timeout, which holds for a sample's requests together."""
+    cache_size: int = attrs.field(default=16384, validator=_NOT_NEGATIVE)
+    """Scores kept where `temperature` is 0, by what the judge was asked; 0 keeps none."""
+    auth_env: str | None = None
+    """Environment variable that holds the API key, sent as a bearer token; None sends none."""
+
+    @normalise.validator
+    def _has_bounds(self, _: attrs.Attribute[bool], value: bool) -> None:
+        bounds = (self.low, self.high)
+        if value and (None in bounds or self.low >= self.high):  # type: ignore[operator]
+            raise ValueError(
+                f"normalise=true needs low < high; they are {self.low} and {self.high}"
+            )
+
+    @temperature.validator
+    def _votes_differ(self, _: attrs.Attribute[Any], value: float | None) -> None:
+        if value == 0 and self.votes > 1:
+            raise ValueError(
+                f"temperature=0 makes all of votes={self.votes} the same; set a temperature above 0, or votes=1"
+            )
+
+    @min_votes.validator
+    def _within_votes(self, _: attrs.Attribute[Any], value: int | None) -> None:
+        if value is not None and value > self.votes:
+            raise ValueError(f"min_votes={value} is more than votes={self.votes}")

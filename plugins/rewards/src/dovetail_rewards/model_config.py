@@ -1,0 +1,64 @@
+"""Config classes of the reward models. Nothing here imports more than the config sections."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.sections import VERBATIM, PluginSection
+
+_ABOVE_ZERO: Any = attrs.validators.gt(0)
+_AT_LEAST_ONE: Any = attrs.validators.ge(1)
+_NOT_NEGATIVE: Any = attrs.validators.ge(0)
+
+
+def _is_finite(_: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+    """Refuse what would make every score unusable."""
+    if not math.isfinite(value):
+        raise ValueError(f"{attribute.name}={value} is not a finite number")
+
+
+@attrs.frozen(kw_only=True)
+class RewardModelConfig(PluginSection):
+    """A discriminative reward model: a sequence classifier with one label reads prompt and response, and its logit is the score."""
+
+    model: str
+    """A directory in Hugging Face format, or a hub id; its config says one label."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    tokenizer_path: str | None = None
+    """Its tokenizer, where it lies elsewhere."""
+    trust_remote_code: bool = False
+    """Run Python code that the model repository ships."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Of its weights and its computation; the score is float32."""
+    attn_implementation: str = "sdpa"
+    """transformers' attention implementation."""
+    device: str | None = None
+    """torch's name of where it computes, such as `cpu` or `cuda:3`; None takes the accelerator that this process has, else the CPU."""
+    offload: bool = False
+    """Keep it off the accelerator between rollouts, in host memory."""
+    format: Literal["chat", "pair"] = "chat"
+    """chat: prompt and response as a conversation in its chat template; pair: as its tokenizer's two segments, as encoders want them."""
+    chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
+    """A Jinja chat template, or the path of a file that holds one; replaces its tokenizer's own."""
+    max_length: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
+    )
+    """Most tokens of prompt and response; None takes the most that the model has positions for."""
+    overlong: Literal["fail", "keep_end", "keep_start"] = "fail"
+    """Longer texts: fail the sample, or lose tokens at the other end, which the component `truncated` then counts."""
+    max_tokens_per_batch: int = attrs.field(default=16384, validator=_AT_LEAST_ONE)
+    """Token budget of one forward pass, padding included; a longer text has a pass to itself."""
+    size: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    """Most samples in a forward pass."""
+    wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
+    """Milliseconds that a sample waits for others before a pass is made with fewer."""
+    mean: float = attrs.field(default=0.0, validator=_is_finite)
+    """Subtracted from the logit."""
+    std: float = attrs.field(default=1.0, validator=[_ABOVE_ZERO, _is_finite])
+    """What it is then divided by."""
+    clip: float | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
+    """Largest absolute score; None for any."""

@@ -1,0 +1,1 @@
+"""Reward models: scores by a model that reads prompt and response."""

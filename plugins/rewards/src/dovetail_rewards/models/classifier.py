@@ -1,0 +1,178 @@
+"""Classifier: a sequence classifier with one label, its forward passes, and its place on the accelerator.
+
+Legend: B texts of a pass, L its padded length.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.errors import ConfigError
+from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.models.reading import Reading
+
+
+class Classifier:
+    """The model of a `RewardModelConfig`. One pass at a time, whichever thread asks.
+
+    Args:
+        config: names the model.
+
+    Raises:
+        ConfigError: it can't be loaded, has another number of labels than one, or its checkpoint lacks weights.
+    """
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        self._device = _device(config)
+        self._model = _load(config).to(self._device)
+        self._text_config = self._model.config.get_text_config()
+        self._pad = getattr(self._text_config, "pad_token_id", None)
+        self._lock = threading.Lock()
+        self._host: dict[str, Tensor] = {}
+        if config.offload and self._device.type != "cpu":
+            self._host = {name: _on_host(tensor) for name, tensor in self._tensors()}
+            self.sleep()
+        else:
+            self.awake = True
+
+    awake: bool
+    """Whether its weights are where it computes."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that it has positions for; None where it does not say."""
+        limit = getattr(self._text_config, "max_position_embeddings", None)
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    def logits(self, readings: Sequence[Reading]) -> list[float]:
+        """One number a text, [B]; float32's precision, possibly not finite.
+
+        A pass that does not fit into the accelerator's memory is made again in halves.
+
+        Raises:
+            torch.OutOfMemoryError: a single text does not fit.
+        """
+        with self._lock:
+            self._wake()
+            return self._halving(readings)
+
+    def sleep(self) -> None:
+        """Leave the accelerator, where `offload` asks for it; waits for a pass that is under way."""
+        if not self._host:
+            return
+        with self._lock:
+            for name, tensor in self._tensors():
+                tensor.data = self._host[name]
+            self.awake = False
+            torch.accelerator.empty_cache()
+
+    def _wake(self) -> None:
+        if self.awake:
+            return
+        for name, tensor in self._tensors():
+            tensor.data = self._host[name].to(self._device, non_blocking=True)
+        self.awake = True
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return [*self._model.named_parameters(), *self._model.named_buffers()]
+
+    def _halving(self, readings: Sequence[Reading]) -> list[float]:
+        try:
+            return self._pass(readings)
+        except torch.OutOfMemoryError:
+            if len(readings) == 1:
+                raise
+        if self._device.type != "cpu":
+            torch.accelerator.empty_cache()
+        middle = len(readings) // 2
+        return self._halving(readings[:middle]) + self._halving(readings[middle:])
+
+    @torch.inference_mode()
+    def _pass(self, readings: Sequence[Reading]) -> list[float]:
+        lengths = [len(reading.ids) for reading in readings]
+        shape = (len(readings), max(lengths))
+        pad = self._padding(readings)
+        ids_BL = torch.full(shape, pad, dtype=torch.int64)
+        mask_BL = torch.zeros(shape, dtype=torch.int64)
+        segments_BL = torch.zeros(shape, dtype=torch.int64)
+        for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
+            ids_BL[row, :length] = torch.tensor(reading.ids)
+            mask_BL[row, :length] = 1
+            if reading.segments is not None:
+                segments_BL[row, :length] = torch.tensor(reading.segments)
+        inputs = {"input_ids": ids_BL, "attention_mask": mask_BL}
+        if readings[0].segments is not None:
+            inputs["token_type_ids"] = segments_BL
+        on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        logits_B1 = self._model(**on_device).logits
+        values: list[float] = logits_B1[:, 0].float().tolist()
+        return values
+
+    def _padding(self, readings: Sequence[Reading]) -> int:
+        """The id to pad with. Decoders pool at the last token that is not padding: where the model names no padding of its
+        own, that must be an id that ends no text, or a text would be scored at an earlier token.
+        """
+        if self._pad is not None:
+            return int(self._pad)
+        ends = {reading.ids[-1] for reading in readings}
+        pad = next(token for token in range(len(ends) + 1) if token not in ends)
+        self._text_config.pad_token_id = pad
+        return pad
+
+
+def _device(config: RewardModelConfig) -> torch.device:
+    if config.device is None:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found if found is not None else torch.device("cpu")
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device={config.device!r} of reward model {config.model!r} can't be used here: {error}",
+            hint="name a device that this process sees, or leave device out",
+        ) from error
+    return device
+
+
+def _load(config: RewardModelConfig) -> Any:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        labels = AutoConfig.from_pretrained(config.model, **source).num_labels
+        if labels != 1:
+            raise ConfigError(
+                f"{config.model!r} is a model of {labels} labels, and a reward model has one",
+                hint="name a checkpoint whose config.json says one label (num_labels: 1)",
+            )
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            config.model,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attn_implementation,
+            output_loading_info=True,
+            **source,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"reward model {config.model!r} can't be loaded: {error}",
+            hint="model is a directory in Hugging Face format, or a hub id of a sequence classifier",
+        ) from error
+    missing = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
+    if missing:
+        # transformers would fill them at random, and rewards would be noise
+        raise ConfigError(
+            f"the checkpoint {config.model!r} lacks {len(missing)} weights of a sequence classifier, such as {missing[0]!r}",
+            hint="name a trained reward model; a plain language model has no head that scores",
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory, pinned so that it travels quickly."""
+    return tensor.detach().to("cpu", copy=True).pin_memory()

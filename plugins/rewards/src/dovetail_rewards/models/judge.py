@@ -1,0 +1,196 @@
+"""`judge`: a generative reward model behind an OpenAI-compatible endpoint, within one budget."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from statistics import pstdev
+from typing import Any, ClassVar
+
+from dovetail.errors import RewardError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+)
+from dovetail.interfaces.reward_calls import outcome_from
+from dovetail_rewards.judge_config import JudgeConfig
+from dovetail_rewards.managers.budget import Budget
+from dovetail_rewards.managers.cache import OutcomeCache
+from dovetail_rewards.managers.event_loop import AsyncLane
+from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
+from dovetail_rewards.models.chat_client import (
+    Answer,
+    ChatClient,
+    GivenServer,
+    JudgeServer,
+    Refusal,
+)
+from dovetail_rewards.models.question import Question
+from dovetail_rewards.models.verdict import NoVerdict, Verdicts
+
+LONGEST_BACKOFF = 30.0
+"""Seconds."""
+_SHOWN = 2000
+"""Characters of a judgement that are written with the samples."""
+_CLOSE = 2.0
+"""Seconds for open connections to be closed."""
+
+
+class JudgeManager(RewardManager):
+    """Scores single samples by what a language model says of them.
+
+    score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation)
+    where there are several. A sample of which fewer than `min_votes` judgements succeed fails with the kind of
+    the first that did not: an unreachable judge, or one that says nothing that could be parsed, gives no number.
+
+    Every request, also one that tries again, is a part of one budget; waiting for it does not count as running time.
+    """
+
+    name: ClassVar[str] = "judge"
+    api: ClassVar[str] = ">=1.0,<2"
+    aliases: ClassVar[tuple[str, ...]] = ("generative_reward_model",)
+    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "service"})
+    queues: ClassVar[bool] = True
+    Config: ClassVar[type[JudgeConfig]] = JudgeConfig
+
+    def __init__(self, config: JudgeConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.budget = Budget(
+            config.requests_per_minute, config.tokens_per_minute, window=config.window
+        )
+        self.cache = OutcomeCache(config.cache_size)
+        self._server: JudgeServer = GivenServer(config.url)
+        self._lane = AsyncLane(HungCalls(config.workers))
+        self._client: ChatClient | None = None
+        self._places: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def needs_functions(cls, config: Any) -> bool:
+        return False
+
+    def start(self) -> None:
+        """Compile the templates and read the credential.
+
+        Raises:
+            ConfigError: a template has errors, or the environment does not hold the credential.
+        """
+        self._question = Question(self.config)
+        self._verdicts = Verdicts(self.config)
+        self._client = ChatClient(self.config, self._server.start())
+
+    async def score(self, unit: RewardUnit) -> list[Outcome]:
+        if self._client is None:
+            failure = Failure(
+                kind=FailureKind.CRASH, message="reward manager 'judge' is not started"
+            )
+            return [failure] * len(unit.samples)
+        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+
+    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        try:
+            messages = self._question.messages(sample)
+        except RewardError as error:
+            return Failure(kind=FailureKind.EXCEPTION, message=str(error))
+        key = self._key(messages)
+        outcome: Outcome | None = self.cache.get(key)
+        if outcome is None:
+            outcome = await self._judged(messages, time)
+            self.cache.put(key, outcome)
+        return outcome
+
+    async def _judged(self, messages: list[dict[str, str]], time: RunningTime) -> Outcome:
+        votes = await asyncio.gather(
+            *(self._vote(messages, time) for _ in range(self.config.votes))
+        )
+        failures = [vote for vote in votes if isinstance(vote, Failure)]
+        given = [vote for vote in votes if not isinstance(vote, Failure)]
+        needed = self.config.min_votes or self.config.votes
+        if len(given) < needed:
+            return failures[0]
+        verdicts = [verdict for verdict, _ in given]
+        answer: dict[str, Any] = {"score": self._verdicts.together(verdicts)}
+        if self.config.votes > 1:
+            answer |= {"votes": len(verdicts), "vote_spread": pstdev(verdicts)}
+        answer["judgement"] = given[0][1][-_SHOWN:]
+        return outcome_from(answer, f"judge {self.config.model}")
+
+    async def _vote(
+        self, messages: list[dict[str, str]], time: RunningTime
+    ) -> tuple[float, str] | Failure:
+        """One judgement: its verdict and its words, or why there is none after all tries."""
+        pause = 0.0
+        for attempt in range(self.config.tries):
+            if attempt:
+                backoff = min(self.config.backoff * 2 ** (attempt - 1), LONGEST_BACKOFF)
+                with time.waiting():
+                    await asyncio.sleep(max(backoff, pause))
+            reply = await self._ask(messages, time)
+            if isinstance(reply, Answer):
+                try:
+                    return self._verdicts.of(reply.text), reply.text
+                except NoVerdict as error:
+                    # a judge that draws its words may find others
+                    reply = Refusal(failure=self._without(error, reply.text))
+            failure, pause = reply.failure, reply.pause
+            if not failure.retryable:
+                break
+        return failure
+
+    async def _ask(self, messages: list[dict[str, str]], time: RunningTime) -> Answer | Refusal:
+        """One request, when there is a place and the budget allows it."""
+        client = self._client
+        if client is None:
+            failure = Failure(kind=FailureKind.CRASH, message="reward manager 'judge' was closed")
+            return Refusal(failure=failure)
+        characters = sum(len(message["content"]) for message in messages)
+        estimate = self.config.tokens_per_request + characters / self.config.characters_per_token
+        places = self._free()
+        with time.waiting():
+            await places.acquire()
+        try:
+            with time.waiting():
+                spending = await self.budget.spend(estimate)
+            reply: Answer | Refusal = await self._lane.run(client.ask(messages))
+        except TooManyHungError as error:
+            return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
+        finally:
+            places.release()
+        if isinstance(reply, Answer) and reply.tokens is not None:
+            spending.tokens = reply.tokens
+        return reply
+
+    def _without(self, error: NoVerdict, text: str) -> Failure:
+        """The failure of an answer without a verdict."""
+        return Failure(
+            kind=FailureKind.INVALID_VALUE,
+            message=f"judge {self.config.model}: {error}; it ends with {text[-120:]!r}",
+            retryable=self.config.temperature != 0,
+        )
+
+    def _key(self, messages: list[dict[str, str]]) -> bytes | None:
+        """The question's name in the cache; None where the judge may answer otherwise the next time."""
+        if self.config.temperature != 0 or not self.config.cache_size:
+            return None
+        return hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
+
+    def _free(self) -> asyncio.Semaphore:
+        """The places for requests, on the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._loop is not loop:
+            self._places, self._loop = asyncio.Semaphore(self.config.workers), loop
+        return self._places
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            self._lane.finish(client.close(), _CLOSE)
+        self._lane.close()
+        self._server.close()

@@ -1,0 +1,104 @@
+"""Question: what a judge is asked about a row, from Jinja templates in a sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, RewardError, nearest
+from dovetail.interfaces.reward import RewardSample
+from dovetail_rewards.judge_config import JudgeConfig
+from dovetail_rewards.models.reading import plain_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+VARIABLES = ("prompt", "messages", "response", "ground_truth", "data_source", "extra_info")
+"""What a template may name."""
+
+
+class Question:
+    """The messages for a judge.
+
+    Rows and responses are values of a template, never templates themselves, and a template can neither call into Python nor
+    change what it is given.
+
+    Args:
+        config: holds the templates.
+
+    Raises:
+        ConfigError: a template has errors, or names what there is not.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._system = None if config.system is None else _compiled(config.system, "system")
+        self._user = _compiled(config.template, "template")
+
+    def messages(self, sample: RewardSample) -> list[dict[str, str]]:
+        """System message, where there is one, and the user's.
+
+        Raises:
+            RewardError: the templates can't be filled from this row.
+        """
+        prompt = sample.prompt
+        values = {
+            "prompt": plain_text(prompt),
+            "messages": [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else prompt,
+            "response": sample.solution_str,
+            "ground_truth": sample.ground_truth,
+            "data_source": sample.data_source,
+            "extra_info": sample.extra_info or {},
+        }
+        turns = [("system", self._system), ("user", self._user)]
+        try:
+            return [
+                {"role": role, "content": template.render(values)}
+                for role, template in turns
+                if template is not None
+            ]
+        except Exception as error:
+            raise RewardError(
+                f"the judge's template can't be filled from {sample.sample_id}: {type(error).__name__}: {error}",
+                hint="guard what a row may lack: {{ extra_info.get('rubric', '') }}",
+            ) from error
+
+
+def _compiled(text: str, key: str) -> Template:
+    from jinja2 import StrictUndefined, TemplateError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    # nothing is HTML here
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+    text = _text_of(text, key)
+    try:
+        named = meta.find_undeclared_variables(environment.parse(text))
+        template: Template = environment.from_string(text)
+    except TemplateError as error:
+        raise ConfigError(
+            f"reward manager 'judge': {key} is no Jinja template: {error}",
+            hint="write {{ prompt }} and {{ response }} where they belong",
+        ) from error
+    unknown = sorted(named - set(VARIABLES))
+    if unknown:
+        close = nearest(unknown[0], VARIABLES)
+        raise ConfigError(
+            f"reward manager 'judge': {key} names {unknown[0]!r}, which no row has"
+            + (f"; nearest: {close!r}" if close else ""),
+            hint=f"there are: {', '.join(VARIABLES)}",
+        )
+    return template
+
+
+def _text_of(text: str, key: str) -> str:
+    """The text itself, or the content of the file that it names: one word with the ending of a template's or text's file."""
+    if "\n" in text or "{" in text or Path(text).suffix not in {".jinja", ".j2", ".txt", ".md"}:
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"reward manager 'judge': {key}={text!r} can't be read: {error}",
+            hint="give the template's text, or the path of its file",
+        ) from error

@@ -1,0 +1,116 @@
+"""What a reward model reads: a row's prompt and response as tokens, in the model's own form."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError, RewardError
+from dovetail.interfaces.reward import RewardSample
+from dovetail_rewards.model_config import RewardModelConfig
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Reading:
+    """One text for a reward model. Legend: T tokens."""
+
+    ids: tuple[int, ...]
+    """[T]"""
+    segments: tuple[int, ...] | None = None
+    """[T], 0 for the prompt and 1 for the response, where the tokenizer tells them apart."""
+    truncated: bool = False
+    """Whether tokens were left out."""
+
+
+class Reader:
+    """Turns rows into tokens; safe in threads.
+
+    Args:
+        config: how texts are formed, and what becomes of long ones.
+        tokenizer: the model's own.
+        limit: most tokens that the model takes; None for any.
+
+    Raises:
+        ConfigError: a chat is asked for, and there is no chat template.
+    """
+
+    def __init__(self, config: RewardModelConfig, tokenizer: Any, limit: int | None) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._limit = config.max_length or limit
+        self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
+        if config.chat_template is not None:
+            tokenizer.chat_template = _template(config.chat_template)
+        if config.format == "chat" and not tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer of reward model {config.model!r} has no chat template",
+                hint="set chat_template, or format=pair for a model that reads two segments",
+            )
+
+    def read(self, sample: RewardSample) -> Reading:
+        """The tokens of a row.
+
+        Raises:
+            RewardError: the text is longer than the model takes, and `overlong` is `fail`; or it has no tokens.
+        """
+        with self._lock:
+            ids, segments = (
+                self._pair(sample) if self._config.format == "pair" else self._chat(sample)
+            )
+        if not ids:
+            raise RewardError(f"sample {sample.sample_id} has no text for the reward model")
+        limit = self._limit
+        if limit is None or len(ids) <= limit:
+            return Reading(ids=tuple(ids), segments=segments)
+        if self._config.overlong == "fail":
+            raise RewardError(
+                f"prompt and response of {sample.sample_id} are {len(ids)} tokens, and the reward model takes {limit}",
+                hint="shorten responses, raise max_length where the model allows it, or set overlong=keep_end",
+            )
+        kept = slice(-limit, None) if self._config.overlong == "keep_end" else slice(limit)
+        return Reading(
+            ids=tuple(ids[kept]),
+            segments=None if segments is None else segments[kept],
+            truncated=True,
+        )
+
+    def _chat(self, sample: RewardSample) -> tuple[list[int], None]:
+        prompt = sample.prompt
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        turns.append({"role": "assistant", "content": sample.solution_str})
+        ids = self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+        return list(ids), None
+
+    def _pair(self, sample: RewardSample) -> tuple[list[int], tuple[int, ...] | None]:
+        given = self._tokenizer(
+            plain_text(sample.prompt), sample.solution_str, truncation=False, verbose=False
+        )
+        segments = given.get("token_type_ids")
+        return list(given["input_ids"]), None if segments is None else tuple(segments)
+
+
+def plain_text(prompt: Any) -> str:
+    """A prompt as one text: a string as it is, a single message's content, several with their roles before them."""
+    if isinstance(prompt, str):
+        return prompt
+    turns: Sequence[Any] = list(prompt)
+    if len(turns) == 1:
+        return str(turns[0]["content"])
+    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+
+
+def _template(text: str) -> str:
+    """The template itself, or the content of the file that is named."""
+    if "{" in text or "\n" in text:
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"chat_template={text!r} is neither a Jinja template nor a file: {error}",
+            hint="give the template's text, or the path of a file with it",
+        ) from error

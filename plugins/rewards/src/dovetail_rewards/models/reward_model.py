@@ -1,0 +1,163 @@
+"""`reward_model`: a discriminative reward model in this process, fed as samples are generated."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from dovetail.errors import ConfigError, RewardError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+)
+from dovetail.interfaces.reward_calls import outcome_from
+from dovetail_rewards.managers.collector import Collector
+from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
+from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.models.reading import Reader, Reading
+
+_HUNG = 2
+"""Passes that were given up and still run, at most."""
+_NO_LIMIT = 1 << 40
+"""Tokens; transformers writes 10³⁰ for a tokenizer that knows no longest text."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Text:
+    """A sample on its way to the model."""
+
+    sample_id: str
+    reading: Reading
+
+
+class RewardModelManager(RewardManager):
+    """Scores single samples by one forward pass of a sequence classifier over prompt and response.
+
+    score = clip((logit − mean) / std); the components are `logit`, and `truncated` where texts may lose tokens.
+
+    Samples gather into batches within a token budget while others still generate. A text that the model can't take, a
+    logit that is not finite, and a pass that fails are failures.
+    """
+
+    name: ClassVar[str] = "reward_model"
+    api: ClassVar[str] = ">=1.2,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "sleep"})
+    queues: ClassVar[bool] = True
+    Config: ClassVar[type[RewardModelConfig]] = RewardModelConfig
+
+    def __init__(self, config: RewardModelConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._threads = DaemonThreads(HungCalls(_HUNG))
+        self._model: Any = None
+        self._reader: Any = None
+        self._collector = Collector[_Text](
+            self._score_batch,
+            size=config.size,
+            wait=config.wait_ms / 1000,
+            calls=1,
+            weigh=lambda text: len(text.reading.ids),
+            budget=config.max_tokens_per_batch,
+        )
+
+    @classmethod
+    def needs_functions(cls, config: Any) -> bool:
+        return False
+
+    def start(self) -> None:
+        """Load the model and its tokenizer.
+
+        Raises:
+            ConfigError: they can't be loaded, or are no reward model; says which.
+        """
+        from dovetail_rewards.models.classifier import Classifier
+
+        tokenizer = _tokenizer(self.config)
+        self._model = Classifier(self.config)
+        limits = [self._model.max_length, _sensible(tokenizer.model_max_length)]
+        known = [limit for limit in limits if limit is not None]
+        self._reader = Reader(self.config, tokenizer, min(known, default=None))
+
+    async def score(self, unit: RewardUnit) -> list[Outcome]:
+        if self._model is None:
+            failure = Failure(
+                kind=FailureKind.CRASH, message="reward manager 'reward_model' is not started"
+            )
+            return [failure] * len(unit.samples)
+        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+
+    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        try:
+            reading = await self._threads.run(lambda: self._reader.read(sample))
+        except RewardError as error:
+            return _failure(FailureKind.EXCEPTION, str(error))
+        except Exception as error:  # noqa: BLE001 - a chat template may raise anything
+            what = f"{type(error).__name__}: {error}"
+            return _failure(FailureKind.EXCEPTION, f"{sample.sample_id} can't be read: {what}")
+        text = _Text(sample_id=sample.sample_id, reading=reading)
+        return await self._collector.submit(text, time)
+
+    async def _score_batch(self, texts: Sequence[_Text]) -> list[Outcome]:
+        readings = [text.reading for text in texts]
+        try:
+            logits = await self._threads.run(lambda: self._model.logits(readings))
+        except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
+            what = f"{type(error).__name__}: {str(error)[:300]}"
+            return [_failure(FailureKind.CRASH, f"a forward pass failed: {what}", True)] * len(
+                texts
+            )
+        return [self._judge(text, logit) for text, logit in zip(texts, logits, strict=True)]
+
+    def _judge(self, text: _Text, logit: float) -> Outcome:
+        config = self.config
+        if not math.isfinite(logit):
+            message = f"the logit of {text.sample_id} is {logit}, no finite number"
+            return _failure(FailureKind.INVALID_VALUE, message)
+        score = (logit - config.mean) / config.std
+        if config.clip is not None:
+            score = min(max(score, -config.clip), config.clip)
+        answer = {"score": score, "logit": logit}
+        if config.overlong != "fail":
+            answer["truncated"] = float(text.reading.truncated)
+        return outcome_from(answer, f"reward model {config.model}")
+
+    def sleep(self) -> None:
+        if self._model is not None:
+            self._model.sleep()
+
+    def close(self) -> None:
+        self._threads.close()
+        self._model = self._reader = None
+
+
+def _tokenizer(config: RewardModelConfig) -> Any:
+    from transformers import AutoTokenizer
+
+    path = config.tokenizer_path or config.model
+    try:
+        return AutoTokenizer.from_pretrained(
+            path, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"the tokenizer of reward model {config.model!r} can't be loaded from {path!r}: {error}",
+            hint="set tokenizer_path where it lies elsewhere",
+        ) from error
+
+
+def _sensible(limit: int) -> int | None:
+    """A tokenizer's longest text; None where it only says that it knows of none."""
+    return limit if limit < _NO_LIMIT else None
+
+
+def _failure(kind: FailureKind, message: str, retryable: bool = False) -> Failure:
+    return Failure(kind=kind, message=f"reward model: {message}", retryable=retryable)

@@ -1,0 +1,306 @@
+"""The discriminative reward model: its scores against transformers one by one, its batches, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+)
+
+from dovetail.errors import ConfigError
+from dovetail.flow.scorer import Scorer
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import Failure, FailureKind, Score
+from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.models.reward_model import RewardModelManager
+from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
+
+CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+Make = Callable[..., RewardModelManager]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Any:
+    """Directories of tiny classifiers of one label, by what they are."""
+    made: dict[str, Any] = {}
+    for name, pad in (("padded", 0), ("unpadded", None)):
+        where = tmp_path_factory.mktemp(name)
+        tokenizer = tiny_tokenizer(where, vocab_size=300)
+        tokenizer.chat_template = CHAT
+        tokenizer.save_pretrained(where)
+        torch.manual_seed(3)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=128,
+            num_labels=1,
+            pad_token_id=pad,
+            initializer_range=0.3,
+        )
+        Qwen2ForSequenceClassification(config).save_pretrained(where)
+        made[name] = where
+    tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("chat"), vocab_size=300)
+    tokenizer.chat_template = None
+    where = tmp_path_factory.mktemp("encoder")
+    tokenizer.save_pretrained(where)
+    torch.manual_seed(4)
+    encoder = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        num_labels=1,
+        initializer_range=0.3,
+    )
+    BertForSequenceClassification(encoder).save_pretrained(where)
+    made["encoder"] = where
+    return made
+
+
+@pytest.fixture
+def reward_model() -> Iterator[Make]:
+    """Makes started managers, in float32 on the CPU."""
+    made: list[RewardModelManager] = []
+
+    def make(path: Any, **config: Any) -> RewardModelManager:
+        given = {"dtype": "float32", "device": "cpu", "wait_ms": 5.0, **config}
+        manager = RewardModelManager(RewardModelConfig(model=str(path), **given), PluginContext())
+        made.append(manager)
+        manager.start()
+        return manager
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def one_by_one(path: Any, samples: Any) -> list[float]:
+    """What transformers gives for each conversation by itself."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    logits = []
+    for row in samples:
+        text = f"<user>{row.prompt}\n<assistant>{row.solution_str}\n"
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        with torch.no_grad():
+            logits.append(float(model(input_ids=ids).logits[0, 0]))
+    return logits
+
+
+def rows(sample: Any, count: int = 12) -> list[Any]:
+    return [
+        sample(f"s{i}", "abc de " * (1 + (5 * i) % 7) + str(i), prompt=f"say {i} " * (1 + i % 3))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("which", ["padded", "unpadded"])
+@pytest.mark.parametrize("budget", [1, 100, 16384])
+def test_scores_are_those_of_transformers_one_by_one(
+    reward_model, classifier, sample, run, which, budget
+) -> None:
+    samples = rows(sample)
+    manager = reward_model(classifier[which], max_tokens_per_batch=budget)
+    outcomes = run(manager, samples)
+    expected = one_by_one(classifier[which], samples)
+    assert len({round(value, 3) for value in expected}) > len(samples) // 2
+    assert [o.value for o in outcomes.values()] == pytest.approx(expected, abs=1e-4)
+    assert [o.components["logit"] for o in outcomes.values()] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_text_that_ends_with_any_token_is_scored_at_its_end(
+    reward_model, classifier, sample, run
+) -> None:
+    """Without padding of its own, a decoder would pool before a last token that looks like padding."""
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    texts = [chr(33 + i) for i in range(40)]
+    together = reward_model(classifier["unpadded"], chat_template=template)
+    alone = reward_model(classifier["unpadded"], chat_template=template, size=1)
+    samples = [sample(f"s{i}", text * (1 + i % 3), prompt="p") for i, text in enumerate(texts)]
+    both = [[o.value for o in run(manager, samples).values()] for manager in (together, alone)]
+    assert both[0] == pytest.approx(both[1], abs=1e-4)
+
+
+def test_an_encoder_reads_prompt_and_response_as_two_segments(
+    reward_model, classifier, sample, run
+) -> None:
+    path, samples = classifier["encoder"], rows(sample)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    expected = []
+    for row in samples:
+        given = tokenizer(row.prompt, row.solution_str, return_tensors="pt")
+        with torch.no_grad():
+            expected.append(float(model(**given).logits[0, 0]))
+    outcomes = run(reward_model(path, format="pair"), samples)
+    assert [o.value for o in outcomes.values()] == pytest.approx(expected, abs=1e-4)
+
+
+def test_passes_keep_to_the_token_budget_and_take_every_text(
+    reward_model, classifier, sample, run
+) -> None:
+    manager = reward_model(classifier["padded"], max_tokens_per_batch=120, size=5, wait_ms=30)
+    passes: list[list[int]] = []
+    score = manager._model.logits
+
+    def watched(readings: Any) -> Any:
+        passes.append([len(reading.ids) for reading in readings])
+        return score(readings)
+
+    manager._model.logits = watched
+    samples = rows(sample, 30)
+    run(manager, samples)
+    assert sum(map(len, passes)) == 30
+    assert max(map(len, passes)) <= 5
+    assert all(len(p) * max(p) <= 120 or len(p) == 1 for p in passes)
+    assert len(passes) < 30
+
+
+def test_samples_are_scored_while_others_are_still_to_come(
+    reward_model, classifier, sample
+) -> None:
+    manager = reward_model(classifier["padded"], wait_ms=1.0)
+    first, second = rows(sample, 2)
+
+    async def main() -> Any:
+        scorer = Scorer(manager, timeout=30.0)
+        scorer.add(first, group=0, group_size=1)
+        while scorer._outcomes["s0"] is None:
+            await asyncio.sleep(0.01)
+        scorer.add(second, group=1, group_size=1)
+        return await scorer.finish()
+
+    assert all(isinstance(outcome, Score) for outcome in asyncio.run(main()).values())
+
+
+def test_a_text_that_is_too_long_fails_unless_the_config_says_which_end_to_keep(
+    reward_model, classifier, sample, run
+) -> None:
+    path = classifier["padded"]
+    long, short = sample("long", "abc " * 60, prompt="p"), sample("short", "abc", prompt="p")
+    outcomes = run(reward_model(path, max_length=40), [long, short])
+    assert isinstance(outcomes["short"], Score)
+    assert outcomes["long"].kind is FailureKind.EXCEPTION
+    assert "tokens, and the reward model takes 40" in outcomes["long"].message
+    ends = {}
+    for overlong in ("keep_end", "keep_start"):
+        outcomes = run(reward_model(path, max_length=40, overlong=overlong), [long, short])
+        assert [o.components["truncated"] for o in outcomes.values()] == [1.0, 0.0]
+        ends[overlong] = outcomes["long"].value
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    ids = tokenizer(f"<user>p\n<assistant>{'abc ' * 60}\n", add_special_tokens=False)["input_ids"]
+    for overlong, kept in (("keep_end", ids[-40:]), ("keep_start", ids[:40])):
+        with torch.no_grad():
+            expected = float(model(input_ids=torch.tensor([kept])).logits[0, 0])
+        assert ends[overlong] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_models_own_positions_are_the_limit(reward_model, classifier, sample, run) -> None:
+    outcome = run(reward_model(classifier["padded"]), [sample("s", "a b c d " * 100)])["s"]
+    assert "the reward model takes 128" in outcome.message
+
+
+def test_scores_are_shifted_scaled_and_clipped(reward_model, classifier, sample, run) -> None:
+    samples = rows(sample, 6)
+    plain = run(reward_model(classifier["padded"]), samples)
+    shaped = run(reward_model(classifier["padded"], mean=0.5, std=2.0, clip=0.4), samples)
+    for name, outcome in shaped.items():
+        wanted = min(max((plain[name].value - 0.5) / 2.0, -0.4), 0.4)
+        assert outcome.value == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
+def test_a_logit_that_is_not_finite_is_no_score(
+    reward_model, classifier, sample, run, logit
+) -> None:
+    manager = reward_model(classifier["padded"])
+    manager._model.logits = lambda readings: [logit] * len(readings)
+    outcome = run(manager, [sample()])["s0"]
+    assert outcome.kind is FailureKind.INVALID_VALUE
+
+
+def test_a_pass_that_fails_or_hangs_is_no_score(reward_model, classifier, sample, run) -> None:
+    manager = reward_model(classifier["padded"])
+    release = threading.Event()
+    for broken, kind in (
+        (lambda readings: 1 / 0, FailureKind.CRASH),
+        (lambda readings: [0.0], FailureKind.CRASH),
+        (lambda readings: release.wait(20.0), FailureKind.TIMEOUT),
+    ):
+        manager._model.logits = broken
+        outcomes = run(manager, rows(sample, 3), timeout=0.3)
+        assert all(isinstance(o, Failure) and o.kind is kind for o in outcomes.values()), kind
+    release.set()
+
+
+def test_a_pass_without_memory_is_made_again_in_halves(
+    reward_model, classifier, sample, run
+) -> None:
+    manager = reward_model(classifier["padded"])
+    whole, passes = manager._model._pass, []
+
+    def small_memory(readings: Any) -> Any:
+        passes.append(len(readings))
+        if len(readings) > 2:
+            raise torch.OutOfMemoryError("full")
+        return whole(readings)
+
+    samples = rows(sample, 8)
+    expected = [o.value for o in run(manager, samples).values()]
+    manager._model._pass = small_memory
+    assert [o.value for o in run(manager, samples).values()] == pytest.approx(expected, abs=1e-4)
+    assert max(passes) > 2
+
+
+def test_what_is_no_reward_model_is_refused_before_a_run(
+    reward_model, classifier, tmp_path
+) -> None:
+    language_model = tiny_model_and_tokenizer(tmp_path / "lm", vocab_size=300)
+    with pytest.raises(ConfigError, match="is a model of 2 labels, and a reward model has one"):
+        reward_model(language_model)
+    config = json.loads((language_model / "config.json").read_text())
+    config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    (language_model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ConfigError, match=r"lacks 1 weights of a sequence classifier.*score\.weight"
+    ):
+        reward_model(language_model)
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        reward_model(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="has no chat template"):
+        reward_model(classifier["encoder"])
+    with pytest.raises(ConfigError, match="can't be used here"):
+        reward_model(classifier["padded"], device="cuda:77")
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+def test_it_leaves_the_accelerator_between_rollouts(reward_model, classifier, sample, run) -> None:
+    samples = rows(sample)
+    expected = one_by_one(classifier["padded"], samples)
+    manager = reward_model(classifier["padded"], device=None, offload=True)
+    before = torch.accelerator.memory_allocated()
+    for _ in range(2):
+        outcomes = run(manager, samples)
+        assert [o.value for o in outcomes.values()] == pytest.approx(expected, abs=1e-3)
+        assert not manager._model.awake
+        assert torch.accelerator.memory_allocated() <= before
