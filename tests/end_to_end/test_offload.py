@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail.flow.run import train
+from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 
 PPO = (
@@ -62,3 +64,43 @@ def test_ppo_trains_the_same_with_every_role_offloaded(
         own = [where for who, where in moves if who == role]
         assert own.count("back") >= 2, role
         assert own == ["away", "back"] * (len(own) // 2) + ["away"] * (len(own) % 2), role
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_training_is_the_same_with_an_engine_that_sleeps_in_between(
+    config: Path,
+    tmp_path: Path,
+    moves: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    keeps: bool,
+) -> None:
+    """With a validation after every step; an engine that may forget its weights really loses them."""
+    sleep, wake = HfRollout.sleep, HfRollout.wake
+
+    def sleeps(self: Any, tags: frozenset[str], *, keep_weights: bool = True) -> int:
+        assert keep_weights == keeps
+        if not keep_weights:
+            for weight in self._model.parameters():
+                weight.data.fill_(float("nan"))
+        return sleep(self, tags)
+
+    def wakes(self: Any, tags: frozenset[str]) -> None:
+        # Before keys and values have room again, every training role has left.
+        assert "kv_cache" not in tags or moves[-1][1] == "away"
+        wake(self, tags)
+
+    validated = ("trainer.validate_every=1", "rollout.probe.every=1")
+    stayed = trained(config, tmp_path / "stayed", *validated)
+    monkeypatch.setattr(HfRollout, "sleep", sleeps)
+    monkeypatch.setattr(HfRollout, "wake", wakes)
+    if not keeps:
+        more = HfRollout.capabilities | {"discards_weights"}
+        monkeypatch.setattr(HfRollout, "capabilities", more)
+    slept = trained(config, tmp_path / "slept", *validated, *EVERY_ROLE, "rollout.offload=true")
+    assert stayed.keys() == slept.keys()
+    assert all((weight == slept[name]).all() for name, weight in stayed.items())
+    metrics = (tmp_path / "slept/tests/run/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in metrics if "rollout/freed_bytes" in line]
+    assert len(steps) == 2
+    assert all(step["time/sleep"] > 0 and step["time/wake"] > 0 for step in steps)
+    assert all(step["probe/max_difference"] < 1e-4 for step in steps)

@@ -177,6 +177,10 @@ class WeightSyncError(DovetailError, RuntimeError):
     """Weights did not arrive as they were sent."""
 
 
+class ReceiverError(WeightSyncError):
+    """Receivers did not take an update whose sender is whole: once they have been mended, it can be sent again."""
+
+
 class CheckpointError(DovetailError, OSError):
     """A checkpoint can't be written or read."""
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
 from dovetail.config.builtin import InlineConfig
-from dovetail.config.sections import PluginSection
+from dovetail.config.sections import PluginSection, RolloutSection
 from dovetail.dispatch import Mesh
 from dovetail.dispatch.inline import InlineRuntime
-from dovetail.errors import ConfigError, DispatchError, ModelError
+from dovetail.errors import ConfigError, DispatchError, ModelError, RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef, WorkerSpec
 
@@ -26,6 +28,9 @@ LIFE = []
 
 class Life:
     def start(self):
+        meeting = getattr(self.config, "meeting", None)
+        if meeting is not None:
+            meeting.wait(10)
         LIFE.append(("start", self.context.role, self.context.rank))
         if self.context.role == "broken":
             raise ModelError("no such model")
@@ -102,6 +107,32 @@ def test_replicas_are_the_engines_themselves_and_close_last_first(spec):
     assert life[-2:] == [("close", "rollout", 1), ("close", "rollout", 0)]
     with pytest.raises(DispatchError, match="at least 1 replica, not 0"):
         runtime.rollout_replicas(spec("rollout", "Replica", "rollout"), 0)
+
+
+def test_a_replica_starts_again_with_its_number(spec):
+    runtime = inline()
+    first, second = runtime.rollout_replicas(spec("rollout", "Replica", "rollout"), 2)
+    again = runtime.restart_replica(second)
+    assert again is not second
+    assert again.context.rank == 1
+    life = sys.modules[type(first).__module__].LIFE
+    assert life[-2:] == [("close", "rollout", 1), ("start", "rollout", 1)]
+    with pytest.raises(RolloutError, match="has not started"):
+        runtime.restart_replica(second)
+    runtime.close()
+
+
+def test_engines_with_processes_of_their_own_start_at_the_same_time(spec):
+    class Elsewhere(RolloutSection):
+        meeting = threading.Barrier(3)
+        in_process = False
+
+    wanted = spec("rollout", "Replica", "rollout")
+    plugin = attrs.evolve(wanted.plugin, config=Elsewhere())
+    runtime = inline()
+    replicas = runtime.rollout_replicas(attrs.evolve(wanted, plugin=plugin), 3)
+    assert [replica.context.rank for replica in replicas] == [0, 1, 2]
+    runtime.close()
 
 
 def test_a_worker_that_fails_to_start_is_closed_and_says_why(spec, tmp_path):

@@ -47,6 +47,7 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardManager, Score
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail.interfaces.transport import WeightManifest
 from dovetail.numerics.kl_controller import AdaptiveKl
 from dovetail.telemetry import RunDirectory, Timers
 from dovetail.telemetry.metrics import Last
@@ -81,10 +82,10 @@ class Group:
         self.trained.append(mini_batch)
         return Future.completed({"actor/approx_kl": Last(happens)})
 
-    def weight_manifest(self, version: int) -> Future[int]:
-        return Future.completed(version)
+    def weight_manifest(self, version: int) -> Future[WeightManifest]:
+        return Future.completed(WeightManifest(version=version, tensors=()))
 
-    def send_weights(self, version: int, manifest: int) -> Future[None]:
+    def send_weights(self, version: int, manifest: WeightManifest) -> Future[None]:
         self.sent.append(version)
         return Future.completed(None)
 

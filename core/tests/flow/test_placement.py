@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 import attrs
 import pytest
+import torch
 
+from dovetail.config.builtin import InlineConfig
 from dovetail.config.placement import Pool, RuntimeSection
 from dovetail.config.sections import EngineSection, RolloutSection
 from dovetail.errors import PlanError
+from dovetail.flow.chosen import default_transport
 from dovetail.flow.placement import place
 from dovetail.flow.stages import ModelRole
 from dovetail.interfaces.runtime import PluginRef
@@ -36,7 +39,7 @@ class Cluster(RuntimeSection):
             ),
         )
 
-    def default_transport(self) -> str:
+    def default_transport(self, *, joined: bool = False) -> str:
         return "disk"
 
 
@@ -55,6 +58,16 @@ class Parallel(EngineSection):
 @attrs.frozen(kw_only=True)
 class Wide(RolloutSection):
     wide: int = 1
+    here: bool = True
+    servers: int = 0
+
+    @property
+    def in_process(self) -> bool:
+        return self.here
+
+    @property
+    def joined(self) -> int:
+        return self.servers
 
     def ranks_per_replica(self) -> int:
         return self.wide
@@ -137,6 +150,59 @@ def test_a_transport_within_one_process_does_not_leave_it() -> None:
     with pytest.raises(PlanError, match="'theirs' hands weights over within one process"):
         placed(Cluster(), transport=within, actor=1)
     assert placed(RuntimeSection(), transport=within, actor=1)
+    # An engine may have processes of its own, though the runtime has none.
+    with pytest.raises(PlanError, match="rollout 'ours' loads them in processes of its own"):
+        placed(RuntimeSection(), Wide(here=False), transport=within, actor=1)
+
+
+def test_ends_that_meet_need_two_processes() -> None:
+    meet = frozenset({"across_processes", "ends_meet"})
+    with pytest.raises(PlanError, match="needs trainer and rollout to run at once"):
+        placed(RuntimeSection(), transport=meet, actor=1)
+    assert placed(RuntimeSection(), Wide(here=False), transport=meet, actor=1)[0].ends_meet
+    assert placed(Cluster(), transport=meet, actor=1)[0].ends_meet
+    assert not placed(Cluster(), transport=frozenset({"across_processes"}), actor=1)[0].ends_meet
+
+
+def test_the_default_transport_follows_from_who_computes_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def default(rollout: RolloutSection, runtime: RuntimeSection | None = None) -> str:
+        config: Any = SimpleNamespace(runtime=runtime or RuntimeSection(), rollout=rollout)
+        return default_transport(config)
+
+    def accelerator(kind: str | None) -> None:
+        here = None if kind is None else torch.device(kind)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: here)
+
+    accelerator(None)
+    assert default(RolloutSection()) == "in_process"
+    assert default(Wide(here=False)) == "shared_memory"
+    assert default(Wide(here=False, servers=2)) == "shared_memory"
+    assert default(Wide(here=False), Cluster()) == "disk"
+    accelerator("xpu")  # of which no transport hands memory from process to process
+    assert default(RolloutSection()) == "in_process"
+    assert default(Wide(here=False)) == "shared_memory"
+    assert default(Wide(here=False, servers=2)) == "nccl"
+    entries = [SimpleNamespace(name="xpu_ipc")]
+    index = SimpleNamespace(entries=lambda kind: entries)
+    monkeypatch.setattr("dovetail.flow.chosen.default_index", lambda: index)
+    assert default(Wide(here=False)) == "xpu_ipc"
+    assert default(Wide(here=False), InlineConfig(device="cpu")) == "shared_memory"
+
+
+def test_replicas_that_join_engines_take_no_ranks_and_are_as_many_as_those() -> None:
+    assert placed(Cluster(), Wide(wide=8, servers=3), actor=1)[0].replicas == 3
+    assert placed(RuntimeSection(), Wide(servers=3, replicas=3), actor=1)[0].replicas == 3
+    with pytest.raises(PlanError, match=r"replicas=2, but .* join 3 engines"):
+        placed(Cluster(), Wide(servers=3, replicas=2), actor=1)
+
+
+def test_offloading_asks_for_an_engine_that_sleeps() -> None:
+    with pytest.raises(PlanError, match="lacks the capability 'sleep'"):
+        placed(RuntimeSection(), RolloutSection(offload=True), actor=1)
+    sleeps = frozenset({"sleep"})
+    assert placed(RuntimeSection(), RolloutSection(offload=True), takes=sleeps, actor=1)
 
 
 def test_an_adapter_goes_only_to_a_rollout_that_can_apply_one() -> None:

@@ -426,3 +426,29 @@ def test_every_sample_gets_one_outcome_and_no_failure_becomes_a_number(script, r
             assert math.isfinite(np.float32(outcome.value))
             assert all(math.isfinite(part) for part in outcome.components.values())
     assert counts.total() == failures
+
+
+def test_the_manager_sleeps_when_everything_is_scored_or_given_up() -> None:
+    class Sleeper(Manager):
+        slept_while_running: list[int]
+
+        def sleep(self) -> None:
+            self.slept_while_running.append(self.running)
+
+    async def slow(unit: RewardUnit) -> list[Any]:
+        await asyncio.sleep(0.01)
+        return ones(unit, 0)
+
+    async def main() -> None:
+        manager = Sleeper(lambda unit, _: slow(unit))
+        manager.slept_while_running = []
+        scorer = Scorer(manager, timeout=5.0)
+        for name in ("a", "b"):
+            scorer.add(sample(name), group=name, group_size=1)
+        await scorer.finish()
+        scorer.add(sample("c"), group="c", group_size=1)
+        await asyncio.sleep(0)
+        await scorer.cancel()
+        assert manager.slept_while_running == [0, 0]
+
+    asyncio.run(main())

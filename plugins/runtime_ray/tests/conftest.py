@@ -1,4 +1,4 @@
-"""One local cluster a module, pools of real processes on it, and probes to run there."""
+"""One local cluster that modules share, pools of real processes on it, and probes to run there."""
 
 from __future__ import annotations
 
@@ -36,12 +36,40 @@ class Heard(logging.Logger):
         """Not kept."""
 
 
+class Shared:
+    """A local cluster with more logical CPUs than any test takes, started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+
+    def running(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(RayConfig(), 8, Heard())
+        return self._cluster
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Shared]:
+    shared = Shared()
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A local cluster with more logical CPUs than any test takes."""
-    cluster = Cluster(RayConfig(), 8, Heard())
-    yield cluster
-    cluster.close()
+def cluster(shared: Shared) -> Cluster:
+    """The shared cluster: a process is connected to one at a time, so that one serves every module it can."""
+    return shared.running()
+
+
+@pytest.fixture(scope="module")
+def no_cluster(shared: Shared) -> None:
+    """This process is connected to none; for modules that start their own."""
+    shared.close()
 
 
 class Probes:

@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.rollout import Completion, RolloutRequest
+from dovetail.telemetry.metrics import Metric, Sum
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 
@@ -28,7 +31,9 @@ class ProbeRollout(ScriptedRollout):
         here = f"on-{self.context.rank}" in request.request_id
         count = 0
         async for completion in super().submit(request):
-            if count == 1 and here and "dies" in request.request_id:
+            # Asked again, as after it was started again, it lives.
+            dies = "dies" in request.request_id and "#retry" not in request.request_id
+            if count == 1 and here and dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             if count == 1 and "breaks" in request.request_id:
                 raise ValueError(f"{request.request_id} breaks")
@@ -39,9 +44,24 @@ class ProbeRollout(ScriptedRollout):
 
     def receive_weights(self, version: int, manifest: Any) -> None:
         time.sleep(0.2)
+        if manifest == f"dies-on-{self.context.rank}":
+            os.kill(os.getpid(), signal.SIGKILL)
         if manifest == "bad":
             raise WeightSyncError("the weights are not what was sent")
         super().receive_weights(version, manifest)
+
+    @property
+    def receivers(self) -> int:
+        return 2
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.full(len(ids_L) - 1, -float(self.version), np.float32) for ids_L in sequences]
+
+    def figures(self) -> dict[str, Metric]:
+        return {"rollout/requests": Sum(len(self.requests))}
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
+        return super().sleep(tags) if keep_weights else -1
 
     def close(self) -> None:
         super().close()

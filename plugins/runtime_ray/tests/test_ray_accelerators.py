@@ -24,7 +24,7 @@ POOL = Pool(name="all", roles=("actor", "rollout"), ranks_per_node=2, accelerato
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(no_cluster: None) -> Iterator[Cluster]:
     """A local cluster that believes in four GPUs."""
     cluster = Cluster(RayConfig(ray_init={"num_gpus": 4}), 8, None)
     yield cluster

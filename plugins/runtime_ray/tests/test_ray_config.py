@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from dovetail.config import load_config
@@ -13,6 +14,7 @@ from dovetail.errors import ConfigError, PlanError
 from dovetail_runtime_ray.config import PoolSection, RayConfig
 
 ROLES = ("actor", "ref", "rollout")
+GENERATE = PoolSection(roles=("rollout",), gpus_per_node=2)
 
 
 def by_name(config: RayConfig, roles: tuple[str, ...] = ROLES) -> dict[str, Pool]:
@@ -83,13 +85,21 @@ def test_pools_that_make_no_sense(config: dict[str, Any], said: str) -> None:
         ({"pools": {"a": PoolSection(roles=("ref",))}}, "shared_memory"),
         ({"pools": {"a": PoolSection(roles=("ref",))}, "address": "auto"}, "disk"),
         ({"address": "auto"}, "shared_memory"),
+        ({"gpus_per_node": 2}, "cuda_ipc"),
+        ({"gpus_per_node": 2, "nodes": 2}, "disk"),
+        ({"gpus_per_node": 6, "pools": {"a": GENERATE}}, "nccl"),
+        ({"pools": {"a": GENERATE}}, "shared_memory"),
+        ({"gpus_per_node": 6, "pools": {"a": attrs.evolve(GENERATE, nodes=2)}}, "nccl"),
     ],
 )
-def test_weights_go_through_shared_memory_where_all_is_on_one_machine(
+def test_how_weights_travel_follows_from_where_trainer_and_rollout_live(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], transport: str
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert RayConfig(**config).default_transport() == transport
+    # Engines that are joined compute elsewhere, whatever the pools say.
+    joined = RayConfig(**config).default_transport(joined=True)
+    assert joined == ("nccl" if "gpus_per_node" in config else transport)
 
 
 def test_pools_come_from_files_and_overrides(tmp_path: Path) -> None:

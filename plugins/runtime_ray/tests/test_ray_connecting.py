@@ -11,6 +11,8 @@ from dovetail.errors import PlacementError
 from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.config import RayConfig
 
+pytestmark = pytest.mark.usefixtures("no_cluster")
+
 
 class Heard:
     def __init__(self) -> None:

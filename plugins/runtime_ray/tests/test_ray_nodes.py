@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.nightly
-def test_ranks_of_one_pool_on_two_nodes_sum_together(probes: Any) -> None:
+def test_ranks_of_one_pool_on_two_nodes_sum_together(no_cluster: None, probes: Any) -> None:
     from ray.cluster_utils import Cluster
 
     from dovetail.interfaces import PluginContext

@@ -123,6 +123,7 @@ def test_a_dead_replica_s_requests_go_to_the_other(probes: Any, start: Any) -> N
     assert time.monotonic() - began < 20
     with pytest.raises(RolloutError, match=rf"rollout replica 0 \(pid {made[0].facts.pid} on"):
         made[0].receive_weights(1, "good")
+    assert [fault.number for fault in pool.lost()] == [0]
     assert any(
         "rollout replica 0" in event and "died" in event
         for event, _ in runtime.context.logger.events

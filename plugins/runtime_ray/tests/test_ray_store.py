@@ -79,7 +79,7 @@ class Group(WorkerGroup):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory):
+def cluster(no_cluster, tmp_path_factory):
     short = Path(f"/tmp/dv{os.getpid()}")  # a socket's path must be short
     short.symlink_to(tmp_path_factory.mktemp("ray"))
     ray.init(

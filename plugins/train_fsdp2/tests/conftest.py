@@ -13,7 +13,7 @@ from dovetail.dispatch import Mesh
 from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef, WorkerSpec
 from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
 from dovetail_sdk.testing import tiny_model_and_tokenizer
-from dovetail_sdk.testing.processes import ProcessRanks
+from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
@@ -21,6 +21,13 @@ from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
 from dovetail_train_fsdp2.optim import Optimizer
 
 VOCABULARY = 300
+
+preload(
+    "dovetail_train_fsdp2.engine",
+    "dovetail_train_fsdp2.sharding",
+    "torch.distributed.checkpoint",
+    "transformers.models.qwen2.modeling_qwen2",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

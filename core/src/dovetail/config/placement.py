@@ -9,6 +9,10 @@ import attrs
 from dovetail.config.fields import PluginSection
 
 TRANSPORT_WITHIN_A_PROCESS = "in_process"
+TRANSPORT_BETWEEN_PROCESSES = "shared_memory"
+"""Of one machine, whatever they compute on."""
+TRANSPORT_BETWEEN_ACCELERATORS = "nccl"
+"""Different ones."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,8 +63,13 @@ class RuntimeSection(PluginSection):
         """
         return (Pool(name="this process", roles=tuple(roles)),)
 
-    def default_transport(self) -> str:
-        """The weight transport where the config names none."""
+    def default_transport(self, *, joined: bool = False) -> str:
+        """The weight transport where the config names none, and the engine loads weights in the replicas' own processes
+        or `in_process` is False.
+
+        Args:
+            joined: whether the replicas join engines that run already, elsewhere.
+        """
         return TRANSPORT_WITHIN_A_PROCESS
 
 

@@ -87,6 +87,11 @@ class RolloutSection(PluginSection):
         """Whether the engine loads its weights in the worker's own process, and not in processes that it starts."""
         return True
 
+    @property
+    def joined(self) -> int:
+        """How many engines that run already the replicas join, one each: they take no ranks; 0 where each starts its own."""
+        return 0
+
     def ranks_per_replica(self) -> int:
         """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
         return 1

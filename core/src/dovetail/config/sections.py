@@ -243,6 +243,10 @@ class RewardSection:
         default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
     """The run stops when a larger share of a step's samples could not be scored."""
+    on_failure: Literal["drop", "refill"] = "drop"
+    """What becomes of a group of which samples could not be scored: drop trains on the others; refill draws new samples to the same prompt in their place."""
+    refill_rounds: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    """Further rounds of generation in a step, at most, where on_failure is refill; what fails in the last of them is left out."""
 
 
 @attrs.frozen(kw_only=True)

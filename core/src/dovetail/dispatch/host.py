@@ -35,6 +35,7 @@ class WorkerHost:
         self._workers: dict[str, Plugin] = {}
         self._transports: list[tuple[PluginRef, Any]] = []
         self._started = ExitStack()
+        self._making = threading.Lock()
 
     def start(
         self,
@@ -109,12 +110,13 @@ class WorkerHost:
         """One transport a process and reference: both ends of an in-process one must be the same."""
         from dovetail.plugins.load import make
 
-        for known, transport in self._transports:
-            if known == ref:
-                return transport
-        transport = make(ref, context)
-        self._transports.append((ref, transport))
-        return transport
+        with self._making:
+            for known, transport in self._transports:
+                if known == ref:
+                    return transport
+            transport = make(ref, context)
+            self._transports.append((ref, transport))
+            return transport
 
 
 def stacks() -> str:

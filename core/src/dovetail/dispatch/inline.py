@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from typing import Any, cast
 
 from dovetail.config.builtin import InlineConfig
@@ -12,7 +14,7 @@ from dovetail.dispatch.future import Future
 from dovetail.dispatch.group import WorkerGroup, run_on_worker
 from dovetail.dispatch.host import WorkerHost
 from dovetail.dispatch.mesh import Mesh
-from dovetail.errors import ConfigError, DispatchError
+from dovetail.errors import ConfigError, DispatchError, RolloutError
 from dovetail.interfaces.dispatch_mode import Call
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
@@ -57,6 +59,8 @@ class InlineRuntime(Runtime):
     def __init__(self, config: InlineConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._held: WorkerHost | None = None
+        self._replicas: dict[int, tuple[WorkerSpec, BaseRollout]] = {}
+        self._loading = threading.Lock()
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
         """Start the group's only worker.
@@ -76,16 +80,39 @@ class InlineRuntime(Runtime):
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
         """Start replicas; each is the engine itself, with its number as its rank.
 
+        Engines that compute in processes of their own start at the same time.
+
         Raises:
             DispatchError: count is below 1, or the plugin is no BaseRollout.
+            DovetailError: what the first engine that failed raised in its start.
         """
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
-        host = self._host()
-        return [
-            cast("BaseRollout", host.start(spec, BaseRollout, mesh=None, rank=rank))
-            for rank in range(count)
-        ]
+        self._host()
+        if _computes_here(spec) or count == 1:
+            return [self._started(spec, rank) for rank in range(count)]
+        with ThreadPoolExecutor(count) as threads:
+            starting = [threads.submit(self._started, spec, rank) for rank in range(count)]
+        return [started.result() for started in starting]
+
+    def restart_replica(self, replica: BaseRollout) -> BaseRollout:
+        """Close a replica, and start another with its number. Works from several threads at once.
+
+        Raises:
+            RolloutError: it is none of this runtime's.
+            DovetailError: what the engine raised in its start.
+        """
+        rank = next((n for n, (_, known) in self._replicas.items() if known is replica), None)
+        if rank is None:
+            raise RolloutError(
+                "a replica that this runtime has not started can't be started again by it"
+            )
+        spec, _ = self._replicas[rank]
+        try:
+            replica.close()
+        except Exception as error:  # noqa: BLE001 - it has failed, and may fail in anything
+            self.context.logger.warning(f"rollout replica {rank} did not close cleanly: {error!r}")
+        return self._started(spec, rank)
 
     def device(self) -> str:
         """The accelerator's first device where there is one and the config allows it, else `cpu`.
@@ -108,10 +135,22 @@ class InlineRuntime(Runtime):
         if self._held is not None:
             self._held.close()
 
+    def _started(self, spec: WorkerSpec, rank: int) -> BaseRollout:
+        with self._loading if _computes_here(spec) else nullcontext():
+            engine = self._host().start(spec, BaseRollout, mesh=None, rank=rank)
+        replica = cast("BaseRollout", engine)
+        self._replicas[rank] = (spec, replica)
+        return replica
+
     def _host(self) -> WorkerHost:
         if self._held is None:
             self._held = WorkerHost(self.device())
         return self._held
+
+
+def _computes_here(spec: WorkerSpec) -> bool:
+    """Whether the engine's model is in this process, where models load one after another."""
+    return bool(getattr(spec.plugin.config, "in_process", True))
 
 
 def _check_device(device: str, accelerators: Sequence[str]) -> None:

@@ -169,7 +169,10 @@ def build(
             context=attrs.evolve(context, role="rollout"),
             transport=refs["rollout.weight_transport"],
         )
-        pool = RolloutPool(runtime.rollout_replicas(rollout, plan.placement.replicas))
+        pool = RolloutPool(
+            runtime.rollout_replicas(rollout, plan.placement.replicas),
+            restart=runtime.restart_replica,
+        )
         started.callback(pool.close)
         manager: Any = make_plugin(refs["reward.manager"], context)
         started.callback(manager.close)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 
+from dovetail.config.placement import (
+    TRANSPORT_BETWEEN_ACCELERATORS,
+    TRANSPORT_BETWEEN_PROCESSES,
+)
 from dovetail.config.sections import PluginSection, RunConfig
 from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.index import default_index
 
 
 @attrs.frozen
@@ -46,10 +52,16 @@ def choose(config: RunConfig) -> dict[str, Chosen]:
     from dovetail.plugins.load import load_class, ref_for
 
     chosen = {}
-    for path, kind, section in _sections(config):
-        if section is not None:
-            ref = ref_for(kind, section)
-            chosen[path] = Chosen(path, ref, load_class(ref), section)
+    waiting = deque(_sections(config))
+    while waiting:
+        path, kind, section = waiting.popleft()
+        if section is None:
+            continue
+        ref = ref_for(kind, section)
+        chosen[path] = Chosen(path, ref, load_class(ref), section)
+        if kind == "reward_manager":
+            inner = chosen[path].cls.selects(section)
+            waiting += [(f"{path}.{key}", *selected) for key, selected in inner.items()]
     return chosen
 
 
@@ -58,12 +70,38 @@ def refs_of(chosen: Mapping[str, Chosen]) -> dict[str, PluginRef]:
     return {path: plugin.ref for path, plugin in chosen.items()}
 
 
+def default_transport(config: RunConfig) -> str:
+    """The weight transport that a config without one stands for: where trainer and engine live decides."""
+    runtime, rollout = config.runtime, config.rollout
+    if not runtime.in_process or (rollout.in_process and not rollout.joined):
+        return runtime.default_transport(joined=bool(rollout.joined))
+    kind = _accelerator(getattr(runtime, "device", "auto"))
+    if kind is None:
+        return TRANSPORT_BETWEEN_PROCESSES
+    if rollout.joined:
+        return TRANSPORT_BETWEEN_ACCELERATORS
+    # The engine's processes compute on this one's accelerator; few kinds can hand memory from process to process.
+    installed = {entry.name for entry in default_index().entries("weight_transport")}
+    return f"{kind}_ipc" if f"{kind}_ipc" in installed else TRANSPORT_BETWEEN_PROCESSES
+
+
+def _accelerator(device: str) -> str | None:
+    """The kind of accelerator that this process computes on; None on the CPU."""
+    import torch
+
+    if device != "auto":
+        kind = device.partition(":")[0]
+        return None if kind == "cpu" else kind
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return None if here is None else here.type
+
+
 def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
     algorithm = config.algorithm
     yield "rollout", "rollout", config.rollout
     transport = config.rollout.weight_transport
     if transport is None:
-        transport = PluginSection(name=config.runtime.default_transport())
+        transport = PluginSection(name=default_transport(config))
     yield "rollout.weight_transport", "weight_transport", transport
     yield "actor.engine", "engine", config.actor.engine
     yield "critic.engine", "engine", config.critic.engine
@@ -81,6 +119,9 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
         if kl is not None:
             yield f"algorithm.kl.{place}.controller", "kl_controller", kl.controller
     yield "reward.manager", "reward_manager", config.reward.manager
+    yield "reward.function", "reward_function", config.reward.function
+    for source, function in config.reward.functions.items():
+        yield f"reward.functions[{source}]", "reward_function", function
     yield "trainer", "trainer", config.trainer
     yield "runtime", "runtime", config.runtime
     yield "data.source", "dataset", config.data.source

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import attrs
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import NumericsError
-from dovetail.flow.build import Parts
 from dovetail.flow.faults import checked_estimate
 from dovetail.flow.finite import check_finite, with_fault_file
 from dovetail.flow.gate import chosen_rows, measure
 from dovetail.flow.generation_stages import GenerationStages
+from dovetail.flow.passive_checks import PassiveChecks
 from dovetail.flow.refill import Rollout
 from dovetail.flow.sampling import training_sampling
 from dovetail.flow.shaping import shape_rewards
-from dovetail.flow.state import RunState
 from dovetail.flow.updates import Cut, Updates, run_updates, with_loss_mask
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.objective import AnyObjectiveSpec, ObjectiveSpec
@@ -37,11 +37,6 @@ class Flow(GenerationStages):
         state: where the run stands: fresh, or read from a checkpoint.
     """
 
-    def __init__(self, parts: Parts, state: RunState) -> None:
-        super().__init__(parts, state)
-        self._moved = True
-        """Whether the actor's weights are not the rollout's, as before any were sent."""
-
     def prepare(self, rollout: Rollout) -> Batch:
         """Turn samples into columns, and add what the plan found necessary before the update: log-probabilities
         of the actor and the reference policy, values, and the rollout correction.
@@ -50,6 +45,12 @@ class Flow(GenerationStages):
             NumericsError: a column is not finite, or rollout and trainer differ by more than the gate allows.
         """
         parts, plan = self._parts, self._parts.plan
+        self._passive.rollout(
+            self._now.number,
+            rollout.samples,
+            parts.config.rollout,
+            parts.config.data.max_response_length,
+        )
         batch = rollout.batch(temperature=parts.config.rollout.temperature)
         if not len(batch):
             parts.logger.warning(
@@ -136,20 +137,9 @@ class Flow(GenerationStages):
         parts.observers.emit("update_finished", step=now.number, metrics=metrics)
         self._stop.check()
 
-    def sync_weights(self) -> None:
-        """Send the actor's weights to every rollout replica, as a new version; nothing where they have not moved."""
-        if not self._moved:
-            return
-        parts = self._parts
-        version = self._state.weight_version + 1
-        with self._phase("weight_sync"), self._residency.present("actor"):
-            manifest = parts.actor.weight_manifest(version).result()
-            sent = parts.actor.send_weights(version, manifest)
-            parts.pool.receive_weights(version, manifest)
-            sent.result()
-        self._state = attrs.evolve(self._state, weight_version=version)
-        self._moved = False
-        self._stop.check()
+    @cached_property
+    def _passive(self) -> PassiveChecks:
+        return PassiveChecks()
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -158,6 +148,14 @@ class Flow(GenerationStages):
         group = getattr(self._parts, role)
         with self._phase(phase), self._residency.present(role):
             scored = group.forward(batch, frozenset(columns.values())).result()
+        section = getattr(getattr(self._parts.config, role, None), "engine", None)
+        self._passive.scored(
+            self._now.number,
+            batch,
+            scored,
+            sorted(columns.values()),
+            section or self._parts.config.actor.engine,
+        )
         self._stop.check()
         return batch.with_columns({column: scored[output] for column, output in columns.items()})
 

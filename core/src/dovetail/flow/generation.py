@@ -88,7 +88,7 @@ class _Asked:
 async def generate_and_score(
     issued: Sequence[Issued],
     *,
-    n: int,
+    n: int | Sequence[int],
     sampling: SamplingParams,
     pool: RolloutPool,
     scorer: Scorer,
@@ -96,13 +96,14 @@ async def generate_and_score(
     seed: int,
     purpose: str = "train",
     first_group: int = 0,
-    baseline: bool = False,
+    groups: Sequence[int] | None = None,
+    baseline: bool | Sequence[bool] = False,
 ) -> Generated:
     """Draw n samples a prompt and score each as it arrives.
 
     Args:
         issued: the prompts.
-        n: samples a prompt.
+        n: samples a prompt; or for each prompt how many, where 0 draws none.
         sampling: how their tokens are drawn.
         pool: what generates.
         scorer: what scores.
@@ -110,15 +111,17 @@ async def generate_and_score(
         seed: of the run.
         purpose: what the samples are for; part of the name of their random streams.
         first_group: number of the first prompt's group; the others follow.
-        baseline: draw one greedy response to each prompt too, in the same call of the pool.
+        groups: the number of each prompt's group, in place of `first_group`.
+        baseline: draw one greedy response to each prompt too, in the same call of the pool; or for each prompt whether.
 
     Raises:
         RolloutError: the engine failed and no replica could take over.
     """
-    asked = _requests(issued, n, sampling, seed, purpose, first_group)
-    greedy: dict[str, _Asked] = {}
-    if baseline:
-        greedy = _requests(issued, 1, greedy_of(sampling), seed, BASELINE, first_group)
+    numbers = groups if groups is not None else range(first_group, first_group + len(issued))
+    counts = [n] * len(issued) if isinstance(n, int) else n
+    ones = [baseline] * len(issued) if isinstance(baseline, bool) else baseline
+    asked = _requests(issued, counts, sampling, seed, purpose, numbers)
+    greedy = _requests(issued, list(map(int, ones)), greedy_of(sampling), seed, BASELINE, numbers)
     both = asked | greedy
 
     done: dict[str, tuple[Completion, str]] = {}
@@ -157,14 +160,16 @@ def greedy_of(sampling: SamplingParams) -> SamplingParams:
 
 def _requests(
     issued: Sequence[Issued],
-    n: int,
+    counts: Sequence[int],
     sampling: SamplingParams,
     seed: int,
     purpose: str,
-    first_group: int,
+    groups: Sequence[int],
 ) -> dict[str, _Asked]:
     asked = {}
-    for group, item in enumerate(issued, start=first_group):
+    for group, item, n in zip(groups, issued, counts, strict=True):
+        if not n:
+            continue
         name = f"{purpose}.e{item.epoch}.p{item.prompt.index}.a{item.attempt}"
         streams = tuple(
             SampleStream(

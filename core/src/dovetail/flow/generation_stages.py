@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.checkpoint.best import Best
+from dovetail.flow.failure_refill import refill, thinned
 from dovetail.flow.faults import check_failures, too_many_failures
-from dovetail.flow.frame import RunFrame
 from dovetail.flow.gate import due
 from dovetail.flow.generation import Generated, Sample, generate_and_score
 from dovetail.flow.refill import Rollout, Rounds
@@ -19,8 +20,10 @@ from dovetail.flow.sample_columns import rollout_metrics
 from dovetail.flow.sampling import training_sampling, validation_sampling
 from dovetail.flow.scorer import Scorer
 from dovetail.flow.validation import validation_metrics
+from dovetail.flow.weight_stages import WeightStages
 from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.rollout import SamplingParams
+from dovetail.telemetry.metrics import values
 
 if TYPE_CHECKING:
     from dovetail.data.loader import Issued
@@ -31,7 +34,7 @@ FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""
 
 
-class GenerationStages(RunFrame):
+class GenerationStages(WeightStages):
     """Rollout and validation over the parts of a run. Arguments as in `RunFrame`."""
 
     def __init__(self, parts: Parts, state: RunState) -> None:
@@ -56,18 +59,19 @@ class GenerationStages(RunFrame):
             temperature=config.rollout.temperature,
             baseline=parts.plan.has_stage("baseline"),
         )
+        self._ready_to_generate()
         while True:
             with self._phase("rollout"):
-                rounds.add(
-                    self._generate(
-                        issued,
-                        config.rollout.n,
-                        sampling,
-                        "train",
-                        first_group=rounds.prompts,
-                        baseline=parts.plan.has_stage("baseline"),
-                    )
+                generated = self._generate(
+                    issued,
+                    config.rollout.n,
+                    sampling,
+                    "train",
+                    first_group=rounds.prompts,
+                    baseline=parts.plan.has_stage("baseline"),
                 )
+                generated, issued = self._refilled(generated, issued, sampling)
+                rounds.add(generated)
                 for item in issued:
                     parts.ledger.finish(item.epoch, item.prompt.index, item.attempt)
             enough = not rounds.missing or rounds.count == limit
@@ -75,6 +79,9 @@ class GenerationStages(RunFrame):
                 break
             self._stop.check()
             issued = self.loader.next_batch(rounds.missing)
+        figures = values(parts.pool.figures())
+        self._sync.rest()
+        now.metrics |= figures
         now.rollout = rollout = rounds.rollout(refills=limit > 1)
         self._report(rollout, sampling.max_new_tokens)
         directory = parts.run_directory.path
@@ -83,6 +90,34 @@ class GenerationStages(RunFrame):
         parts.observers.emit("reward_finished", step=now.number, metrics=dict(now.metrics))
         self._stop.check()
         return rollout
+
+    def _refilled(
+        self, generated: Generated, issued: Sequence[Issued], sampling: SamplingParams
+    ) -> tuple[Generated, Sequence[Issued]]:
+        """The round with other samples in place of those that could not be scored, where the config wants them replaced."""
+        parts, config, now = self._parts, self._parts.config, self._now
+        reward, n = config.reward, config.rollout.n
+        if reward.on_failure != "refill":
+            return generated, issued
+        redrawn = 0
+        for _ in range(reward.refill_rounds):
+            both = (generated.samples, generated.baselines)
+            stop = any(too_many_failures(part, reward.max_failure_share) for part in both)
+            if stop or not thinned(generated, n):
+                break
+            self._stop.check()
+            refilled = refill(
+                generated,
+                issued,
+                n=n,
+                whole=parts.manager.unit == "group",
+                ledger=parts.ledger,
+                generate=partial(self._generate, sampling=sampling, purpose="train"),
+            )
+            generated, issued = refilled.generated, refilled.issued
+            redrawn += refilled.samples
+        now.metrics["reward/refilled"] = now.metrics.get("reward/refilled", 0.0) + redrawn
+        return generated, issued
 
     def validate(self) -> dict[str, float]:
         """Score held-out prompts; nothing where the config names none."""
@@ -94,6 +129,7 @@ class GenerationStages(RunFrame):
         size = config.data.val_batch_size or len(parts.val_prompts)
         samples: list[Sample] = []
         began = time.monotonic()
+        self._ready_to_generate()
         with self._phase("validation"):
             for start in range(0, len(parts.val_prompts), size):
                 chunk = parts.val_prompts[start : start + size]
@@ -102,6 +138,7 @@ class GenerationStages(RunFrame):
             samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
         )
         metrics["time/validation"] = time.monotonic() - began
+        parts.pool.figures()  # what validation did is not the next step's
         accuracy = metrics.get(f"val/mean@{how.n}")
         if self._state.accuracy_before is None and self.step == 0:
             self._state = attrs.evolve(self._state, accuracy_before=accuracy)
@@ -136,22 +173,22 @@ class GenerationStages(RunFrame):
     def _generate(
         self,
         issued: Sequence[Issued],
-        n: int,
+        n: int | Sequence[int],
         sampling: SamplingParams,
         purpose: str,
         *,
         first_group: int = 0,
-        baseline: bool = False,
+        groups: Sequence[int] | None = None,
+        baseline: bool | Sequence[bool] = False,
     ) -> Generated:
         parts, reward = self._parts, self._parts.config.reward
-        self._residency.settle()
         scorer = Scorer(
             parts.manager,
             timeout=reward.timeout,
             retries=reward.retries,
             concurrency=reward.concurrency,
         )
-        return asyncio.run(
+        generated = asyncio.run(
             generate_and_score(
                 issued,
                 n=n,
@@ -162,9 +199,12 @@ class GenerationStages(RunFrame):
                 seed=parts.config.seed,
                 purpose=purpose,
                 first_group=first_group,
+                groups=groups,
                 baseline=baseline,
             )
         )
+        self._sync.generated()
+        return generated
 
     def _report(self, rollout: Rollout, max_response_length: int) -> None:
         """Metrics, written samples and hooks of a rollout that is finished."""

@@ -11,7 +11,7 @@ from dovetail.config.placement import Pool
 from dovetail.config.sections import EngineSection, RunConfig
 from dovetail.dispatch.mesh import Mesh
 from dovetail.errors import DispatchError, PlanError
-from dovetail.flow.chosen import Chosen
+from dovetail.flow.chosen import Chosen, default_transport
 from dovetail.flow.stages import ModelRole
 
 ROLLOUT = "rollout"
@@ -28,6 +28,8 @@ class Placement:
     runtime: str
     """The runtime's name."""
     in_process: bool
+    ends_meet: bool = False
+    """Whether both ends of a weight update run at once, since the sender waits for its receivers."""
 
     def pool(self, role: str) -> Pool:
         """Where a role lives."""
@@ -56,8 +58,8 @@ def place(
     """Where everything goes: pools and replicas, and the models with their meshes.
 
     Raises:
-        PlanError: sizes that do not fit each other, a weight transport that can't reach the rollout, or weights of a
-            kind that the rollout can't take.
+        PlanError: sizes that do not fit each other, a weight transport that can't reach the rollout, weights of a
+            kind that the rollout can't take, or a rollout that is to sleep and can't.
     """
     pools = config.runtime.pools_for((*(model.role for model in models), ROLLOUT))
     placement = Placement(
@@ -65,9 +67,11 @@ def place(
         replicas=_replicas(config, next(pool for pool in pools if ROLLOUT in pool.roles)),
         runtime=chosen["runtime"].ref.name,
         in_process=config.runtime.in_process,
+        ends_meet="ends_meet" in chosen["rollout.weight_transport"].cls.capabilities,
     )
-    _check_transport(config, chosen["rollout.weight_transport"])
+    _check_transport(config, chosen["rollout.weight_transport"], chosen["rollout"])
     _check_kind(models, chosen["rollout"])
+    _check_offload(config, chosen["rollout"])
     return placement, tuple(
         attrs.evolve(model, mesh=_mesh(model, placement.pool(model.role))) for model in models
     )
@@ -92,6 +96,15 @@ def _mesh(model: ModelRole, pool: Pool) -> Mesh:
 
 
 def _replicas(config: RunConfig, pool: Pool) -> int:
+    joined = config.rollout.joined
+    if joined:
+        if config.rollout.replicas not in {None, joined}:
+            raise PlanError(
+                f"rollout.replicas={config.rollout.replicas}, but rollout {config.rollout.name!r} is to join "
+                f"{joined} engines that run already, one a replica",
+                hint="leave rollout.replicas out",
+            )
+        return joined
     each = config.rollout.ranks_per_replica()
     if config.runtime.in_process:
         return config.rollout.replicas or 1
@@ -111,19 +124,33 @@ def _replicas(config: RunConfig, pool: Pool) -> int:
     return wanted
 
 
-def _check_transport(config: RunConfig, transport: Chosen) -> None:
-    if not config.runtime.in_process and "in_process" in transport.cls.capabilities:
-        raise PlanError(
-            f"rollout.weight_transport {transport.ref.name!r} hands weights over within one process, "
-            f"but runtime {config.runtime.name!r} puts trainer and rollout in different ones",
-            hint=f"leave rollout.weight_transport out ({config.runtime.default_transport()!r} is taken), "
-            "or name another",
+def _check_transport(config: RunConfig, transport: Chosen, rollout: Chosen) -> None:
+    one_process = config.runtime.in_process and config.rollout.in_process
+    if not one_process and "in_process" in transport.cls.capabilities:
+        apart = (
+            f"rollout {rollout.ref.name!r} loads them in processes of its own"
+            if not config.rollout.in_process
+            else f"runtime {config.runtime.name!r} puts trainer and rollout in different ones"
         )
-    if config.runtime.in_process and "ends_meet" in transport.cls.capabilities:
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} hands weights over within one process, but {apart}",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or name another",
+        )
+    if one_process and "ends_meet" in transport.cls.capabilities:
         raise PlanError(
             f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at once, but runtime "
             f"{config.runtime.name!r} runs one after the other in this process",
-            hint=f"leave rollout.weight_transport out ({config.runtime.default_transport()!r} is taken)",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken)",
+        )
+
+
+def _check_offload(config: RunConfig, rollout: Chosen) -> None:
+    if config.rollout.offload and "sleep" not in rollout.cls.capabilities:
+        raise PlanError(
+            f"rollout.offload=true asks rollout {rollout.ref.name!r} to sleep between rollouts, and it lacks the "
+            "capability 'sleep'",
+            hint="leave rollout.offload out, or choose a rollout with that capability: "
+            "`dovetail plugins list --kind rollout` shows them",
         )
 
 

@@ -47,6 +47,8 @@ class Plan:
     """What the critic minimises; None where there is none."""
     placement: Placement
     """Where everything lives."""
+    rollout_capabilities: frozenset[str] = frozenset()
+    """What the rollout engine can do beyond its interface."""
 
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
@@ -90,6 +92,7 @@ def make_plan(config: RunConfig, *, prompts: int | None = None) -> Plan:
         if demands.critic
         else None,
         placement=placement,
+        rollout_capabilities=chosen["rollout"].cls.capabilities,
     )
 
 

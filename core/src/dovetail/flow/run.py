@@ -181,7 +181,7 @@ def _command() -> str:
     """What to type for `dovetail` here: its path, where the environment has not been activated."""
     script = Path(sys.executable).with_name("dovetail")
     found = shutil.which("dovetail")
-    if (found is not None and Path(found).samefile(script)) or not script.exists():
+    if not script.exists() or (found is not None and Path(found).samefile(script)):
         return "dovetail"
     here = Path.cwd()
     return str(script.relative_to(here) if script.is_relative_to(here) else script)

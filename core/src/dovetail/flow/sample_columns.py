@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail.batch import Batch, Ragged
 from dovetail.flow.generation import Sample
+from dovetail.flow.reward_signals import distribution, reward_signals
 from dovetail.interfaces.reward import Failure, Score
 
 
@@ -112,6 +113,7 @@ def rollout_metrics(
         "prompt_length/mean": float(prompts.mean()),
         "prompt_length/max": float(prompts.max()),
         **_reward_metrics(samples),
+        **reward_signals(samples),
         **_baseline_metrics(baselines),
     }
 
@@ -128,10 +130,13 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
             "reward/std": float(rewards_N.std()),
             "reward/min": float(rewards_N.min()),
             "reward/max": float(rewards_N.max()),
+            "reward/p10": float(np.percentile(rewards_N, 10)),
+            "reward/p90": float(np.percentile(rewards_N, 90)),
         }
     for name in sorted({name for score in scores for name in score.components}):
         parts = [score.components[name] for score in scores if name in score.components]
         metrics[f"reward/components/{name}"] = float(np.mean(parts))
+        metrics |= distribution(name, np.array(parts, np.float64))
     for kind in sorted({failure.kind for failure in failures}):
         count = sum(failure.kind == kind for failure in failures)
         metrics[f"reward/failures/{kind}"] = float(count)

@@ -32,7 +32,7 @@ ANY_NUMBER = 1 << 30
 class Scorer:
     """Scores the samples of one rollout: each gets exactly one outcome, and a failure is never a number.
 
-    After `finish` it may be used for another rollout, also in another event loop.
+    After `finish`, which lets the manager sleep, it may be used for another rollout, also in another event loop.
 
     Args:
         manager: what scores; started.
@@ -103,6 +103,7 @@ class Scorer:
             self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
         self._finished = True
         await asyncio.gather(*self._tasks)
+        self._manager.sleep()
         outcomes = {
             name: outcome for name, outcome in self._outcomes.items() if outcome is not None
         }
@@ -120,6 +121,7 @@ class Scorer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._finished = True
+        self._manager.sleep()
 
     def _begin(self) -> None:
         self._outcomes: dict[str, Outcome | None] = {}

@@ -56,7 +56,13 @@ _HOME = {
         "PolicyLoss",
         "TokenLosses",
     ),
-    "objective": ("AnyObjectiveSpec", "KlTerm", "ObjectiveSpec", "ValueObjectiveSpec"),
+    "objective": (
+        "AnyObjectiveSpec",
+        "KlTerm",
+        "ObjectiveSpec",
+        "PreferenceObjectiveSpec",
+        "ValueObjectiveSpec",
+    ),
     "rollout_correction": (
         "ROLLOUT_CORRECTION_API",
         "Correction",

@@ -67,4 +67,24 @@ class ValueObjectiveSpec:
         return frozenset({"values"})
 
 
-AnyObjectiveSpec = ObjectiveSpec | ValueObjectiveSpec
+@attrs.frozen(kw_only=True)
+class PreferenceObjectiveSpec:
+    """What a reward model minimises: the Bradley–Terry loss of preference pairs (arXiv 2203.02155, equation 1).
+
+    L = −1/P Σ_p log σ(r(chosen_p) − r(rejected_p))
+
+    where a response's r is its value at its one token with mask 1. The two of a pair may come in different micro-batches and
+    on different ranks: each brings the other's r along.
+    """
+
+    requires: frozenset[str] = frozenset({"preferred", "other_scores", "response_mask"})
+    """Columns that every mini-batch must carry: bool [N], whether it is its pair's chosen one; float32 [N], the other's r
+    under the weights that the update starts from (`dovetail.numerics.with_other_scores`)."""
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """What the engine computes for it."""
+        return frozenset({"values"})
+
+
+AnyObjectiveSpec = ObjectiveSpec | ValueObjectiveSpec | PreferenceObjectiveSpec

@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.config.sections import PluginSection
 from dovetail.interfaces.plugin import Plugin
 
-REWARD_MANAGER_API = "1.1"
+REWARD_MANAGER_API = "1.2"
 REWARD_FUNCTION_API = "1.1"
 
 
@@ -134,6 +134,11 @@ class RewardManager(Plugin):
         """Reward functions that its own config selects, by a name for messages; each must accept every ground truth."""
         return {}
 
+    @classmethod
+    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+        """Kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
+        return {}
+
     @property
     def capacity(self) -> int | None:
         """Units it really works on at once; None means any number.
@@ -148,6 +153,9 @@ class RewardManager(Plugin):
 
         It is cancelled when the unit's time is up: what it runs is then to be stopped or left behind.
         """
+
+    def sleep(self) -> None:
+        """A rollout is scored: let go of what only scoring needs, such as an accelerator's memory. The next `score` takes it back."""
 
 
 class RewardFunction(Plugin):

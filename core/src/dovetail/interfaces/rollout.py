@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,12 @@ class PauseMode(StrEnum):
     """What happens to running requests when a replica is paused."""
 
     ABORT = "abort"
+    """They are aborted, with their tokens so far."""
     WAIT = "wait"
+    """They run to their end."""
     KEEP = "keep"
+    """They stop where they are and go on when the replica is resumed; over an update, with tokens that are what the new
+    weights make of all tokens before them: keys and values are computed anew."""
 
 
 @attrs.frozen(kw_only=True)
@@ -164,6 +168,13 @@ class BaseRollout(Plugin):
         """How many receivers of weights it has: one in each of its processes that hold a part of the model."""
         return int(self.config.ranks_per_replica())
 
+    def alive(self) -> bool:
+        """Whether it can still be asked; False once what generates has died, and only a new replica can take its place.
+
+        May ask another process, so it blocks for a moment.
+        """
+        return True
+
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         """How likely the model finds given tokens; needs the capability `scores`.
 
@@ -198,6 +209,17 @@ class BaseRollout(Plugin):
 
     def wake(self, tags: frozenset[str]) -> None:
         """Take the memory of these tags again."""
+
+
+async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
+    """What `submit` returned, whatever kind of iterator it is, as a generator that passes its closing on."""
+    try:
+        async for completion in completions:
+            yield completion
+    finally:
+        closing = getattr(completions, "aclose", None)
+        if closing is not None:
+            await closing()
 
 
 def _joined(earlier: np.ndarray | None, later: np.ndarray | None) -> np.ndarray | None:

@@ -95,6 +95,7 @@ class WeightSender(ABC):
 
         Raises:
             WeightSyncError: the tensors are not those of the manifest, or they can't be sent.
+            ReceiverError: receivers did not come, refused or died, and nothing is wrong with what was sent.
         """
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,8 @@ from dovetail.errors import PlacementError, nearest
 from dovetail_runtime_ray import sweeper
 from dovetail_runtime_ray.capacity import Node
 from dovetail_runtime_ray.config import RayConfig
+from dovetail_runtime_ray.reaching import check_reachable, found_here, unreachable
 
-REACH_SECONDS = 5.0
-"""How long an existing cluster's head may take to accept a connection."""
 SETTLE_SECONDS = 3.0
 """How long a cluster's processes may take to end after it was told to stop."""
 _LONGEST_PLACE = 30
@@ -34,6 +32,8 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
+_NONE_AHEAD = {"RAY_prestart_worker_first_driver": "0"}
+"""Ray starts idle workers, one a CPU, which actors with environment variables of their own, as ours are, can't use."""
 _OURS = ("address",)
 """Keywords of `ray.init` that are the runtime's own."""
 _OF_A_NEW_CLUSTER = (
@@ -129,7 +129,8 @@ class Cluster:
             "_temp_dir": self.directory,
             **given,
         }
-        with _environment({**_QUIET, sweeper.MARK: self.directory}), _loopback():
+        settled = {**_QUIET, **_NONE_AHEAD, sweeper.MARK: self.directory}
+        with _environment(settled), _loopback():
             try:
                 _init(address="local", **settings)
             except BaseException:
@@ -142,8 +143,8 @@ class Cluster:
                 f"runtime.address={address!r} is for Ray's client, which carries no worker groups",
                 hint="run on a node of the cluster with runtime.address=auto, or with `ray job submit`",
             )
-        place = _found_here() if address == "auto" else address
-        _check_reachable(place)
+        place = found_here() if address == "auto" else address
+        check_reachable(place)
         with _environment(_QUIET):
             try:
                 _init(
@@ -151,7 +152,7 @@ class Cluster:
                     **{"log_to_driver": False, "logging_level": logging.ERROR, **given},
                 )
             except ConnectionError as error:
-                raise _unreachable(place, str(error).splitlines()[0]) from error
+                raise unreachable(place, str(error).splitlines()[0]) from error
 
 
 def _init(**settings: Any) -> None:
@@ -198,44 +199,6 @@ def _given(config: RayConfig, logger: Any) -> dict[str, Any]:
     for name, why in refused.items():
         logger.warning(f"runtime.ray_init.{name}={given.pop(name)!r} is not used: {why}")
     return given
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes; a plain connection says within seconds whether someone is there."""
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        return
-    if not port.isdigit():
-        raise PlacementError(
-            f"runtime.address={address!r} is no address of a cluster",
-            hint="give host:port, such as 10.0.0.1:6379, or auto",
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, f"{type(error).__name__}: {error}") from error
-
-
-def _found_here() -> str:
-    """The cluster that runs on this machine, as Ray's own `auto` finds it."""
-    from ray._private import services
-
-    find: Any = services.canonicalize_bootstrap_address
-    try:
-        found = find("auto")
-    except (ConnectionError, ValueError) as error:
-        raise _unreachable("auto", str(error).splitlines()[0]) from error
-    if found is None:
-        raise _unreachable("auto", "no cluster runs on this machine")
-    return str(found)
-
-
-def _unreachable(address: str, why: str) -> PlacementError:
-    return PlacementError(
-        f"no Ray cluster answers at {address!r} (runtime.address or RAY_ADDRESS): {why}",
-        hint="start one with `ray start --head`, correct the address, or leave it out: "
-        "then the run starts a cluster of its own on this machine",
-    )
 
 
 def _private_directory() -> str:

@@ -14,10 +14,46 @@ from dovetail.errors import PlanError, nearest
 
 KNOWN_ROLES = ("actor", "critic", "ref", "rollout")
 
+METHODS_OF_ENGINES = (
+    "forward",
+    "update",
+    "weight_manifest",
+    "send_weights",
+    "offload",
+    "onload",
+    "save",
+    "load",
+    "export",
+)
+METHODS_OF_REPLICAS = (
+    "submit",
+    "receive_weights",
+    "score",
+    "figures",
+    "sleep",
+    "wake",
+    "abort",
+    "pause",
+    "resume",
+    "reset_cache",
+)
+"""What a run calls on workers; a limit for anything else would hold for nothing."""
+
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
 _EACH_ABOVE_ZERO: Any = attrs.validators.deep_mapping(
     attrs.validators.instance_of(str), attrs.validators.gt(0)
 )
+
+
+def _each_a_method(_: Any, field: attrs.Attribute[Any], limits: dict[str, float]) -> None:
+    known = METHODS_OF_ENGINES + METHODS_OF_REPLICAS
+    for name in limits:
+        if name not in known:
+            near = nearest(name, known)
+            raise ValueError(
+                f"{field.name}.{name} is a limit for what no run calls; "
+                + (f"did you mean {near!r}?" if near else f"there are {', '.join(known)}")
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +98,9 @@ class RayConfig(RuntimeSection):
     time_limit: float = attrs.field(default=7200.0, validator=attrs.validators.gt(0))
     """Seconds that one call on a group of workers may take, and that a rollout replica may be silent; then the run ends,
     and says what the silent processes were doing."""
-    time_limits: dict[str, float] = attrs.field(factory=dict, validator=_EACH_ABOVE_ZERO)
+    time_limits: dict[str, float] = attrs.field(
+        factory=dict, validator=[_EACH_ABOVE_ZERO, _each_a_method]
+    )
     """Other limits for single methods, such as `{update: 600, save: 1800}`."""
     failure_grace: float = attrs.field(default=10.0, validator=attrs.validators.ge(0))
     """Seconds that the other ranks may go on once one has failed; then all are ended."""
@@ -111,11 +149,25 @@ class RayConfig(RuntimeSection):
             pools.append(self._pool(name, PoolSection(roles=rest)))
         return tuple(pools)
 
-    def default_transport(self) -> str:
-        """Shared memory where everything is sure to be on one machine, files elsewhere."""
+    def default_transport(self, *, joined: bool = False) -> str:
+        """Between accelerators NCCL, or on the same ones their own memory; else memory that processes share where
+        everything is sure to be on one machine, and files elsewhere. See `RuntimeSection`.
+        """
+        actor, rollout = self._home("actor"), self._home("rollout")
         sizes = [section.nodes or self.nodes for section in self.pools.values()] or [self.nodes]
         one_machine = max(sizes) == 1 and (self.own_cluster or not self.pools)
+        if actor.accelerators and (joined or (rollout.accelerators and actor.name != rollout.name)):
+            return "nccl"
+        if actor.accelerators and rollout.accelerators and one_machine and not joined:
+            return "cuda_ipc"
         return "shared_memory" if one_machine else "disk"
+
+    def _home(self, role: str) -> Pool:
+        """The pool of a role, as configured or of the sizes for the rest."""
+        for name, section in self.pools.items():
+            if role in section.roles:
+                return self._pool(name, section)
+        return self._pool("", PoolSection(roles=(role,)))
 
     def _pool(self, name: str, section: PoolSection) -> Pool:
         key = f"runtime.pools.{name}" if name in self.pools else "runtime"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from dovetail.errors import WorkerError
+from dovetail_runtime_ray.config import METHODS_OF_ENGINES
 from dovetail_runtime_ray.health import stopped
 from dovetail_runtime_ray.wire import Reply, WireFailure
 
@@ -137,7 +138,8 @@ class Gather:
     def _too_late(self) -> WorkerError:
         silent = self._silent()
         words = self._pool.stacks(silent, self._method)
-        key = f"runtime.time_limits.{self._method}" if self._method else "runtime.start_timeout"
+        own = f"s.{self._method}" if self._method in METHODS_OF_ENGINES else ""
+        key = f"runtime.time_limit{own}" if self._method else "runtime.start_timeout"
         return self._pool.fail(
             WorkerError(
                 f"{self._what}: ranks {silent} of {self._pool.size} gave no answer within "

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 
 from dovetail.errors import RolloutError, WorkerError
 from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
 from dovetail.interfaces.runtime import WorkerSpec
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.telemetry.metrics import Metric
 from dovetail_runtime_ray.gather import LOOK_SECONDS
 from dovetail_runtime_ray.health import Health, Limits, stopped, why_lost
 from dovetail_runtime_ray.logs import last_printed
@@ -21,6 +23,9 @@ from dovetail_runtime_ray.pool import BUSY_SECONDS, CLOSE_SECONDS, STACKS_SECOND
 from dovetail_runtime_ray.process import CONTROL
 from dovetail_runtime_ray.streams import Streams
 from dovetail_runtime_ray.wire import Facts, Reply, WireFailure
+
+_ALIVE_SECONDS = 30.0
+"""How long a replica may take to say that it lives."""
 
 
 class RayReplica(BaseRollout):
@@ -37,6 +42,7 @@ class RayReplica(BaseRollout):
         health: of the run's processes.
         limits: how long calls may take.
         logger: told of warnings from there, and of its death.
+        receivers: how many receivers of weights the engine has.
     """
 
     name = "ray_replica"
@@ -51,8 +57,10 @@ class RayReplica(BaseRollout):
         health: Health,
         limits: Limits,
         logger: Any,
+        receivers: int = 1,
     ) -> None:
         super().__init__(spec.plugin.config, spec.context)
+        self._receivers = receivers
         self.number, self.facts = number, facts
         self._actor = actor
         self._health, self._limits, self._logger = health, limits, logger
@@ -99,8 +107,31 @@ class RayReplica(BaseRollout):
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         self._blocking("receive_weights", version, manifest)
 
+    @property
+    def receivers(self) -> int:
+        return self._receivers
+
+    def alive(self) -> bool:
+        """Whether its process lives, and the engine in it."""
+        if self._dead is not None or self._closed:
+            return False
+        try:
+            return bool(self._blocking("alive", within=_ALIVE_SECONDS))
+        except (RolloutError, WorkerError):
+            return False
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found: list[np.ndarray] = await self._control("score", sequences)
+        return found
+
+    def figures(self) -> Mapping[str, Metric]:
+        found: Mapping[str, Metric] = self._blocking("figures")
+        return found
+
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
-        return int(self._blocking("sleep", tags))
+        # Engines of interface 1.0 do not know the argument.
+        named = {} if keep_weights else {"keep_weights": False}
+        return int(self._blocking("sleep", tags, **named))
 
     def wake(self, tags: frozenset[str]) -> None:
         self._blocking("wake", tags)
@@ -149,23 +180,24 @@ class RayReplica(BaseRollout):
 
     async def _control(self, method: str, *args: Any) -> Any:
         self._check_alive()
-        ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args)
+        ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, {})
         try:
             reply: Reply = await asyncio.wrap_future(ref.future())
         except ray.exceptions.RayError as error:
             raise self._gone(error) from error
         return self._opened(method, reply)
 
-    def _blocking(self, method: str, *args: Any) -> Any:
+    def _blocking(self, method: str, *args: Any, within: float | None = None, **named: Any) -> Any:
         self._check_alive()
-        ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args)
-        deadline = time.monotonic() + self._limits.of(method)
+        limit = within or self._limits.of(method)
+        ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, named)
+        deadline = time.monotonic() + limit
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
             self._check_health(f"{method}()")
             if time.monotonic() >= deadline:
                 raise WorkerError(
                     f"{self.title} ({self.facts.described()}) gave no answer to {method}() within "
-                    f"{self._limits.of(method):g} seconds{self._stacks()}",
+                    f"{limit:g} seconds{self._stacks()}",
                     rank=self.number,
                     call=method,
                     hint=f"raise runtime.time_limits.{method} if the work takes that long",

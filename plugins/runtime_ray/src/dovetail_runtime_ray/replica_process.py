@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 from dovetail.dispatch.host import WorkerHost, stacks
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest
+from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, closable
 from dovetail.interfaces.runtime import WorkerSpec
 from dovetail_runtime_ray.completions import Message, pack
 from dovetail_runtime_ray.process import Process
@@ -19,7 +19,18 @@ from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
 GATHER_SECONDS = 0.005
 """How long a message waits for further completions: few messages cost less than many."""
 
-CONTROL_METHODS = ("receive_weights", "sleep", "wake", "abort", "pause", "resume", "reset_cache")
+CONTROL_METHODS = (
+    "receive_weights",
+    "score",
+    "figures",
+    "alive",
+    "sleep",
+    "wake",
+    "abort",
+    "pause",
+    "resume",
+    "reset_cache",
+)
 
 
 class ReplicaProcess(Process):
@@ -36,13 +47,14 @@ class ReplicaProcess(Process):
         return self.facts()
 
     async def start(self, spec: WorkerSpec) -> Reply:
-        """Make and start the engine."""
+        """Make and start the engine; the answer is how many receivers of weights it has."""
 
-        def act() -> None:
+        def act() -> int:
             self._host = WorkerHost(self.prepare())
             rank = self.setup.rank
             engine = self._host.start(self.spec_here(spec, rank), BaseRollout, mesh=None, rank=rank)
             self._engine = cast("BaseRollout", engine)
+            return self._engine.receivers
 
         return await self._aside(act)
 
@@ -77,13 +89,13 @@ class ReplicaProcess(Process):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def control(self, method: str, args: tuple[Any, ...]) -> Reply:
+    async def control(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Reply:
         """Call one of `CONTROL_METHODS`; those that block run in a thread."""
         act = getattr(self._started(), method)
         if not asyncio.iscoroutinefunction(act):
-            return await self._aside(functools.partial(act, *args))
+            return await self._aside(functools.partial(act, *args, **named))
         try:
-            result = await act(*args)
+            result = await act(*args, **named)
         except Exception as error:  # noqa: BLE001 - raised again where it was called
             return Reply(result=WireFailure.now(error), warnings=self.logs.warnings())
         return Reply(result=result, warnings=self.logs.warnings())
@@ -106,7 +118,7 @@ class ReplicaProcess(Process):
     async def _run(self, request: RolloutRequest, inbox: asyncio.Queue[tuple[str, Any]]) -> None:
         name = request.request_id
         try:
-            async with aclosing(_closable(self._started().submit(request))) as completions:
+            async with aclosing(closable(self._started().submit(request))) as completions:
                 async for completion in completions:
                     inbox.put_nowait((name, completion))
             inbox.put_nowait((name, None))
@@ -123,14 +135,3 @@ class ReplicaProcess(Process):
         if self._engine is None:
             raise RolloutError("the replica's engine has not started")
         return self._engine
-
-
-async def _closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """Any asynchronous iterator as a generator that passes its closing on."""
-    try:
-        async for completion in completions:
-            yield completion
-    finally:
-        closing = getattr(completions, "aclose", None)
-        if closing is not None:
-            await closing()

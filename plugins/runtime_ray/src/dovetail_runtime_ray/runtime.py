@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.config.placement import Pool
 from dovetail.dispatch import Mesh, WorkerGroup
 from dovetail.dispatch.lock import plugins_here
-from dovetail.errors import DispatchError, PlacementError
+from dovetail.errors import DispatchError, PlacementError, RolloutError
 from dovetail.interfaces import load_plugin_class
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
@@ -28,6 +28,7 @@ from dovetail_runtime_ray.health import Health, Limits
 from dovetail_runtime_ray.logs import remove_empty
 from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.replica import RayReplica
+from dovetail_runtime_ray.replicas import Replicas, Surroundings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
 from dovetail_runtime_ray.timeline import write_timeline
 
@@ -57,7 +58,8 @@ class RayRuntime(Runtime):
         self._plugins: dict[str, Any] | None = None
         self._reserved: dict[str, Reserved] = {}
         self._processes: dict[str, PoolProcesses] = {}
-        self._replicas: list[RayReplica] = []
+        self._replicas: dict[RayReplica, Replicas] = {}
+        """Those that live, and who started each."""
 
     def place(self, pools: Sequence[Pool]) -> None:
         """Connect to Ray, reserve what the pools need, and start the processes of training ranks."""
@@ -107,12 +109,12 @@ class RayRuntime(Runtime):
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
         reserved = self._home(spec.role)
-        replicas = launch.replicas(
+        launcher = Replicas(
             spec,
             count,
             reserved,
             self._processes.get(reserved.pool.name),
-            launch.Surroundings(
+            Surroundings(
                 setup=lambda label, rank: self._setup(label, rank, reserved),
                 health=self._health,
                 limits=self._limits,
@@ -123,8 +125,31 @@ class RayRuntime(Runtime):
                 label=spec.role,
             ),
         )
-        self._replicas += replicas
+        replicas = launcher.start()
+        self._replicas |= dict.fromkeys(replicas, launcher)
         return list(replicas)
+
+    def restart_replica(self, replica: BaseRollout) -> BaseRollout:
+        """End a replica's process, and start another in its place. Works from several threads at once.
+
+        Raises:
+            RolloutError: it is none of this runtime's, or did not start.
+            WorkerError: the run's training processes have failed: nothing is started any more.
+            DovetailError: what the engine raised in its start.
+        """
+        launcher = self._replicas.pop(replica, None) if isinstance(replica, RayReplica) else None
+        if launcher is None or not isinstance(replica, RayReplica):
+            raise RolloutError(
+                "a replica that this runtime has not started can't be started again by it"
+            )
+        self._health.check(f"starting {replica.title} again")
+        try:
+            again = launcher.restart(replica)
+        except BaseException:
+            self._replicas[replica] = launcher  # whoever tries once more finds its place
+            raise
+        self._replicas[again] = launcher
+        return again
 
     def device(self) -> str:
         """The kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
@@ -196,7 +221,9 @@ class RayRuntime(Runtime):
         processes.begin(self.config.start_timeout, meeting)
 
     def _setup(self, label: str, rank: int, reserved: Reserved) -> Any:
-        threads = self._threads(reserved, rank)
+        threads = self._threads(
+            reserved, rank % reserved.pool.ranks
+        )  # replicas may outnumber ranks
         return launch.setup_of(
             self.config,
             label=label,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,26 +13,23 @@ import torch
 from dovetail.batch import Batch
 from dovetail.config.sections import TrainingSection
 from dovetail.dispatch.division import PADDING
-from dovetail.errors import ConfigError, DispatchError, NumericsError, WeightSyncError
+from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
+from dovetail.numerics import build_objective, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.failures import failing_rows
-from dovetail_train_fsdp2.forward import PolicyScorer, Scorer
+from dovetail_train_fsdp2.failures import failing_rows, traced
+from dovetail_train_fsdp2.forward import Scorer, check_computes
 from dovetail_train_fsdp2.layout import READS, check_columns, lay_out
 from dovetail_train_fsdp2.optim import Optimizer
-from dovetail_train_fsdp2.packing import Cut, cut
+from dovetail_train_fsdp2.packing import Cut, cut, token_places
 from dovetail_train_fsdp2.ranks import Ranks
+from dovetail_train_fsdp2.sending import Sending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_scorer, ranks_of
-from dovetail_train_fsdp2.weights import check_manifest, manifest_of, outgoing
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.transport import WeightSender, WeightTransport
 
 
 class Fsdp2Engine(TrainEngine):
@@ -54,7 +51,7 @@ class Fsdp2Engine(TrainEngine):
     _scorer: Scorer | None = None
     _sharding: Sharding | None = None
     _optimizer: Optimizer | None = None
-    _sender: WeightSender | None = None
+    _sending: Sending | None = None
     _offloaded = False
 
     @classmethod
@@ -76,9 +73,9 @@ class Fsdp2Engine(TrainEngine):
         self._scorer, self._sharding = load_scorer(self.config, self.context, self._ranks)
 
     def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-        self._scorer = self._sharding = self._optimizer = self._sender = None
+        if self._sending is not None:
+            self._sending.close()
+        self._scorer = self._sharding = self._optimizer = self._sending = None
         if torch.device(self.context.device).type != "cpu":
             # Sharded modules and their hooks refer to each other: only the collector frees them.
             gc.collect()
@@ -87,7 +84,7 @@ class Fsdp2Engine(TrainEngine):
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         scorer = self._ready("forward")
         with self._ranks.together():
-            self._check_computes(frozenset(outputs))
+            check_computes(scorer, frozenset(outputs), self._role)
             check_columns(batch)
             batch = batch.select(READS)
             cuts = self._cut(batch)
@@ -98,7 +95,7 @@ class Fsdp2Engine(TrainEngine):
                 for part in self._cut_alike(batch, cuts):
                     micro_batch = batch.take(part.rows_B)
                     layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-                    places = _token_places(mask.offsets, part.rows_B)
+                    places = token_places(mask.offsets, part.rows_B)
                     for name, values_T in scorer(layout, frozenset(outputs)).items():
                         columns[name][places] = values_T.float().cpu().numpy()
         except BaseException:
@@ -119,7 +116,7 @@ class Fsdp2Engine(TrainEngine):
         scorer = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            self._check_computes(goal.outputs)
+            check_computes(scorer, goal.outputs, self._role)
             check_columns(mini_batch)
             mini_batch = _without_padding(mini_batch)
             mini_batch.require(sorted(goal.requires), "the objective")
@@ -154,7 +151,7 @@ class Fsdp2Engine(TrainEngine):
             rows = failing_rows(scorer, goal, prepared, denominators, cuts)
             self._free()
             samples = self._ranks.every(sample_names(mini_batch, rows))
-            raise _traced(error, samples) from None
+            raise traced(error, samples) from None
         except BaseException:
             optimizer.discard_gradients()
             raise
@@ -167,7 +164,8 @@ class Fsdp2Engine(TrainEngine):
         return resolve_metrics(parts) | own
 
     def weight_manifest(self, version: int) -> WeightManifest:
-        return manifest_of(self._sending(), version)
+        scorer, sending = self._with_sending()
+        return sending.manifest(scorer, version)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
         """As the interface says.
@@ -175,21 +173,8 @@ class Fsdp2Engine(TrainEngine):
         Raises:
             WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
         """
-        scorer = self._sending()
-        with self._ranks.together():
-            if version != manifest.version:
-                raise WeightSyncError(
-                    f"version {version} was asked for with the manifest of version {manifest.version}"
-                )
-            check_manifest(scorer, manifest)
-            self._sender = self._sender or self._made_sender()
-        tensors = outgoing(scorer, manifest)
-        try:
-            self._sender.send(manifest, tensors)
-        finally:
-            # Whatever becomes of them, tensors are gathered to the end: other ranks wait for it.
-            for _ in tensors:
-                pass
+        scorer, sending = self._with_sending()
+        sending.send(scorer, version, manifest)
 
     def offload(self) -> None:
         self._move(torch.device("cpu"), offloaded=True)
@@ -267,42 +252,16 @@ class Fsdp2Engine(TrainEngine):
             )
         return self._optimizer
 
-    def _made_sender(self) -> WeightSender:
-        if self.context.transport is None:
-            raise WeightSyncError(
-                f"role {self.context.role!r} has no weight transport to send through",
-                hint="set rollout.weight_transport",
-            )
-        return cast("WeightTransport", self.context.transport).sender()
-
     def _started(self) -> Scorer:
         if self._scorer is None:
             raise DispatchError("the training engine has no model yet", hint="call start() first")
         return self._scorer
 
-    def _sending(self) -> PolicyScorer:
+    def _with_sending(self) -> tuple[Scorer, Sending]:
         scorer = self._started()
-        if not isinstance(scorer, PolicyScorer):
-            raise WeightSyncError(
-                f"role {self._role!r} ends in {scorer.head}, and no rollout takes the weights of a critic",
-                hint="send the weights of the actor",
-            )
-        return scorer
-
-    def _check_computes(self, outputs: frozenset[str]) -> None:
-        scorer = self._started()
-        unknown = sorted(outputs - scorer.computes)
-        if not unknown:
-            return
-        hints = {
-            "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
-            "values": "values come from the role critic",
-        }
-        raise ConfigError(
-            f"engine 'fsdp2' of role {self._role!r} can't compute {unknown[0]!r}: its model ends in "
-            f"{scorer.head}, which gives {', '.join(sorted(scorer.computes))}",
-            hint=hints.get(unknown[0]),
-        )
+        if self._sending is None:
+            self._sending = Sending(self.context, self._ranks)
+        return scorer, self._sending
 
     def _ready(self, method: str) -> Scorer:
         if self._offloaded:
@@ -331,19 +290,3 @@ def _without_padding(mini_batch: Batch) -> Batch:
     if PADDING not in mini_batch:
         return mini_batch
     return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])
-
-
-def _traced(error: NumericsError, samples: tuple[str, ...]) -> NumericsError:
-    """The error with the samples that it came from."""
-    whence = (
-        f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
-    )
-    return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)
-
-
-def _token_places(offsets_N1: np.ndarray, rows_B: np.ndarray) -> np.ndarray:
-    """int64 [T]: where the packed tokens of these rows lie in the whole batch."""
-    starts_B, lengths_B = offsets_N1[rows_B], np.diff(offsets_N1)[rows_B]
-    shift_B = starts_B - (np.cumsum(lengths_B) - lengths_B)
-    places_T: np.ndarray = np.arange(lengths_B.sum()) + np.repeat(shift_B, lengths_B)
-    return places_T

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dovetail.batch import Batch
-from dovetail.numerics import Objective
+from dovetail.errors import NumericsError
+from dovetail.numerics import Objective, listed
 from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.packing import Cut
@@ -42,3 +43,11 @@ def failing_rows(
             if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
                 failing.append(row)
     return sorted(failing)
+
+
+def traced(error: NumericsError, samples: tuple[str, ...]) -> NumericsError:
+    """The error with the samples that it came from."""
+    whence = (
+        f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
+    )
+    return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)

@@ -265,3 +265,23 @@ def _quadratic(trunk: PreTrainedModel) -> float:
     size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
     parameters = sum(parameter.numel() for parameter in trunk.parameters())
     return float(layers * heads * size / max(1, parameters))
+
+
+def check_computes(scorer: Scorer, outputs: frozenset[str], role: str) -> None:
+    """Refuse outputs that the model of a role can't give.
+
+    Raises:
+        ConfigError: names the output, and what there is.
+    """
+    unknown = sorted(outputs - scorer.computes)
+    if not unknown:
+        return
+    hints = {
+        "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
+        "values": "values come from the role critic",
+    }
+    raise ConfigError(
+        f"engine 'fsdp2' of role {role!r} can't compute {unknown[0]!r}: its model ends in "
+        f"{scorer.head}, which gives {', '.join(sorted(scorer.computes))}",
+        hint=hints.get(unknown[0]),
+    )

@@ -108,3 +108,11 @@ def _chosen(
 
 def _worthwhile(share: Share, after: float, before: float, most: float) -> bool:
     return share == "always" or (share == "auto" and after <= most * before)
+
+
+def token_places(offsets_N1: np.ndarray, rows_B: np.ndarray) -> np.ndarray:
+    """int64 [T]: where the packed tokens of these rows lie in the whole batch."""
+    starts_B, lengths_B = offsets_N1[rows_B], np.diff(offsets_N1)[rows_B]
+    shift_B = starts_B - (np.cumsum(lengths_B) - lengths_B)
+    places_T: np.ndarray = np.arange(lengths_B.sum()) + np.repeat(shift_B, lengths_B)
+    return places_T

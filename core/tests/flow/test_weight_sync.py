@@ -1,0 +1,231 @@
+"""WeightSync: every replica ends with the whole version, or the run ends with the reason."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from dovetail.errors import NumericsError, ReceiverError, RolloutError, WeightSyncError
+
+
+def versions(world: Any) -> list[int | None]:
+    return [world.pool.versions[number] for number in sorted(world.pool.versions)]
+
+
+def test_all_replicas_take_the_version_and_the_sender_knows_how_many_there_are(
+    mortal: Any, make_world: Any
+) -> None:
+    replicas = [mortal(), mortal(), mortal()]
+    world = make_world(replicas)
+    world.sync.bring(4)
+    assert versions(world) == [4, 4, 4]
+    assert {replica.manifests[0].receivers for replica in replicas} == {3}
+    assert world.phases == ["weight_sync"]
+    assert "rollout/rebuilds" not in world.metrics
+
+
+def test_without_ends_that_meet_sending_comes_first(mortal: Any, make_world: Any) -> None:
+    log: list[str] = []
+    make_world([mortal(log)], log=log).sync.bring(1)
+    assert log == ["send 1", "take 1"]
+
+
+def test_ends_that_meet_run_at_once(mortal: Any, make_world: Any) -> None:
+    class Meeting(mortal):
+        def receive_weights(self, version: int, manifest: Any) -> None:
+            meeting.wait(10)
+            super().receive_weights(version, manifest)
+
+    meeting = threading.Barrier(3)
+    world = make_world([Meeting(), Meeting()], ends_meet=True)
+    world.actor.meets = meeting
+    world.sync.bring(2)
+    assert versions(world) == [2, 2]
+
+
+@pytest.mark.parametrize("ends_meet", [False, True])
+def test_a_replica_that_fails_is_started_again_and_all_get_the_same_version_anew(
+    ends_meet: bool, mortal: Any, make_world: Any
+) -> None:
+    good = mortal()
+    world = make_world([good, mortal(refuses=1)], ends_meet=ends_meet)
+    if ends_meet:
+        world.actor.raises = [WeightSyncError("reached 1 of 2 receivers")]
+    world.sync.bring(5)
+    assert good.versions == [5, 5]
+    assert versions(world) == [5, 5]
+    assert set(world.pool.replicas) == {good, world.made[0]}
+    first, second = (manifest.update_id for manifest in good.manifests)
+    assert first != second
+    assert world.metrics["rollout/rebuilds"] == 1.0
+    ((event, fields),) = world.told
+    assert event == "rollout_replicas_started_again"
+    assert fields["cause"] == "replica 1: torn"
+
+
+def test_a_replica_that_has_died_is_started_before_anything_is_sent(
+    mortal: Any, make_world: Any
+) -> None:
+    log: list[str] = []
+    gone = mortal(log)
+    gone.dead = True
+    world = make_world([gone, mortal(log)], log=log)
+    world.sync.bring(1)
+    assert log[:2] == ["restart", "send 1"]
+    assert versions(world) == [1, 1]
+
+
+def test_after_so_many_rebuilds_the_run_ends_with_every_reason(
+    mortal: Any, make_world: Any
+) -> None:
+    class Never(mortal):
+        def receive_weights(self, version: int, manifest: Any) -> None:
+            raise WeightSyncError("a digest differs")
+
+    world = make_world([mortal(), Never()], rebuilds=2)
+
+    def restart(replica: Any) -> Any:
+        world.made.append(Never())
+        return world.made[-1]
+
+    world.pool._restart = restart
+    with pytest.raises(
+        WeightSyncError, match=r"1 of 2 replicas .* version 3, though started again 2 times: "
+    ) as caught:
+        world.sync.bring(3)
+    assert "replica 1: a digest differs" in str(caught.value)
+    assert len(world.made) == 2
+    # Nobody generates with what may be a mixture.
+    assert len(world.pool.replicas) == 1
+
+
+def test_no_rebuilds_let_the_replica_s_own_error_through(mortal: Any, make_world: Any) -> None:
+    with pytest.raises(WeightSyncError, match=r"^torn$"):
+        make_world([mortal(refuses=1)], rebuilds=0).sync.bring(1)
+
+
+def test_a_replica_that_can_not_be_started_counts_as_a_try(mortal: Any, make_world: Any) -> None:
+    def broken(replica: Any) -> Any:
+        raise RolloutError("no memory")
+
+    world = make_world([mortal(refuses=1)])
+    world.pool._restart = broken
+    with pytest.raises(
+        WeightSyncError, match=r"though started again 2 times: replica 0: no memory"
+    ):
+        world.sync.bring(1)
+
+
+@pytest.mark.parametrize("ends_meet", [False, True])
+@pytest.mark.parametrize(
+    "fault", [NumericsError("a weight is nan"), WeightSyncError("the tensors are others")]
+)
+def test_the_sender_s_own_failure_is_raised_as_it_is(
+    fault: Exception, ends_meet: bool, mortal: Any, make_world: Any
+) -> None:
+    # With ends that meet, the sender's failure is all that its receivers hear.
+    world = make_world([mortal(refuses=1), mortal(refuses=1)], ends_meet=ends_meet)
+    world.actor.raises = [fault]
+    with pytest.raises(type(fault)) as caught:
+        world.sync.bring(1)
+    assert caught.value is fault
+    assert world.made == []
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_sender_that_lost_its_only_receiver_is_not_at_fault(
+    dead: bool, mortal: Any, make_world: Any
+) -> None:
+    class Dying(mortal):
+        def receive_weights(self, version: int, manifest: Any) -> None:
+            self.dead = dead
+            raise RolloutError("it died" if dead else "it refused")
+
+    world = make_world([Dying()], ends_meet=True)
+    error = WeightSyncError if dead else ReceiverError
+    world.actor.raises = [error("reached none of 1 receivers")]
+    world.sync.bring(1)
+    assert versions(world) == [1]
+    assert len(world.made) == 1
+
+
+def test_a_rollout_that_went_well_makes_failures_new_ones(mortal: Any, make_world: Any) -> None:
+    world = make_world([mortal()], rebuilds=1)
+    for version in (1, 2, 3):
+        world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+        world.sync.bring(version)
+        world.sync.generated()
+    assert world.metrics["rollout/rebuilds"] == 3.0
+    world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+    world.sync.bring(4)
+    world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+    with pytest.raises(WeightSyncError, match=r"did not take version 5"):
+        world.sync.bring(5)
+
+
+def test_a_replica_that_joins_gets_requests_with_the_next_update(
+    mortal: Any, make_world: Any
+) -> None:
+    world = make_world([mortal()])
+    world.sync.bring(1)
+    late = mortal()
+    world.pool.join(late)
+    assert late not in world.pool.replicas
+    world.sync.bring(2)
+    assert late in world.pool.replicas
+    assert world.made == []
+
+
+def test_offloaded_replicas_sleep_through_training_and_wake_around_the_update(
+    mortal: Any, make_world: Any
+) -> None:
+    log: list[str] = []
+    world = make_world([mortal(log)], log=log, offload=True)
+    world.sync.bring(1)
+    # At the start of a run the actor is on the accelerator too: the engine makes room for it.
+    around = ["sleep", "wake weights", "send 1", "take 1", "settle", "wake kv_cache"]
+    assert log == around
+    assert world.sync.ready()
+    log.clear()
+    world.sync.rest()
+    assert log == ["sleep"]
+    assert world.metrics["rollout/freed_bytes"] == 2048.0
+    world.sync.bring(2)
+    assert log[1:] == ["wake weights", "send 2", "take 2", "settle", "wake kv_cache"]
+    log.clear()
+    assert world.sync.ready()
+    assert log == ["settle"]
+    # Where nothing was sent in between, it wakes as it was.
+    world.sync.rest()
+    assert world.sync.ready()
+    assert log == ["settle", "sleep", "settle", "wake kv_cache+weights"]
+    assert set(world.phases) == {"sleep", "wake", "weight_sync"}
+
+
+def test_an_engine_that_may_forget_its_weights_wants_an_update_before_it_generates(
+    mortal: Any, make_world: Any
+) -> None:
+    log: list[str] = []
+    world = make_world(
+        [mortal(log)], log=log, offload=True, capabilities=frozenset({"discards_weights"})
+    )
+    world.sync.bring(1)
+    world.sync.rest()
+    assert log[-1] == "sleep and forget"
+    assert not world.sync.ready()
+    world.sync.bring(1)
+    assert world.sync.ready()
+
+
+def test_a_replica_that_can_not_wake_is_started_again(mortal: Any, make_world: Any) -> None:
+    class Sleeper(mortal):
+        def wake(self, tags: frozenset[str]) -> None:
+            raise RolloutError("out of memory")
+
+    world = make_world([Sleeper()], offload=True)
+    world.sync.bring(1)
+    assert versions(world) == [1]
+    assert not world.made[0].asleep
+    assert world.metrics["rollout/rebuilds"] == 1.0

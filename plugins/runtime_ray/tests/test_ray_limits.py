@@ -1,0 +1,35 @@
+"""Time limits for single methods: only for those that a run calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dovetail.config import load_config
+from dovetail.errors import ConfigError
+from dovetail.interfaces import BaseRollout, TrainEngine
+from dovetail_runtime_ray.config import METHODS_OF_ENGINES, METHODS_OF_REPLICAS, RayConfig
+from dovetail_runtime_ray.replica_process import CONTROL_METHODS
+
+
+def test_a_method_that_no_run_calls_is_an_error_with_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {path: some/model}\nruntime: {name: ray, time_limits: {save: 9, updates: 60}}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    (told,) = caught.value.problems
+    assert "runtime: time_limits.updates is a limit for what no run calls" in told
+    assert "did you mean 'update'?" in told
+
+
+def test_every_method_that_is_called_may_have_a_limit() -> None:
+    public = {n for n, v in vars(TrainEngine).items() if callable(v) and not n.startswith("_")}
+    assert set(METHODS_OF_ENGINES) == public
+    # Whether a replica lives is asked within a time of its own.
+    assert set(METHODS_OF_REPLICAS) == {"submit", *CONTROL_METHODS} - {"alive"}
+    assert all(callable(getattr(BaseRollout, name)) for name in METHODS_OF_REPLICAS)
+    limits = dict.fromkeys((*METHODS_OF_ENGINES, *METHODS_OF_REPLICAS), 1.0)
+    assert RayConfig(name="ray", time_limits=limits).time_limits == limits
