@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_sdk.scaffold import KINDS
 
-
-@pytest.mark.parametrize("kind", KINDS[:1])
+@pytest.mark.parametrize("kind", ["advantage"])
 def test_a_new_package_has_a_manifest_without_drift(kind: str, tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         done = subprocess.run(

@@ -117,3 +117,18 @@ def test_the_doctor_exits_with_0_where_only_a_need_is_unmet(patients) -> None:
     done = CliRunner().invoke(main, ["doctor"])
     assert done.exit_code == 0, done.output
     assert done.stdout.endswith("all is well\n")
+
+
+def test_the_host_and_the_engines_that_plugins_need_are_told(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    told = environment.host()
+    assert told["processors"] >= 1
+    assert told["free_disk_bytes"] > 0
+    assert told["variables"]["CUDA_VISIBLE_DEVICES"] == "3"
+    engines = doctor_module.examine_engines()
+    by_plugin = {plugin: engine for engine in engines for plugin in engine["plugins"]}
+    for entry in default_index().entries():
+        for need in entry.needs:
+            engine = by_plugin[f"{entry.kind}/{entry.name}"]
+            assert engine["met"] == need.met
+            assert engine["found"]

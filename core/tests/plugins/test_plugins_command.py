@@ -158,8 +158,8 @@ def test_show_of_an_unknown_name_is_an_error_with_the_nearest(dovetail) -> None:
     assert done.returncode == 2
     assert "no installed plugin is named 'acme_men'" in done.stderr
     assert "did you mean 'acme_mean'?" in done.stderr
-    missing = dovetail("plugins", "show", "rollout/vllm")
-    assert "pip install dovetail-rollout-vllm" in missing.stderr
+    missing = dovetail("plugins", "show", "rollout/trtllm")
+    assert "pip install dovetail-rollout-trtllm" in missing.stderr
 
 
 def test_a_command_of_the_sdk_says_how_to_install_it_where_it_is_missing(

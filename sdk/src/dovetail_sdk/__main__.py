@@ -1,4 +1,4 @@
-"""`python -m dovetail_sdk manifest|docs [PACKAGE_DIR…] [--check]`."""
+"""`python -m dovetail_sdk new|check|manifest|docs|interfaces`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import click
 
 from dovetail.cli import render
 from dovetail.errors import DovetailError
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND
 from dovetail_sdk import docs as docs_pages
+from dovetail_sdk.commands import check, new
 from dovetail_sdk.manifest import drift, write
 from dovetail_sdk.project import read_project
 
@@ -17,6 +19,10 @@ from dovetail_sdk.project import read_project
 @click.group()
 def main() -> None:
     """Tools for plugin authors."""
+
+
+main.add_command(new)
+main.add_command(check)
 
 
 @main.command()
@@ -79,6 +85,34 @@ def docs(
         click.echo(f"  - {difference}", err=True)
     mend = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
     click.echo(f"  → {' '.join(mend)}", err=True)
+    ctx.exit(1)
+
+
+@main.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where it has drifted.")
+@click.pass_context
+def interfaces(ctx: click.Context, check: bool) -> None:
+    """Write the description of every interface, once each change has the version that it needs, and the stubs."""
+    from dovetail_sdk import interfaces as described
+    from dovetail_sdk import stubs
+
+    try:
+        if not check:
+            stubs.write()
+            click.echo(f"{len(KINDS)} interfaces → {described.write()}")
+            return
+        before, now = described.read(), described.describe_all()
+    except DovetailError as error:
+        render.error(error)
+        ctx.exit(1)
+    complaints = [*described.missing_bumps(before, now), *stubs.drift()]
+    if not complaints and before == now:
+        click.echo(f"{len(KINDS)} interfaces, as described")
+        return
+    click.echo(f"{described.PLACE}: the description has drifted", err=True)
+    for complaint in complaints:
+        click.echo(f"  - {complaint}", err=True)
+    click.echo(f"  → {described.COMMAND}", err=True)
     ctx.exit(1)
 
 

@@ -41,7 +41,7 @@ def derive(project: Project) -> dict[str, Any]:
     plugins, complaints = [], []
     for declared in project.plugins:
         try:
-            plugins.append(_describe(declared, project))
+            plugins.append(describe(declared, project))
         except DovetailError as error:
             complaints.append(str(error))
     complaints += _clashes(plugins)
@@ -84,7 +84,7 @@ def drift(project: Project) -> list[str]:
         return []
     if not isinstance(committed, dict):
         return [f"{path} holds no JSON object"]
-    return _differences(committed, derived) or [f"{path} is written in another order or layout"]
+    return differences(committed, derived) or [f"{path} is written in another order or layout"]
 
 
 def _import_from_source(project: Project) -> None:
@@ -107,7 +107,13 @@ def _import_from_source(project: Project) -> None:
         )
 
 
-def _describe(declared: Declared, project: Project) -> dict[str, Any]:
+def describe(declared: Declared, project: Project) -> dict[str, Any]:
+    """What the manifest says of one plugin, from its class.
+
+    Raises:
+        DovetailError: its target can't be imported, is incomplete, or contradicts its entry point; its Config takes
+            fields by position, or has one without a docstring.
+    """
     kind = KINDS[declared.kind]
     cls = check_class(_target(declared), kind, f"{declared.target} ({declared})")
     _check_attributes(declared, cls)
@@ -275,7 +281,8 @@ def _clashes(plugins: Iterable[Mapping[str, Any]]) -> list[str]:
     return complaints
 
 
-def _differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
+def differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
+    """How two manifests differ, each difference in a line."""
     found = [
         f"{key} is {committed.get(key)!r}, should be {derived[key]!r}"
         for key in ("schema", "distribution")

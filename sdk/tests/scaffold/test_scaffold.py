@@ -1,88 +1,146 @@
-"""What `dovetail plugins new` writes builds, installs, passes its own tests, and is listed."""
+"""What `dovetail plugins new` writes builds, installs, passes its own tests, is listed, selected and trained with."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
 import pytest
 
 from dovetail.errors import PluginError
-from dovetail_sdk.scaffold import KINDS, new_plugin
+from dovetail_sdk.scaffold import KINDS, LICENCES, new_plugin
+from dovetail_sdk.scaffold.new import EXTENSIONS
+from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+PYTEST = ("-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:jaxtyping")  # fmt: skip
+DOVETAIL = ("-m", "dovetail.cli.main")
+
+SELECT = """
+import json, sys
+from dovetail.config import config_from_mapping
+from dovetail.config.plain_yaml import parse
+from dovetail.plugins.index import default_index
+from dovetail.plugins.page import page_of
+for entry in default_index().entries():
+    if entry.name.startswith("my_"):
+        shown, _ = parse(page_of(entry.manifest).example)
+        config_from_mapping({"model": {"path": "tiny"}, **(shown or {})})
+        print(entry.kind)
+"""
 
 
-def run(*command: str, cwd: Path, **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One package of every kind, built, and installed into a folder of its own."""
-    home = tmp_path_factory.mktemp("scaffold")
-    packages = [new_plugin(kind, f"my_{kind}", home) for kind in KINDS]
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
-    site = home / "site"
-    run(*pip, "--no-build-isolation", "--target", str(site), *map(str, packages), cwd=home)
-    return home, site
-
-
-def test_every_written_package_passes_its_own_tests(installed):
-    home, site = installed
-    suites = [str(path) for path in home.glob("dovetail-my-*/tests")]
-    assert len(suites) == len(KINDS)
-    command = (
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--import-mode=importlib",
-        "-p",
-        "no:cacheprovider",
-    )
-    printed = run(*command, *suites, cwd=home, PYTHONPATH=str(site))
+def own_tests(environment, home, *kinds):
+    suites = [str(environment.packages[kind] / "tests") for kind in kinds]
+    printed = environment.run(*PYTEST, "--rootdir", str(home), *suites, cwd=home)
     assert "passed" in printed
+    assert "failed" not in printed
 
 
-def test_every_written_package_is_listed_and_loads(installed):
-    home, site = installed
-    command = (sys.executable, "-m", "dovetail.cli.main", "plugins", "list", "--json", "--probe")
-    listed = json.loads(run(*command, cwd=home, PYTHONPATH=str(site)))["plugins"]
-    mine = {p["kind"]: p for p in listed if p["name"].startswith("my_")}
-    assert set(mine) == set(KINDS)
+def listed(environment, home):
+    found = json.loads(
+        environment.run(*DOVETAIL, "plugins", "list", "--json", "--probe", cwd=home)
+    )["plugins"]
+    mine = {p["kind"]: p for p in found if p["name"].startswith("my_")}
+    assert set(mine) == set(environment.packages) - set(EXTENSIONS)
     for plugin in mine.values():
         assert (plugin["state"], plugin["probe"]) == ("compatible", "loadable"), plugin
 
 
-def test_what_is_written_is_clean_and_its_manifest_has_not_drifted(installed):
-    home, _ = installed
-    packages = sorted(str(path) for path in home.glob("dovetail-my-*"))
-    run(sys.executable, "-m", "ruff", "check", *packages, cwd=home)
-    run(sys.executable, "-m", "ruff", "format", "--check", *packages, cwd=home)
-    run(sys.executable, "-m", "dovetail_sdk", "manifest", "--check", *packages, cwd=home)
+def clean(environment, home):
+    folders = [str(package) for package in environment.packages.values()]
+    environment.run("-m", "ruff", "check", "--no-cache", *folders, cwd=home)
+    environment.run("-m", "ruff", "format", "--check", "--no-cache", *folders, cwd=home)
+    described = [str(p) for k, p in environment.packages.items() if k not in EXTENSIONS]
+    environment.run("-m", "dovetail_sdk", "manifest", "--check", *described, cwd=home)
+
+
+def selected(environment, home):
+    kinds = environment.run("-c", SELECT, cwd=home).split()
+    assert sorted(kinds) == sorted(set(environment.packages) - set(EXTENSIONS))
+
+
+@pytest.mark.parametrize("kinds", [("rollout",), ("engine",), ("advantage", "policy_loss", "reward_function")])  # fmt: skip
+def test_the_main_kinds_pass_their_own_tests(main, tmp_path, kinds):
+    own_tests(main, tmp_path, *kinds)
+
+
+def test_the_main_kinds_are_listed_selected_and_clean(main, tmp_path):
+    listed(main, tmp_path)
+    selected(main, tmp_path)
+    clean(main, tmp_path)
+
+
+def test_a_run_trains_with_nothing_but_written_plugins(main, tmp_path):
+    model = tiny_model_and_tokenizer(tmp_path / "model", vocab_size=300)
+    rows = [{"prompt": f"{n} + 1 =", "reward_model": {"ground_truth": str(n + 1)}} for n in range(4)]  # fmt: skip
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "runs"
+    settings = {
+        "model.path": model, "model.dtype": "float32", "data.train_files": data, "data.train_batch_size": 2,
+        "data.max_prompt_length": 64, "data.max_response_length": 6, "data.plain_prompts": "raw",
+        "rollout.name": "my_rollout", "rollout.n": 2, "actor.engine": "my_engine", "actor.optim.lr": 1e-3,
+        "algorithm.advantage": "my_advantage", "algorithm.policy_loss": "my_policy_loss",
+        "reward.function": "my_reward_function", "trainer.total_steps": 2, "runtime.device": "cpu",
+        "output_dir": run, "project": "written", "experiment": "first",
+    }  # fmt: skip
+    config = tmp_path / "config.yaml"
+    config.write_text("seed: 1\n")
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    main.run(*DOVETAIL, "train", str(config), *overrides, cwd=tmp_path)
+    [directory] = run.glob("*/*")
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    lock = json.loads((directory / "plugins.lock.json").read_text())
+    mine = {p["kind"] for p in lock["plugins"] if p["name"].startswith("my_")}
+    assert mine == set(main.packages)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_passes_its_own_tests(everything, tmp_path, kind):
+    own_tests(everything, tmp_path, kind)
+
+
+@pytest.mark.nightly
+def test_every_kind_is_listed_selected_and_clean(everything, tmp_path):
+    listed(everything, tmp_path)
+    selected(everything, tmp_path)
+    clean(everything, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_every_kind_type_checks(everything, tmp_path):
+    sources = [str(place) for p in everything.packages.values() for place in p.glob("src/*")]
+    flags = ("--strict", "--explicit-package-bases", "--namespace-packages")
+    # With the interpreter whose packages are on its path: mypy does not follow what a .pth file runs.
+    command = ("-m", "mypy", *flags, "--python-executable", sys.executable)
+    everything.run(*command, "--cache-dir", str(tmp_path / "cache"), *sources, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "words"),
+    ("kind", "name", "licence", "words"),
     [
-        ("advantages", "mine", "did you mean advantage"),
-        ("advantage", "My-Name", "lower-case"),
+        ("advantages", "mine", "MIT", "did you mean advantage"),
+        ("advantage", "My-Name", "MIT", "lower-case"),
+        ("advantage", "lambda", "MIT", "can't be a plugin's name"),
+        ("advantage", "mine", "GPL", "no licence to choose from"),
     ],
 )
-def test_a_wrong_kind_or_name_is_refused(tmp_path, kind, name, words):
+def test_a_wrong_kind_name_or_licence_is_refused(tmp_path, kind, name, licence, words):
     with pytest.raises(PluginError, match=words):
-        new_plugin(kind, name, tmp_path)
+        new_plugin(kind, name, tmp_path, licence=licence)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("licence", LICENCES)
+def test_the_licence_stands_in_the_metadata(tmp_path, licence):
+    package = new_plugin("preflight", f"mine_{LICENCES.index(licence)}", tmp_path, licence=licence)
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    assert project["license"] == licence
+    assert ("classifiers" in project) == licence.startswith("LicenseRef")
 
 
 def test_an_existing_directory_is_left_alone(tmp_path):

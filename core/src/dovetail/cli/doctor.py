@@ -15,6 +15,7 @@ from dovetail.cli import render
 from dovetail.plugins.environment import (
     cpu_torch_on_gpu_host,
     gpu_names,
+    host,
     torch_build,
     torch_version,
 )
@@ -58,6 +59,8 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
+        "host": host(),
+        "engines": examine_engines(),
         "torch": torch,
         "dependencies": dependencies,
         "plugins": plugins,
@@ -135,6 +138,19 @@ def examine_dependencies() -> list[dict[str, Any]]:
     return sorted(found, key=lambda item: str(item["name"]))
 
 
+def examine_engines() -> list[dict[str, Any]]:
+    """Every package that plugins need where they run, such as vLLM: what is wanted, what is here, and who wants it."""
+    wanted: dict[tuple[str, ...], list[str]] = {}
+    for entry in default_index().entries():
+        for need in entry.needs:
+            wanted.setdefault(need.any_of, []).append(f"{entry.kind}/{entry.name}")
+    return [
+        {"any_of": list(any_of), "met": need.met, "found": need.found, "plugins": plugins}
+        for any_of, plugins in sorted(wanted.items())
+        for need in judge([any_of])
+    ]
+
+
 def examine_plugins() -> list[dict[str, Any]]:
     """Every plugin with its state after a probe; `problem` is None where it works or only lacks a need."""
     entries = default_index().entries()
@@ -162,8 +178,19 @@ def print_report(report: dict[str, Any]) -> None:
             ("torch", f"{torch['version']} ({torch['build']} build)"),
             ("devices", devices),
             ("gpus", ", ".join(torch["gpus"]) or "none"),
+            ("host", _host(report["host"])),
+            ("variables", "\n".join(f"{k}={v}" for k, v in report["host"]["variables"].items())),
         ]
     )
+    if report["engines"]:
+        click.echo()
+        render.table(
+            ("ENGINE", "HERE", "NEEDED BY"),
+            [
+                (" or ".join(e["any_of"]), e["found"], ", ".join(e["plugins"]))
+                for e in report["engines"]
+            ],
+        )
     click.echo()
     render.table(
         ("DEPENDENCY", "VERSION", "REQUIRED"),
@@ -182,6 +209,13 @@ def print_report(report: dict[str, Any]) -> None:
         click.echo(f"{click.style('problem:', fg='red', bold=True)} {problem}")
     count = len(report["problems"])
     click.echo("all is well" if not count else f"{count} problem{'s' if count > 1 else ''}")
+
+
+def _host(told: dict[str, Any]) -> str:
+    memory = told["memory_bytes"]
+    parts = [f"{told['processors']} processors"]
+    parts += [f"{memory / 2**30:.0f} GiB of memory"] if memory else []
+    return ", ".join([*parts, f"{told['free_disk_bytes'] / 2**30:.0f} GiB of disk free here"])
 
 
 def _needs(needs: list[dict[str, Any]]) -> str:

@@ -24,7 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
-    "plugins": ("dovetail.cli.plugins:plugins", "List, show, write, lock and verify plugins."),
+    "plugins": (
+        "dovetail.cli.plugins:plugins",
+        "List, show, check, write, lock and verify plugins.",
+    ),
     "doctor": ("dovetail.cli.doctor:doctor", "Examine this environment and every plugin in it."),
 }
 """Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""

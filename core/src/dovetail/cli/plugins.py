@@ -1,4 +1,4 @@
-"""`dovetail plugins list|show|new|lock|verify`: what is installed, whether it fits, and what a run used."""
+"""`dovetail plugins list|show|check|new|lock|verify`: what is installed, whether it fits, and what a run used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SDK = "dovetail_sdk"
-SDK_COMMANDS = {"new": (f"{SDK}.commands:new", "Write a package with a small working plugin.")}
+SDK_COMMANDS = {
+    "check": (f"{SDK}.commands:check", "Run the conformance suite of an installed plugin."),
+    "new": (f"{SDK}.commands:new", "Write a package with a small working plugin."),
+}
 """Name → (`module:attribute`, what `--help` says of it)."""
 _HEADERS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "INTERFACE", "CAPABILITIES")
 
@@ -54,7 +57,7 @@ class PluginsGroup(click.Group):
 
 @click.group(cls=PluginsGroup)
 def plugins() -> None:
-    """List, show, write, lock and verify plugins."""
+    """List, show, check, write, lock and verify plugins."""
 
 
 @plugins.command("list")
@@ -89,7 +92,7 @@ def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(plugin: str, as_json: bool) -> None:
     """Show everything that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
-    entries = _named(plugin)
+    entries = plugins_named(plugin)
     if as_json:
         render.dump_json({"schema": SCHEMA, "plugins": [_details(entry) for entry in entries]})
         return
@@ -198,6 +201,7 @@ def _show(entry: PluginEntry) -> None:
                 ),
             ),
             ("config", manifest.config),
+            ("conformance", _conformance(entry)),
         ]
     render.fields([(name, value) for name, value in known if value])
     if manifest is not None and entry.kind in KINDS:
@@ -207,6 +211,14 @@ def _show(entry: PluginEntry) -> None:
             click.echo(f"\n{click.style(heading, bold=True)}")
             for line in lines:
                 click.echo(f"  {line}".rstrip())
+
+
+def _conformance(entry: PluginEntry) -> str:
+    """The report that the package ships, in a line; empty where it ships none."""
+    from dovetail.plugins.conformance import in_words, shipped_report
+
+    report = shipped_report(entry)
+    return in_words(report, entry.version) if report else ""
 
 
 def _chapters(page: Page) -> Iterator[tuple[str, Iterable[str]]]:
@@ -241,7 +253,11 @@ def _column(column: Mapping[str, Any]) -> str:
 def _details(entry: PluginEntry) -> dict[str, Any]:
     details = entry.to_dict()
     if entry.manifest is not None:
+        from dovetail.plugins.conformance import shipped_report, tier
+
+        report = shipped_report(entry)
         details |= {
+            "conformance": {"tier": tier(report), "report": report} if report else None,
             "requires": entry.manifest.requires,
             "provides": entry.manifest.provides,
             "columns": [dict(column) for column in entry.manifest.columns],
@@ -254,8 +270,12 @@ def _details(entry: PluginEntry) -> dict[str, Any]:
     return details
 
 
-def _named(plugin: str) -> list[PluginEntry]:
-    """Every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind."""
+def plugins_named(plugin: str) -> list[PluginEntry]:
+    """Every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
+
+    Raises:
+        PluginNotFoundError: there is none, or no such kind; names the nearest.
+    """
     index = default_index()
     kind, slash, name = plugin.partition("/")
     if kind not in KINDS and (not slash or _is_alias(plugin, index)):

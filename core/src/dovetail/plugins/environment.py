@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -32,6 +34,34 @@ def gpu_names() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in listing.splitlines() if line.strip()]
+
+
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "RAY_ADDRESS",
+    "VIRTUAL_ENV",
+)
+"""Environment variables that change what a run finds or how it runs."""
+
+
+def host() -> dict[str, Any]:
+    """What a run has to live on: processors that it may use, bytes of memory and of free disk here, and set variables."""
+    usable = getattr(os, "sched_getaffinity", None)
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        memory = None
+    return {
+        "processors": len(usable(0)) if usable else os.cpu_count(),
+        "memory_bytes": memory,
+        "free_disk_bytes": shutil.disk_usage(Path.cwd()).free,
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
 
 
 def torch_version() -> str | None:

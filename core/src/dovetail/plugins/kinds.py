@@ -34,7 +34,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("rollout", "rollout:BaseRollout", "RolloutSection"),
+        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.1"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="1.2"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
@@ -43,15 +43,15 @@ KINDS: dict[str, Kind] = {
         _kind("sample_filter", "sample_filter:SampleFilter"),
         _kind("preset", "preset:Preset", "PresetSection"),
         _kind("kl_controller", "kl_controller:KlController"),
-        _kind("reward_manager", "reward:RewardManager", api="1.1"),
+        _kind("reward_manager", "reward:RewardManager", api="1.2"),
         _kind("reward_function", "reward:RewardFunction", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection"),
-        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.1"),
-        _kind("weight_transport", "transport:WeightTransport", api="1.1"),
+        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.2"),
+        _kind("weight_transport", "transport:WeightTransport", api="1.3"),
         _kind("tracker", "tracker:Tracker"),
         _kind("dataset", "data:DatasetSource"),
         _kind("sampler", "data:Sampler"),
-        _kind("dispatch_mode", "dispatch_mode:DispatchMode"),
+        _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
         _kind("preflight", "preflight:PreflightRule"),
     )
 }

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dovetail_sdk.scaffold.new import KINDS, new_plugin
+from dovetail_sdk.scaffold.new import KINDS, LICENCES, new_plugin
 
-__all__ = ["KINDS", "new_plugin"]
+__all__ = ["KINDS", "LICENCES", "new_plugin"]

@@ -14,6 +14,8 @@ _HOME = {
     ),
     "groups": ("SimulatedGroup",),
     "processes": ("ProcessRanks", "Rank"),
+    "table_engine": ("TableEngine",),
+    "temporary": ("temporary_plugins",),
     "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),
     "transport_ends": ("TransportEnd", "TransportPlace"),
     "scripted_rollout": ("Script", "ScriptedRollout"),

@@ -14,6 +14,15 @@ import pytest
 
 _HOME = {
     "plugin": ("PluginConformance",),
+    "loss_aggregation": ("LossAggregationConformance",),
+    "run_parts": (
+        "DatasetConformance",
+        "KlControllerConformance",
+        "SamplerConformance",
+        "TrackerConformance",
+        "TrainerConformance",
+    ),
+    "runtime": ("DispatchModeConformance", "PreflightConformance", "RuntimeConformance"),
     "advantage": ("AdvantageConformance",),
     "policy_loss": ("PolicyLossConformance",),
     "preset": ("PresetConformance",),

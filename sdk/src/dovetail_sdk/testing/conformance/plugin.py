@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
+import pytest
 from packaging.specifiers import SpecifierSet
 
 from dovetail.batch.columns import glossary
+from dovetail.errors import PluginError, nearest
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.check.signatures import differences
+
+_KIT = __name__.rpartition(".")[0]
 
 
 class PluginConformance:
-    """Base of every suite. A subclass sets `plugin`, and `config` where the default does not do."""
+    """Base of every suite. A subclass sets `plugin`, and `config` where the default does not do.
+
+    A subclass may add tests of its own. It can't replace a standard one: one that can't hold for a plugin is named in
+    `expected_failures`, still runs, and is reported with its reason.
+
+    Raises:
+        PluginError: when a subclass is made that overrides a standard test, or that expects a test to fail which there
+            is not, or without a reason.
+    """
 
     kind: ClassVar[str]
     """The plugin's kind; the suite sets it."""
@@ -22,6 +37,25 @@ class PluginConformance:
     """The class under test."""
     config: ClassVar[Any] = None
     """Its config; by default `plugin.Config(name=plugin.name)`."""
+    expected_failures: ClassVar[Mapping[str, str]] = {}
+    """Standard tests that fail for this plugin, each with the reason. One that passes after all is a failure."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.__module__.startswith(_KIT):
+            return
+        standard = {name: owner for name in dir(cls) if (owner := _standard_home(cls, name))}
+        for name, owner in standard.items():
+            _refuse_override(cls, name, owner)
+        for name, reason in cls.expected_failures.items():
+            _check_expectation(cls, name, reason, standard)
+
+    @pytest.fixture(autouse=True)
+    def _as_expected(self, request: pytest.FixtureRequest) -> None:
+        """Mark the test that runs as expected to fail where its author says so."""
+        reason = self.expected_failures.get(getattr(request.node, "originalname", ""))
+        if reason is not None:
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
     def make_config(self) -> Any:
         """The config under test."""
@@ -31,11 +65,22 @@ class PluginConformance:
         """A plugin that has not been started."""
         return self.plugin(self.make_config(), PluginContext(**context))
 
+    def needs(self, capability: str) -> None:
+        """Skip the test where the plugin does not claim this capability."""
+        if capability not in self.plugin.capabilities:
+            pytest.skip(f"{self.plugin.name} does not claim the capability {capability!r}")
+
     def test_name_is_a_plain_lower_case_word(self) -> None:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", self.plugin.name)
 
     def test_api_range_admits_this_interface(self) -> None:
         assert SpecifierSet(self.plugin.api).contains(KINDS[self.kind].api)
+
+    def test_methods_can_be_called_as_the_interface_says(self) -> None:
+        module, _, name = KINDS[self.kind].interface.partition(":")
+        interface = getattr(__import__(module, fromlist=[name]), name)
+        wrong = [difference.text for difference in differences(self.plugin, interface)]
+        assert not wrong, "; ".join(wrong)
 
     def test_config_is_frozen_and_extends_the_section_of_its_kind(self) -> None:
         config = self.make_config()
@@ -59,3 +104,45 @@ class PluginConformance:
         plugin = self.make()
         plugin.close()
         plugin.close()
+
+
+def _standard_home(cls: type, name: str) -> type | None:
+    """The kit's class that defines a test of this name; None where it is not one of the kit's."""
+    if not name.startswith("test"):
+        return None
+    for base in cls.__mro__:
+        if base.__module__.startswith(_KIT) and name in vars(base):
+            return base
+    return None
+
+
+def _refuse_override(cls: type, name: str, owner: type) -> None:
+    actual = next(base for base in cls.__mro__ if name in vars(base))
+    if actual is owner:
+        return
+    raise PluginError(
+        f"{actual.__qualname__} ({_where(actual)}) overrides the standard test {name} of {owner.__name__}",
+        hint="give a test of your own another name; where the standard one can't hold, write in the class: "
+        f'expected_failures = {{"{name}": "the reason"}}',
+    )
+
+
+def _check_expectation(cls: type, name: str, reason: object, standard: Mapping[str, type]) -> None:
+    if name not in standard:
+        near = nearest(name, standard)
+        raise PluginError(
+            f"{cls.__qualname__} expects {name!r} to fail, which is no test of its suite",
+            hint=f"did you mean {near!r}?" if near else f"its tests are {', '.join(standard)}",
+        )
+    if not (isinstance(reason, str) and reason.strip()):
+        raise PluginError(
+            f"{cls.__qualname__} expects {name} to fail for the reason {reason!r}",
+            hint="say in a sentence why the plugin can't pass it; the report shows it",
+        )
+
+
+def _where(cls: type) -> str:
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        return cls.__module__

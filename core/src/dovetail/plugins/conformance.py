@@ -1,0 +1,96 @@
+"""Conformance reports: what `dovetail plugins check` found, as a package ships it, and the tier that follows from it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.manifest import package_directories
+
+FILE_NAME = "dovetail-conformance.json"
+"""Beside the manifest: `{"schema", "reports": [report, …]}`."""
+SCHEMA = 1
+
+Tier = Literal["bronze", "silver", "gold", "platinum"]
+Outcome = Literal["passed", "failed", "expected", "skipped"]
+"""Of a check or test; `expected`: it failed, as its author says, with the reason."""
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "expected", "skipped")
+TIERS: Mapping[Tier, str] = {
+    "bronze": "the class is sound, and no test of its kind's suite fails unexpectedly",
+    "silver": "… and it is typed, documented, lazily imported, and described by its manifest",
+    "gold": "… and no test is expected to fail",
+    "platinum": "… and no test was left out",
+}
+"""Each tier with what it takes, the lowest first."""
+
+
+def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:
+    """How many tests of a report ended how."""
+    found = Counter(test.get("outcome") for test in report.get("tests", ()))
+    return {outcome: found[outcome] for outcome in OUTCOMES}
+
+
+def tier(report: Mapping[str, Any]) -> Tier | None:
+    """The quality tier of a report: worked out from its results, whatever it says of itself. None below bronze."""
+    told = counts(report)
+    checks = Counter(check.get("outcome") for check in report.get("checks", ()))
+    facts = report.get("facts", {})
+    if told["failed"] or checks["failed"] or not told["passed"] or not checks["passed"]:
+        return None
+    if not facts or not all(fact.get("holds") for fact in facts.values()):
+        return "bronze"
+    if told["expected"]:
+        return "silver"
+    return "gold" if told["skipped"] else "platinum"
+
+
+def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
+    """The report of a plugin that its package ships; None where there is none that can be read."""
+    for place in package_directories(entry.target.split(":")[0].split(".")[0]):
+        for report in read_reports(place / FILE_NAME):
+            named = report.get("plugin", {})
+            if (named.get("kind"), named.get("name")) == (entry.kind, entry.name):
+                return report
+    return None
+
+
+def read_reports(path: Path) -> list[Mapping[str, Any]]:
+    """The reports of a file; none where it is missing, damaged or of another schema: no listing fails for its sake."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        return []
+    reports = data.get("reports")
+    return [r for r in reports if isinstance(r, dict)] if isinstance(reports, list) else []
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Put a report into a file of them, in the place of an older one of the same plugin."""
+    others = [old for old in read_reports(path) if _of(old) != _of(report)]
+    reports = sorted([*others, report], key=_of)
+    text = json.dumps({"schema": SCHEMA, "reports": reports}, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def in_words(report: Mapping[str, Any], version: str) -> str:
+    """One line on a report, for the page of a plugin whose installed version is `version`."""
+    told = counts(report)
+    parts = [f"{told['passed']} passed"]
+    words: dict[Outcome, str] = {"expected": "expected to fail"}
+    parts += [f"{told[o]} {words.get(o, o)}" for o in OUTCOMES[1:] if told[o]]
+    plugin, versions = report.get("plugin", {}), report.get("versions", {})
+    made = f"dovetail-sdk {versions.get('dovetail-sdk', 'unknown')}"
+    if plugin.get("version") != version:
+        made = f"version {plugin.get('version')}, {made}"
+    return f"{tier(report) or 'no tier'} ({', '.join(parts)}; {made})"
+
+
+def _of(report: Mapping[str, Any]) -> tuple[str, str]:
+    plugin = report.get("plugin", {})
+    return str(plugin.get("kind")), str(plugin.get("name"))

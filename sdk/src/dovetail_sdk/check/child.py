@@ -1,0 +1,127 @@
+"""The process in which a plugin is checked: it writes one line of JSON for every fact, check and test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+import pytest
+
+from dovetail.errors import DovetailError, PluginBrokenError, PluginNeedsError
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.contract import config_of, import_object
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.load import load_entry
+from dovetail_sdk.check.facts import facts_of
+from dovetail_sdk.check.recorder import Recorder
+from dovetail_sdk.check.shipping import NotHereError, check_manifest, check_wheel
+from dovetail_sdk.check.signatures import differences
+from dovetail_sdk.check.suites import SUITES, UNDER_TEST, suites_for
+
+_FINDING = "from dovetail_sdk.check.suites import UNDER_TEST\nglobals().update(UNDER_TEST)\n"
+
+
+class Answers:
+    """Writes lines of JSON to the process that asked."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, **line: Any) -> None:
+        """Write one line, at once."""
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def check(self, name: str, act: Callable[[], Any]) -> Any:
+        """Do something, write how it went, and return what it returns; None where it did not go well."""
+        self.write(start=name)
+        outcome, message, hint, result = "passed", None, None, None
+        try:
+            result = act()
+        except (NotHereError, PluginNeedsError) as error:
+            outcome, message, hint = "skipped", error.message, error.hint
+        except DovetailError as error:
+            outcome, message, hint = "failed", error.message, error.hint
+        self.write(check={"name": name, "outcome": outcome, "message": message, "hint": hint})
+        return result
+
+
+def main() -> None:
+    """Read what to check from standard input, and check it."""
+    asked = json.load(sys.stdin)
+    sys.path[:] = asked["path"]
+    with os.fdopen(int(sys.argv[1]), "w") as file:
+        answers = Answers(file)
+        entry = next(
+            e
+            for e in default_index().entries(asked["kind"])
+            if (e.name, e.distribution) == (asked["name"], asked["distribution"])
+        )
+        _examine(entry, asked, answers)
+        answers.write(done=True)
+
+
+def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> None:
+    cls = answers.check("class", lambda: _load(entry))
+    if cls is None:
+        return
+    answers.check("signatures", lambda: _check_signatures(entry, cls))
+    answers.check("manifest", lambda: check_manifest(entry))
+    answers.check("wheel", lambda: check_wheel(entry))
+    answers.write(facts={name: attrs.asdict(fact) for name, fact in facts_of(entry, cls).items()})
+    unmet = [need for need in entry.needs if not need.met]
+    if unmet:
+        answers.write(unmet=" and ".join(f"{need} ({need.found})" for need in unmet))
+        return
+    if entry.kind not in SUITES:
+        answers.write(unmet=f"no conformance suite is known for plugins of kind {entry.kind}")
+        return
+    package = entry.target.split(":")[0].split(".")[0]
+    found = answers.check("suite", lambda: suites_for(cls, entry.kind, package, asked["overrides"]))
+    if found:
+        UNDER_TEST.update(found)
+        _run_tests(answers, asked)
+
+
+def _load(entry: PluginEntry) -> type[Plugin]:
+    """The class, once it and its Config are what their kind asks for."""
+    cls = load_entry(entry)
+    config_of(cls, KINDS[entry.kind])
+    return cls
+
+
+def _check_signatures(entry: PluginEntry, cls: type) -> None:
+    found = differences(cls, import_object(KINDS[entry.kind].interface))
+    if found:
+        raise PluginBrokenError(
+            "; ".join(difference.text for difference in found),
+            hint="; ".join(difference.hint for difference in found),
+        )
+
+
+def _run_tests(answers: Answers, asked: dict[str, Any]) -> None:
+    """Run pytest in an empty folder, without the settings and the plugins of whatever folder this is."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "pytest.ini").write_text("[pytest]\n")
+        (place / "test_plugin.py").write_text(_FINDING)
+        arguments = [str(place), "-c", str(place / "pytest.ini"), "--rootdir", folder]
+        arguments += ["-p", "no:cacheprovider", "--import-mode=importlib", "-q"]
+        arguments += [f"--basetemp={place / 'tests'}"]
+        if asked.get("only"):
+            arguments += ["-k", asked["only"]]
+        code = pytest.main(arguments, plugins=[Recorder(answers.write)])
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            answers.write(broken=f"pytest ended with {pytest.ExitCode(code).name}")
+
+
+if __name__ == "__main__":
+    main()

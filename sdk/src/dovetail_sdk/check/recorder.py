@@ -1,0 +1,57 @@
+"""A pytest plugin that tells of every test as it ends, so that nothing is lost where the process dies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+_LONGEST = 2000
+"""Characters kept of a failure's text: its end, where the assertion stands."""
+
+
+class Recorder:
+    """Writes `{"start": …}` before a test and `{"test": {…}}` after it."""
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self._write = write
+        self._began = 0.0
+        self._told: dict[str, Any] = {}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A suite that can't be collected at all."""
+        if report.failed:
+            self._write(broken=str(report.longrepr)[-_LONGEST:])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self._began = time.perf_counter()
+        self._told = {}
+        self._write(start=_name(nodeid))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase of a test ended; the worst of its phases is how the test ended."""
+        reason = getattr(report, "wasxfail", None)
+        if report.failed:
+            self._told = {"outcome": "failed", "reason": str(report.longrepr)[-_LONGEST:]}
+        elif report.skipped and not self._told.get("outcome"):
+            outcome = "skipped" if reason is None else "expected"
+            self._told = {"outcome": outcome, "reason": reason or _skip_reason(report)}
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test ended."""
+        told = self._told or {"outcome": "passed", "reason": None}
+        seconds = round(time.perf_counter() - self._began, 3)
+        self._write(test={"name": _name(nodeid), **told, "seconds": seconds})
+
+
+def _name(nodeid: str) -> str:
+    """`TestMine::test_this[1.0]`, without the file."""
+    return nodeid.partition("::")[2]
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")

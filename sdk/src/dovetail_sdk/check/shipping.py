@@ -1,0 +1,185 @@
+"""What a plugin's distribution ships: a manifest that agrees with the classes, inside the wheel too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import Distribution
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from packaging.requirements import Requirement
+
+from dovetail.errors import PluginError
+from dovetail.plugins.distributions import Installed
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.manifest import COMMAND, FILE_NAME, normalised, package_directories
+from dovetail_sdk.manifest import describe, differences
+from dovetail_sdk.project import Declared, Project, any_of_needs
+
+_BUILD_TIME = 120.0
+"""Seconds that building a wheel may take."""
+
+
+class NotHereError(PluginError):
+    """Something can't be judged in this environment; the message says why."""
+
+
+def installed(entry: PluginEntry) -> Installed:
+    """The distribution that an entry belongs to."""
+    return next(
+        one
+        for one in default_index().distributions
+        if normalised(one.name) == normalised(entry.distribution)
+    )
+
+
+def check_manifest(entry: PluginEntry) -> None:
+    """Hold the installed manifest against the class.
+
+    Raises:
+        PluginError: they differ; names every difference.
+    """
+    project = _project(entry)
+    path = project.package_directory / FILE_NAME
+    data = json.loads(path.read_text(encoding="utf-8"))
+    [declared] = [p for p in project.plugins if (p.kind, p.name) == (entry.kind, entry.name)]
+    derived = describe(declared, project)
+    ours = [
+        item
+        for item in data["plugins"]
+        if (item.get("kind"), item.get("name")) == (entry.kind, entry.name)
+    ]
+    if ours and _normal(ours[0].get("needs", [])) == _normal(derived["needs"]):
+        derived["needs"] = ours[0].get("needs", [])
+    found = differences(
+        {**data, "plugins": ours},
+        {"schema": data["schema"], "distribution": data["distribution"], "plugins": [derived]},
+    )
+    if found:
+        raise PluginError(
+            f"{path} disagrees with {entry.target}: " + "; ".join(found),
+            hint=f"make the manifest anew in the source folder of {entry.distribution}: {COMMAND}",
+        )
+
+
+def check_wheel(entry: PluginEntry) -> None:
+    """Look for the manifest inside the wheel: the one that was installed, or one built from an editable install's source.
+
+    Raises:
+        NotHereError: no wheel can be built here.
+        PluginError: the wheel has no manifest, or another one than the package.
+    """
+    package = entry.target.split(":")[0].split(".")[0]
+    wanted = f"{package}/{FILE_NAME}"
+    metadata = installed(entry).metadata
+    source = editable_source(metadata)
+    if source is None:
+        names = {str(path) for path in metadata.files or ()}
+        if wanted not in names:
+            raise PluginError(
+                f"the installed wheel of {entry.distribution} has no {wanted}",
+                hint="let the build backend take the file along: it lies in the package, beside __init__.py",
+            )
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(source, Path(folder))
+        with zipfile.ZipFile(wheel) as archive:
+            if wanted not in archive.namelist():
+                raise PluginError(
+                    f"the wheel built from {source} has no {wanted}",
+                    hint="let the build backend take the file along: with hatchling, everything below "
+                    "[tool.hatch.build.targets.wheel] packages goes in unless .gitignore names it",
+                )
+            shipped = archive.read(wanted)
+    here = (package_directories(package)[0] / FILE_NAME).read_bytes()
+    if shipped != here:
+        raise PluginError(
+            f"the manifest in the wheel built from {source} is another than the one in {package}",
+            hint=f"write it in the source folder: {COMMAND}",
+        )
+
+
+def editable_source(metadata: Distribution) -> Path | None:
+    """The source folder of an editable install; None where it was installed from a wheel."""
+    text = metadata.read_text("direct_url.json")
+    try:
+        told = json.loads(text) if text else {}
+    except ValueError:
+        return None
+    if not told.get("dir_info", {}).get("editable"):
+        return None
+    return Path(unquote(urlparse(told["url"]).path))
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Build a wheel from a source folder, without isolation and without the network.
+
+    Raises:
+        NotHereError: its build backend is not installed, or fails.
+    """
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--disable-pip-version-check", "--wheel-dir"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [*command, str(folder), str(source)],
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_TIME,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotHereError(
+            f"building {source} took longer than {_BUILD_TIME:g} s", hint="build it by hand"
+        ) from error
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise NotHereError(
+            f"no wheel can be built from {source} here: {last}",
+            hint="install its build backend beside it, such as: pip install hatchling",
+        )
+    return wheels[0]
+
+
+def _project(entry: PluginEntry) -> Project:
+    """The distribution as its source folder would describe it."""
+    distribution = installed(entry)
+    declared = tuple(
+        Declared(kind=e.kind, name=e.name, target=e.target)
+        for e in default_index().entries()
+        if e.distribution == entry.distribution and e.kind in KINDS and e.entry_point is not None
+    )
+    package = entry.target.split(":")[0].split(".")[0]
+    return Project(
+        directory=package_directories(package)[0],
+        distribution=distribution.name,
+        plugins=declared,
+        package=package,
+        package_directory=package_directories(package)[0],
+        needs=_needs(distribution.metadata),
+    )
+
+
+def _normal(needs: list[list[str]]) -> set[frozenset[str]]:
+    """Needs without what wheels do not keep: the order of requirements, and how their versions are written."""
+    return {frozenset(str(Requirement(text)) for text in any_of) for any_of in needs}
+
+
+def _needs(metadata: Distribution) -> tuple[tuple[str, ...], ...]:
+    """The any-of needs that the installed extras express."""
+    extras: dict[str, list[str]] = {}
+    for extra in metadata.metadata.get_all("Provides-Extra") or ():
+        for text in metadata.requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                continue
+            if requirement.marker.evaluate({"extra": extra}):
+                requirement.marker = None
+                extras.setdefault(extra, []).append(str(requirement))
+    return any_of_needs(extras)

@@ -1,0 +1,110 @@
+"""Which conformance suites run on an installed plugin: those that its package declares, or the plain one of its kind."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.config.interpolate import Interpolator
+from dovetail.config.layers import Layer
+from dovetail.config.load import installed_config_class, raise_problems
+from dovetail.config.merge import Merger
+from dovetail.config.overrides import read_overrides
+from dovetail.config.structure import structure
+from dovetail.config.wording import problems_of
+from dovetail.errors import PluginBrokenError
+from dovetail.interfaces.plugin import Plugin
+
+SUITES = {
+    "advantage": "AdvantageConformance",
+    "dataset": "DatasetConformance",
+    "dispatch_mode": "DispatchModeConformance",
+    "engine": "EngineConformance",
+    "kl_controller": "KlControllerConformance",
+    "loss_aggregation": "LossAggregationConformance",
+    "policy_loss": "PolicyLossConformance",
+    "preflight": "PreflightConformance",
+    "preset": "PresetConformance",
+    "reward_function": "RewardFunctionConformance",
+    "reward_manager": "RewardManagerConformance",
+    "rollout": "RolloutConformance",
+    "rollout_correction": "RolloutCorrectionConformance",
+    "runtime": "RuntimeConformance",
+    "sample_filter": "SampleFilterConformance",
+    "sampler": "SamplerConformance",
+    "tracker": "TrackerConformance",
+    "trainer": "TrainerConformance",
+    "weight_transport": "WeightTransportConformance",
+}
+"""Kind → the suite's name in `dovetail_sdk.testing.conformance`."""
+UNDER_TEST: dict[str, type] = {}
+"""The suites that pytest collects in a process that checks a plugin."""
+DECLARATIONS = "conformance"
+"""The module of a package that may hold suites for its plugins, with what they need beside the class."""
+
+
+def suites_for(
+    cls: type[Plugin], kind: str, package: str, overrides: Sequence[str] = ()
+) -> dict[str, type]:
+    """The suites that check a plugin, by the name under which pytest finds them.
+
+    Those of `<package>/conformance.py` whose `plugin` is the class, where there are any; with overrides, or without
+    such a module, the plain suite of the kind, under the config that the overrides make.
+
+    Raises:
+        PluginBrokenError: the module with the declarations fails.
+        ConfigError: an override is wrong, or the config has a field without a default.
+    """
+    from dovetail_sdk.testing import conformance
+
+    suite = getattr(conformance, SUITES[kind])
+    declared = {} if overrides else _declared(cls, suite, package)
+    if declared:
+        return declared
+    given = {"plugin": cls, "config": config_under_test(kind, cls.name, overrides)}
+    name = "Test" + "".join(part.capitalize() for part in cls.name.split("_"))
+    return {name: type(name, (suite,), {**given, "__module__": "dovetail_check"})}
+
+
+def config_under_test(kind: str, name: str, overrides: Sequence[str]) -> Any:
+    """The plugin's config from its defaults and `key=value` overrides.
+
+    Raises:
+        ConfigError: lists everything that is wrong with it.
+    """
+    config_class = installed_config_class(kind, {"name": name})
+    layers, problems = read_overrides(list(overrides), rank=1)
+    layers = [Layer(rank=0, name="the name given", tree={"name": name}), *layers]
+    merger = Merger(
+        installed_config_class, Interpolator(config_class, layers, installed_config_class)
+    )
+    tree = merger.merge(config_class, layers)
+    config, faults = structure(tree)
+    problems += merger.problems
+    for fault in faults:
+        problems += problems_of(fault, tree, merger.origins)
+    raise_problems(f"{kind}/{name}", problems, merger.origins)
+    return config
+
+
+def _declared(cls: type[Plugin], suite: type, package: str) -> dict[str, type]:
+    module_name = f"{package}.{DECLARATIONS}"
+    try:
+        if importlib.util.find_spec(module_name) is None:
+            return {}
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise PluginBrokenError(
+            f"{module_name}, which declares the package's conformance suites, fails: {type(error).__name__}: {error}",
+            hint="mend it, or remove it: the plain suite of the kind runs without",
+        ) from error
+    return {
+        name: found
+        for name, found in vars(module).items()
+        if isinstance(found, type)
+        and issubclass(found, suite)
+        and getattr(found, "plugin", None) is cls
+        and name.startswith("Test")
+    }

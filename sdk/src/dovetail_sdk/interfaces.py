@@ -1,0 +1,245 @@
+"""Machine-readable descriptions of the interfaces: what each asks and gives, and which version a change of it needs.
+
+The description of every interface is committed (`dovetail/plugins/interfaces.json`). A change of a method, of a class
+attribute or of a data class needs another version: a minor one where plugins and callers of before keep working,
+a major one where they do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_origin
+
+import attrs
+
+import dovetail.plugins
+from dovetail.errors import PluginError
+from dovetail.hooks import HOOKS, HOOKS_API
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.contract import import_object
+from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.check.signatures import form, members, signature_of, signature_text
+
+PLACE = Path(dovetail.plugins.__file__).parent / "interfaces.json"
+SCHEMA = 1
+COMMAND = "python -m dovetail_sdk interfaces"
+"""What writes the description."""
+Bump = Literal["none", "minor", "major"]
+_ORDER: tuple[Bump, ...] = ("none", "minor", "major")
+
+
+@attrs.frozen
+class Change:
+    """One difference between two descriptions of an interface, and the version that it needs."""
+
+    text: str
+    needs: Bump
+
+
+def describe_all() -> dict[str, Any]:
+    """`{"schema", "interfaces": {kind: {"interface", "api", "methods", "attributes", "types"}}, "hooks"}` of this core."""
+    interfaces = {
+        name: _describe(import_object(kind.interface), kind.api)
+        for name, kind in sorted(KINDS.items())
+    }
+    hooks = {"api": HOOKS_API, "hooks": {name: list(HOOKS[name]) for name in sorted(HOOKS)}}
+    return {"schema": SCHEMA, "interfaces": interfaces, "hooks": hooks}
+
+
+def read() -> dict[str, Any]:
+    """The committed description.
+
+    Raises:
+        PluginError: there is none, or it can't be read.
+    """
+    try:
+        described: dict[str, Any] = json.loads(PLACE.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PluginError(f"{PLACE} can't be read: {error}", hint=COMMAND) from error
+    return described
+
+
+def write() -> Path:
+    """Write the description anew.
+
+    Raises:
+        PluginError: something changed without the version that it needs; names every such change.
+    """
+    described = describe_all()
+    if PLACE.exists() and (complaints := missing_bumps(read(), described)):
+        raise PluginError("\n".join(complaints), hint="raise the version in the interface's module")
+    PLACE.write_text(to_text(described), encoding="utf-8")
+    return PLACE
+
+
+def to_text(described: Mapping[str, Any]) -> str:
+    """A description as it is written to disk."""
+    return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+
+
+def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Every interface that changed without the version that its changes need, in words."""
+    complaints = []
+    old, new = before["interfaces"], after["interfaces"]
+    for kind in sorted(old.keys() & new.keys()):
+        found = changes(old[kind], new[kind])
+        needed = max((change.needs for change in found), key=_ORDER.index, default="none")
+        if _ORDER.index(bump(old[kind]["api"], new[kind]["api"])) < _ORDER.index(needed):
+            which = "; ".join(change.text for change in found)
+            complaints.append(
+                f"the interface {kind} is {new[kind]['api']} and was {old[kind]['api']}, but it needs a {needed} version: {which}"
+            )
+    hooks = [
+        Change(f"the hook {name} takes other arguments", "major")
+        for name, arguments in before["hooks"]["hooks"].items()
+        if not set(arguments) <= set(after["hooks"]["hooks"].get(name, ()))
+    ]
+    if hooks and bump(before["hooks"]["api"], after["hooks"]["api"]) != "major":
+        complaints.append(f"the hooks need a major version: {'; '.join(h.text for h in hooks)}")
+    return complaints
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """What differs between two descriptions of one interface."""
+    found = []
+    for part in ("methods", "attributes"):
+        found += list(_members(part.removesuffix("s"), before[part], after[part]))
+    for name, fields in before["types"].items():
+        now = after["types"].get(name)
+        if now is None:
+            found.append(Change(f"{name} is gone", "major"))
+        else:
+            found += list(_members(f"{name}'s", fields, now))
+    found += [
+        Change(f"{name} is new", "minor") for name in after["types"] if name not in before["types"]
+    ]
+    return found
+
+
+def bump(before: str, after: str) -> Bump:
+    """How far a version has moved."""
+    old, new = ([int(part) for part in version.split(".")] for version in (before, after))
+    if new[0] != old[0]:
+        return "major"
+    return "none" if new == old else "minor"
+
+
+def _members(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    for name, was in before.items():
+        now = after.get(name)
+        if now is None:
+            yield Change(f"{what} {name} is gone", "major")
+        elif now != was:
+            harmless = _grew_only(was, now)
+            text = f"{what} {name} was `{was['declared']}` and is `{now['declared']}`"
+            yield Change(text, "minor" if harmless else "major")
+    for name, now in after.items():
+        if name not in before:
+            demanded = now.get("abstract") or now.get("required")
+            yield Change(f"{what} {name} is new", "major" if demanded else "minor")
+
+
+def _grew_only(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a method only gained keyword-only parameters with defaults, or lost its abstractness."""
+    if (now.get("abstract") and not was.get("abstract")) or now.get("form") != was.get("form"):
+        return False
+    if now.get("required") and not was.get("required"):
+        return False
+    if "parameters" not in was or "parameters" not in now:
+        return bool(was["declared"] == now["declared"])
+    if was["returns"] != now["returns"]:
+        return False
+    kept = {p["name"]: p for p in now["parameters"]}
+    if any(kept.pop(p["name"], None) != p for p in was["parameters"]):
+        return False
+    return all(p["kind"] == "keyword-only" and p["default"] is not None for p in kept.values())
+
+
+def _describe(interface: type, api: str) -> dict[str, Any]:
+    module = importlib.import_module(interface.__module__)
+    return {
+        "interface": f"{interface.__module__}:{interface.__qualname__}",
+        "api": api,
+        "methods": {name: _method(member, name) for name, member in members(interface).items()},
+        "attributes": dict(sorted(_attributes(interface))),
+        "types": {
+            name: _type(found)
+            for name, found in sorted(vars(module).items())
+            if isinstance(found, type)
+            and found.__module__ == module.__name__
+            and not name.startswith("_")
+            and not issubclass(found, Plugin)
+        },
+    }
+
+
+def _method(member: Any, name: str) -> dict[str, Any]:
+    signature = signature_of(member)
+    return {
+        "declared": signature_text(member, name),
+        "form": form(member),
+        "abstract": bool(getattr(member, "__isabstractmethod__", False)),
+        "parameters": [
+            {
+                "name": parameter.name,
+                "kind": parameter.kind.description.replace(" or keyword", ""),
+                "type": _plain(parameter.annotation),
+                "default": None
+                if parameter.default is parameter.empty
+                else _default(parameter.default),
+            }
+            for parameter in signature.parameters.values()
+        ],
+        "returns": _plain(signature.return_annotation),
+    }
+
+
+def _attributes(interface: type) -> Iterator[tuple[str, dict[str, Any]]]:
+    for base in reversed(interface.__mro__):
+        if not base.__module__.startswith("dovetail."):
+            continue
+        for name, declared in vars(base).get("__annotations__", {}).items():
+            text = _plain(declared)
+            if name.startswith("_") or not (
+                text.startswith("ClassVar") or get_origin(declared) is ClassVar
+            ):
+                continue
+            required = not hasattr(interface, name)
+            yield name, {"declared": f"{name}: {text}", "required": required}
+
+
+def _type(cls: type) -> dict[str, dict[str, Any]]:
+    """The values of an enumeration, the fields of a data class, or the methods of any other class."""
+    if issubclass(cls, enum.Enum):
+        return {one.name: {"declared": f"{one.name} = {one.value!r}"} for one in cls}
+    if not attrs.has(cls):
+        return {name: _method(member, name) for name, member in members(cls).items()}
+    return {
+        field.name: {
+            "declared": f"{field.name}: {_plain(field.type)}",
+            "required": field.default is attrs.NOTHING,
+        }
+        for field in attrs.fields(cls)
+    }
+
+
+def _plain(annotation: Any) -> str:
+    """An annotation as it stands in the source, without what differs between Python versions."""
+    if annotation is inspect.Signature.empty:
+        return ""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    try:
+        return ast.unparse(ast.parse(text, mode="eval"))
+    except SyntaxError:
+        return text
+
+
+def _default(value: Any) -> str:
+    """A default in words that are the same in every process."""
+    return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)

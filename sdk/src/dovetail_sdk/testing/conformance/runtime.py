@@ -1,0 +1,162 @@
+"""The suites of runtimes, dispatch modes and preflight rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dovetail.config import config_from_mapping
+from dovetail.dispatch import Mesh
+from dovetail.errors import DispatchError
+from dovetail.interfaces.dispatch_mode import Call, DispatchMode
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
+from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
+from dovetail.numerics.streams import SampleStream
+from dovetail_sdk.testing.conformance import runtime_workers
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+
+
+class RuntimeConformance(PluginConformance):
+    """Subclass it, set `plugin`, and pytest runs the suite, with workers that need no model."""
+
+    kind = "runtime"
+    plugin: ClassVar[type[Runtime]]
+
+    @pytest.fixture
+    def runtime(self) -> Iterator[Runtime]:
+        """A started runtime, closed afterwards."""
+        runtime: Runtime = self.make()
+        runtime.start()
+        yield runtime
+        runtime.close()
+
+    def spec(self, kind: str, attribute: str) -> WorkerSpec:
+        """A group of one of the suite's workers."""
+        ref = PluginRef(
+            kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
+        )
+        return WorkerSpec(role="suite", plugin=ref, context=PluginContext(seed=7))
+
+    def test_it_says_on_which_device_workers_are(self, runtime: Runtime) -> None:
+        assert runtime.device().partition(":")[0]
+
+    def test_replicas_generate_and_know_their_number(self, runtime: Runtime) -> None:
+        replicas = runtime.rollout_replicas(self.spec("rollout", "EchoRollout"), 2)
+        found = [asyncio.run(_echoed(replica)) for replica in replicas]
+        assert found == [[7, 0, 5, 6], [7, 1, 5, 6]]
+
+    def test_closing_twice_is_no_error(self) -> None:
+        runtime: Runtime = self.make()
+        runtime.start()
+        runtime.rollout_replicas(self.spec("rollout", "EchoRollout"), 1)
+        runtime.close()
+        runtime.close()
+
+
+async def _echoed(replica: Any) -> list[int]:
+    request = RolloutRequest(
+        request_id="r",
+        prompt_ids=np.array([5, 6]),
+        sampling=SamplingParams(max_new_tokens=8),
+        streams=(SampleStream(seed=1),),
+    )
+    [completion] = [found async for found in replica.submit(request)]
+    tokens: list[int] = completion.response_ids.tolist()
+    return tokens
+
+
+class DispatchModeConformance(PluginConformance):
+    """Subclass it, set `plugin`, and pytest runs the suite over meshes of several shapes."""
+
+    kind = "dispatch_mode"
+    plugin: ClassVar[type[DispatchMode]]
+    meshes: ClassVar[tuple[Mesh, ...]] = (
+        Mesh(dp=1, name="train"),
+        Mesh(dp=3, name="train"),
+        Mesh(dp=2, tp=2, name="train"),
+    )
+    """Meshes that the mode can serve."""
+
+    def arguments(self, mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a call is given on this mesh."""
+        return ("words",), {"number": 3}
+
+    def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
+        """The calls and the receipt; a mode for other arguments than the suite's is left alone."""
+        try:
+            return mode.split(mesh, *self.arguments(mesh))
+        except DispatchError as error:
+            pytest.skip(
+                f"it refuses the suite's plain arguments ({error.message}); override `arguments` in a suite"
+            )
+
+    def expected(self, mesh: Mesh, results: Sequence[Any]) -> Any:
+        """What the caller gets; by default whatever `collect` makes of the ranks' results must not fail."""
+        return ...
+
+    def test_there_is_a_call_or_none_for_every_rank(self) -> None:
+        for mesh in self.meshes:
+            calls, _ = self.split(self.make(), mesh)
+            assert len(calls) == mesh.size
+            assert any(call is not None for call in calls)
+            for call in calls:
+                assert call is None or (isinstance(call[0], tuple) and isinstance(call[1], dict))
+
+    def test_the_ranks_that_answer_are_called(self) -> None:
+        for mesh in self.meshes:
+            mode: DispatchMode = self.make()
+            calls, _ = self.split(mode, mesh)
+            answering = mode.answering(mesh)
+            assert answering <= set(range(mesh.size))
+            if len(answering) < mesh.size:
+                assert all(calls[rank] is not None for rank in answering)
+
+    def test_results_of_ranks_that_do_not_answer_are_not_read(self) -> None:
+        for mesh in self.meshes:
+            mode: DispatchMode = self.make()
+            calls, receipt = self.split(mode, mesh)
+            whole = [None if call is None else f"result {r}" for r, call in enumerate(calls)]
+            answering = mode.answering(mesh)
+            thinned = [result if r in answering else None for r, result in enumerate(whole)]
+            collected = mode.collect(mesh, thinned, receipt)
+            assert collected == mode.collect(mesh, whole, receipt)
+            expected = self.expected(mesh, whole)
+            assert expected is ... or collected == expected
+
+
+class PreflightConformance(PluginConformance):
+    """Subclass it, set `plugin`, `sound` and `wrong`, and pytest runs the suite."""
+
+    kind = "preflight"
+    plugin: ClassVar[type[PreflightRule]]
+    sound: ClassVar[tuple[Sequence[str], ...]] = ((),)
+    """Configs, as lists of `key=value`, that the rule has nothing against."""
+    wrong: ClassVar[tuple[Sequence[str], ...]] = ()
+    """Configs that it finds something wrong with."""
+
+    def findings(self, overrides: Sequence[str], plan: Any = None) -> list[Finding]:
+        """What the rule says of a config."""
+        loaded = config_from_mapping({"model": {"path": "tiny"}}, list(overrides))
+        return list(self.make().check(loaded.config, plan))
+
+    def test_sound_configs_are_left_alone(self) -> None:
+        for overrides in self.sound:
+            assert self.findings(overrides) == []
+
+    def test_what_is_wrong_is_found_and_told_with_its_mend(self) -> None:
+        if not self.wrong:
+            pytest.skip("it names no wrong config: set `wrong` in a suite")
+        for overrides in self.wrong:
+            findings = self.findings(overrides)
+            assert findings, overrides
+            for finding in findings:
+                assert finding.rule == self.plugin.name
+                assert finding.severity in ("error", "warning")
+                assert finding.message.strip()
+                assert finding.hint is None or finding.hint.strip()

@@ -1,0 +1,105 @@
+"""TableEngine: a training engine whose policy is a table, so that tests of a flow need no model.
+
+Legend: N samples, T response tokens, packed end to end, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from dovetail.batch import Batch
+from dovetail.config.sections import EngineSection
+from dovetail.errors import ConfigError, WeightSyncError
+from dovetail.interfaces.engine import TrainEngine
+from dovetail.interfaces.objective import AnyObjectiveSpec
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.numerics import build_objective, resolve_metrics
+from dovetail.telemetry.metrics import Metric
+
+COMPUTES = frozenset({"log_probs", "entropies"})
+VOCABULARY = 512
+
+
+class TableEngine(TrainEngine):
+    """One logit a word, whatever came before it. Updates are plain gradient descent, so that a test can work them out.
+
+    log π(w) = log softmax(logits / temperature)_w
+
+    Attributes:
+        logits_V: float32 [V], the whole model; 0 at the start.
+        updates: mini-batches that it was trained on.
+    """
+
+    name: ClassVar[str] = "table"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    Config = EngineSection
+
+    def __init__(self, config: Any = None, context: PluginContext | None = None) -> None:
+        super().__init__(config or EngineSection(name=self.name), context or PluginContext())
+        self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
+        self.updates: list[Batch] = []
+
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+        with torch.no_grad():
+            found = self._scores(batch, outputs)
+        mask = batch["response_mask"]
+        columns = {
+            name: mask.with_values((values_T.numpy() * mask.values).astype(np.float32))
+            for name, values_T in found.items()
+        }
+        return Batch(columns, length=len(batch))
+
+    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+        goal = build_objective(objective, seed=self.context.seed)
+        prepared = goal.prepare(mini_batch, self.context.reduction)
+        denominators = goal.denominators(prepared, self.context.reduction)
+        term = goal(self._scores(prepared, goal.outputs), prepared, denominators)
+        (gradient_V,) = torch.autograd.grad(term.loss, [self.logits_V])
+        rate = self.context.training.optim.lr if self.context.training else 1.0
+        with torch.no_grad():
+            self.logits_V -= rate * gradient_V
+        self.updates.append(mini_batch)
+        return resolve_metrics([term.metrics])
+
+    def weight_manifest(self, version: int) -> WeightManifest:
+        spec = TensorSpec(name="logits", shape=(VOCABULARY,), dtype="float32")
+        return WeightManifest(version=version, tensors=(spec,))
+
+    def send_weights(self, version: int, manifest: WeightManifest) -> None:
+        if self.context.transport is None:
+            raise WeightSyncError("the table has no weight transport to send through")
+        self.context.transport.sender().send(manifest, [("logits", self.logits_V.detach())])
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        np.save(directory / "logits.npy", self.logits_V.detach().numpy())
+
+    def load(self, directory: Path) -> None:
+        self.logits_V = torch.from_numpy(np.load(directory / "logits.npy")).requires_grad_()
+
+    def export(self, directory: Path) -> None:
+        self.save(directory)
+
+    def _scores(self, batch: Batch, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
+        """float32 [T] each."""
+        unknown = sorted(outputs - COMPUTES)
+        if unknown:
+            raise ConfigError(
+                f"a table can't compute {unknown[0]!r}; it gives {', '.join(sorted(COMPUTES))}"
+            )
+        responses = batch["response_ids"]
+        temperature_T = torch.from_numpy(
+            np.repeat(np.asarray(batch["temperature"]), np.diff(responses.offsets))
+        )
+        log_probs_TV = (self.logits_V / temperature_T[:, None]).log_softmax(-1)
+        chosen_T1 = torch.from_numpy(np.asarray(responses.values))[:, None]
+        found = {"log_probs": log_probs_TV.gather(-1, chosen_T1)[:, 0]}
+        found["entropies"] = -(log_probs_TV.exp() * log_probs_TV).sum(-1)
+        return {name: found[name] for name in outputs}

@@ -1,0 +1,98 @@
+"""A temporary registry: plugins that are installed for the length of a `with` block, and for this process alone."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+
+from dovetail.errors import PluginError
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.contract import config_of
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.index import PluginIndex, default_index
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.manifest import PluginManifest
+
+DISTRIBUTION = "temporary-plugins"
+_MODULE = "_dovetail_temporary_plugins"
+
+
+@contextmanager
+def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
+    """Plugins that a config selects by name while the context lasts, as if a distribution had brought them.
+
+    They take the place of installed ones of the same kind and name. Workers in other processes do not know them. Contexts
+    may be nested.
+
+    Args:
+        classes: complete plugin classes; their kind is that of the interface that they extend.
+
+    Raises:
+        PluginError: a class extends no interface of a plugin.
+    """
+    before = default_index()
+    kinds = {cls: _kind_of(cls) for cls in classes}
+    module = types.ModuleType(f"{_MODULE}_{id(classes):x}")
+    mine = [_entry(cls, kinds[cls], module) for cls in classes]
+    taken = {(entry.kind, entry.name) for entry in mine}
+    kept = tuple(e for e in before.all_entries if (e.kind, e.name) not in taken)
+    index = PluginIndex((*kept, *mine), before.problems, before.distributions)
+    sys.modules[module.__name__] = module
+    _put(index)
+    try:
+        yield index
+    finally:
+        _put(before)
+        del sys.modules[module.__name__]
+
+
+def _put(index: PluginIndex) -> None:
+    """Make this the index of the process: every module calls the one cached function."""
+    default_index.cache_clear()
+    original = PluginIndex.discover
+    try:
+        PluginIndex.discover = classmethod(lambda _: index)  # type: ignore[method-assign, assignment]
+        default_index()
+    finally:
+        PluginIndex.discover = original  # type: ignore[method-assign]
+
+
+def _kind_of(cls: type[Plugin]) -> str:
+    mro = {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__}
+    for name, kind in KINDS.items():
+        if kind.interface in mro:
+            return name
+    raise PluginError(
+        f"{cls.__qualname__} extends no interface of a plugin",
+        hint=f"extend one of {', '.join(kind.interface for kind in KINDS.values())}",
+    )
+
+
+def _entry(cls: type[Plugin], kind: str, module: types.ModuleType) -> PluginEntry:
+    config = config_of(cls, KINDS[kind])
+    setattr(module, cls.__name__, cls)
+    config_name = f"Config_{cls.__name__}"
+    setattr(module, config_name, config)
+    target = f"{module.__name__}:{cls.__name__}"
+    manifest = PluginManifest(
+        kind=kind,
+        name=cls.name,
+        target=target,
+        api=cls.api,
+        config=f"{module.__name__}:{config_name}",
+        aliases=tuple(cls.aliases),
+        capabilities=tuple(sorted(cls.capabilities)),
+    )
+    return PluginEntry(
+        kind=kind,
+        name=cls.name,
+        distribution=DISTRIBUTION,
+        version="0",
+        target=target,
+        state="compatible",
+        manifest=manifest,
+        entry_point=EntryPoint(name=cls.name, value=target, group=KINDS[kind].group),
+    )
