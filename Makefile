@@ -9,6 +9,9 @@ CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
 PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
+# Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
+VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
+VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py
 
 .PHONY: setup demo test nightly lint bench wheels manifests docs clean
 
@@ -23,11 +26,13 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreac
 demo: setup ## Train a tiny model with GRPO on this machine
 	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
 
-test: setup ## Every test that this machine can run
+test: setup $(VLLM_READY) ## Every test that this machine can run
 	$(BIN)/python -m pytest -m "not nightly"
+	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
 
-nightly: setup lint ## The larger matrices, and every property on fresh random examples
+nightly: setup lint $(VLLM_READY) ## The larger matrices, and every property on fresh random examples
 	DOVETAIL_HYPOTHESIS=random $(BIN)/python -m pytest --ignore tests/test_algorithms_train.py
+	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m vllm $(VLLM_TESTS))
 	$(BIN)/python -m pytest --numprocesses 2 tests/test_algorithms_train.py
 
 lint: setup ## Style, types, imports, manifests, docs pages
@@ -36,6 +41,7 @@ lint: setup ## Style, types, imports, manifests, docs pages
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
+	$(BIN)/python -m dovetail_sdk interfaces --check
 	$(BIN)/python -m dovetail_sdk docs --check --prune $(PACKAGES)
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
@@ -50,6 +56,16 @@ wheels: setup ## Fill dist/ with a wheel of every package
 
 bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
 	$(BIN)/python benchmarks/grpo_step.py --peer-python .venv-trl/bin/python
+
+# vLLM's pins would move the packages of the development environment, so it has one of its own, which sees that one's
+# packages (torch and Dovetail among them) and holds only what vLLM adds. Its CUDA builds of torchvision and others would
+# break `import transformers` beside a CPU build of torch.
+.venv-vllm/.ready: $(VENV)/.ready plugins/rollout_vllm/requirements-cpu.txt
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python tests/see_environment.py $(VENV)
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement plugins/rollout_vllm/requirements-cpu.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 .venv-trl/.ready: benchmarks/requirements-trl.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--lean", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     both = ["--directory", str(args.directory), "--model", args.model, "--steps", str(args.steps)]
     ours, theirs = [], []
     for _ in range(args.rounds):

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=workload.PROMPT_TOKENS)
     parser.add_argument("--new-tokens", type=int, default=workload.NEW_TOKENS)
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     config = configure(args)
     command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config), *args.overrides]
     began = time.monotonic()

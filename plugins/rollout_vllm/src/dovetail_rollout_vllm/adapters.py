@@ -1,0 +1,98 @@
+"""Adapters inside vLLM: low-rank weights that arrived become the one adapter that requests use."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import AdapterSpec, WeightManifest
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM makes room (its argument `max_lora_rank`)."""
+
+
+def room_for(rank: int) -> int:
+    """The least of vLLM's ranks that holds this one.
+
+    Raises:
+        WeightSyncError: none does.
+    """
+    for room in RANKS:
+        if rank <= room:
+            return room
+    raise WeightSyncError(f"an adapter of rank {rank} is more than vLLM takes: {RANKS[-1]}")
+
+
+def adapter_name(version: int) -> str:
+    """What vLLM calls the adapter of an update; its prefix cache tells adapters apart by it."""
+    return f"dovetail-{version}"
+
+
+def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, Tensor]]) -> int:
+    """Load an adapter into this worker in place of the one before.
+
+    vLLM reads adapters from directories in peft's format. This one is in memory (a tmpfs) where there is such a place,
+    and is gone when vLLM has read it.
+
+    Args:
+        worker: vLLM's.
+        manifest: of the adapter.
+        tensors: all of them, verified.
+
+    Returns:
+        vLLM's number of it: the version, counted from 1.
+
+    Raises:
+        WeightSyncError: vLLM was started without adapters, or does not take this one.
+    """
+    from safetensors.torch import save_file
+    from vllm.lora.request import LoRARequest
+
+    if manifest.adapter is None or worker.vllm_config.lora_config is None:
+        raise WeightSyncError(
+            f"update {manifest.version} is an adapter, and this vLLM was started without room for one",
+            hint="set rollout.max_adapter_rank, or send merged weights (actor.engine.lora.sync: merged)",
+        )
+    number = manifest.version + 1
+    directory = Path(tempfile.mkdtemp(prefix="dovetail-adapter-", dir=_in_memory()))
+    try:
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors},
+            str(directory / "adapter_model.safetensors"),
+        )
+        (directory / "adapter_config.json").write_text(json.dumps(peft_config(manifest.adapter)))
+        before = set(worker.list_loras())
+        if number in before:
+            worker.remove_lora(number)
+        worker.add_lora(LoRARequest(adapter_name(manifest.version), number, str(directory)))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    for old in before - {number}:
+        worker.remove_lora(old)
+    return number
+
+
+def peft_config(spec: AdapterSpec) -> dict[str, Any]:
+    """`adapter_config.json` in the words of peft."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": spec.rank,
+        "lora_alpha": spec.alpha,
+        "use_rslora": spec.rank_stabilised,
+        "use_dora": spec.dora,
+        "target_modules": list(spec.target_modules),
+        "bias": "none",
+    }
+
+
+def _in_memory() -> str | None:
+    memory = Path("/dev/shm")  # noqa: S108 - only a directory of its own below it, which mkdtemp makes private
+    return str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None

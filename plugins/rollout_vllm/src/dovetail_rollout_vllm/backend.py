@@ -1,0 +1,100 @@
+"""Backend: what the rollout needs of a running vLLM, whether it drives the engine or speaks to a server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.rollout import FinishReason, SamplingParams
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.telemetry.metrics import Metric
+
+
+class WeightsUntouchedError(WeightSyncError):
+    """An update failed before anything of the model was overwritten: the weights in force are those from before."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleCall:
+    """One sample to generate."""
+
+    call_id: str
+    """Unique among running calls."""
+    prompt_ids: Sequence[int]
+    """P token ids."""
+    sampling: SamplingParams
+    seed: int | None = None
+    """The sample's own seed; None draws from the engine's generator."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleResult:
+    """What came of it; after an abort, the tokens so far."""
+
+    response_ids: np.ndarray
+    """int64 [T]."""
+    finish_reason: FinishReason
+    log_probs: np.ndarray | None = None
+    """float32 [T], nats, under the sampler as used; None unless asked for."""
+
+
+class Backend(ABC):
+    """One running vLLM. Asynchronous methods work under any event loop; the others block and are called from one thread.
+
+    Every method raises RolloutError where vLLM failed; once it has died, all that runs and all that follows does, with
+    the cause and the end of what it printed.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start vLLM or join it, and prove that it answers, or raise with what it printed."""
+
+    @abstractmethod
+    async def generate(self, call: SampleCall) -> SampleResult:
+        """Generate one sample; cancelling the task aborts it."""
+
+    @abstractmethod
+    async def abort(self, call_ids: Sequence[str]) -> None:
+        """End these calls: `generate` returns their tokens so far, with `FinishReason.ABORT`."""
+
+    @abstractmethod
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
+
+    @abstractmethod
+    async def reset_cache(self) -> None:
+        """Forget cached prefixes."""
+
+    @abstractmethod
+    def load(self, version: int, manifest: WeightManifest) -> None:
+        """All workers receive, verify and load the weights of a manifest, while nothing is generated.
+
+        Raises:
+            WeightsUntouchedError: no worker got anything of them into its model.
+            WeightSyncError: a worker did not get them whole; vLLM may hold a mixture then, and must not generate
+                until a later `load` has succeeded or it was started again.
+        """
+
+    @abstractmethod
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
+        """Free the memory of these tags on the accelerators, and return the bytes measured."""
+
+    @abstractmethod
+    def wake(self, tags: frozenset[str]) -> None:
+        """Take it again."""
+
+    def alive(self) -> bool:
+        """Whether vLLM can still be asked; False once it has died."""
+        return True
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, Metric]:
+        """What vLLM did since it was last asked."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what `start` started; safe to call twice, and after a failed start."""

@@ -1,0 +1,143 @@
+"""vLLM's engine arguments, from a replica's config and context."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.interfaces.plugin import PluginContext
+from dovetail_rollout_vllm.adapters import room_for
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
+    """What vLLM's `AsyncEngineArgs` are made of: the user's `engine_args`, and ours over them.
+
+    One warning names every argument of which both had something to say, with both values.
+
+    Raises:
+        ModelError: there is no model, or no directory where the config says.
+    """
+    ours = own_arguments(config, context)
+    theirs = dict(config.engine_args)
+    clashes = [
+        f"{name}={theirs[name]!r} (Dovetail sets {ours[name]!r})"
+        for name in sorted(ours.keys() & theirs.keys())
+        if theirs[name] != ours[name]
+    ]
+    if clashes:
+        context.logger.warning(
+            "rollout.engine_args: Dovetail's own values hold instead of %s", "; ".join(clashes)
+        )
+    return {**theirs, **ours}
+
+
+def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
+    """The arguments that Dovetail sets itself; a JSON value each."""
+    model = context.model
+    if model is None:
+        raise ModelError("the rollout was given no model", hint="set model.path in the config")
+    refuse_missing(model.path)
+    found: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "trust_remote_code": model.trust_remote_code,
+        "seed": replica_seed(context.seed, context.rank),
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "enforce_eager": config.enforce_eager,
+        "enable_prefix_caching": config.prefix_caching,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "skip_tokenizer_init": not _has_tokenizer(model.tokenizer_path or model.path),
+        # Sampling is stated in every request; a model's generation_config.json must not add to it.
+        "generation_config": "vllm",
+        # Log-probabilities as the sampler drew: after temperature, top-k and top-p.
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": {"backend": TRANSFER_ENGINE},
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if model.tokenizer_path is not None:
+        found["tokenizer"] = model.tokenizer_path
+    if model.revision is not None:
+        found["revision"] = model.revision
+    if config.ranks_per_replica() > 1 and "distributed_executor_backend" not in config.engine_args:
+        # Within a Ray actor vLLM would otherwise ask that cluster for accelerators which are the replica's already.
+        found["distributed_executor_backend"] = "mp"
+    if config.max_model_len is not None:
+        found["max_model_len"] = config.max_model_len
+    if config.max_num_seqs is not None:
+        found["max_num_seqs"] = config.max_num_seqs
+    if config.quantization is not None:
+        found["quantization"] = config.quantization
+    if config.offload and torch.accelerator.is_available():
+        found["enable_sleep_mode"] = True
+    if config.max_adapter_rank is not None:
+        found |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": room_for(config.max_adapter_rank),
+        }
+    return found
+
+
+def make_engine_args(arguments: Mapping[str, Any]) -> Any:
+    """Make vLLM's `AsyncEngineArgs`.
+
+    Raises:
+        ConfigError: vLLM has no such argument.
+    """
+    from vllm import AsyncEngineArgs
+
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in arguments:
+        if name not in known:
+            close = nearest(name, known)
+            raise ConfigError(
+                f"rollout.engine_args: vLLM has no engine argument {name!r}",
+                hint=f"did you mean {close!r}?"
+                if close
+                else "see the names in vLLM's documentation",
+            )
+    return AsyncEngineArgs(**arguments)
+
+
+def replica_seed(seed: int, rank: int) -> int:
+    """The seed of one replica's own generator, 31 bits: replicas must not draw alike."""
+    digest = hashlib.blake2b(f"{seed}/vllm/{rank}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def refuse_missing(path: str) -> None:
+    """A path that can't be a hub id and is no model directory gets an error that says so.
+
+    Raises:
+        ModelError: see above.
+    """
+    directory = Path(path)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ModelError(
+                f"the directory {path!r} holds no model: config.json is missing",
+                hint="set model.path to a directory in Hugging Face format",
+            )
+    elif directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(
+            f"there is no model directory {path!r}",
+            hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
+        )
+
+
+def _has_tokenizer(path: str) -> bool:
+    """Whether vLLM will find a tokenizer; it needs one for stop strings only. Hub ids are taken at their word."""
+    directory = Path(path)
+    return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)

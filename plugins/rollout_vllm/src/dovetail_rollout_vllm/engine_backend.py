@@ -1,0 +1,203 @@
+"""EngineBackend: vLLM's asynchronous engine, driven from this process on an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.telemetry.metrics import Metric
+from dovetail_rollout_vllm.backend import (
+    Backend,
+    SampleCall,
+    SampleResult,
+    WeightsUntouchedError,
+)
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
+from dovetail_rollout_vllm.engine_driver import EngineDriver
+from dovetail_rollout_vllm.failures import death, start_failure
+from dovetail_rollout_vllm.figures import Figures, stat_logger
+from dovetail_rollout_vllm.loop_thread import LoopThread
+from dovetail_rollout_vllm.surroundings import log_path, print_to, surroundings
+from dovetail_rollout_vllm.versions import require
+from dovetail_rollout_vllm.wire import manifest_info, transport_info
+
+T = TypeVar("T")
+
+_WATCH_SECONDS = 0.5
+"""How often a call to all workers looks whether they still live: vLLM leaves such calls waiting when they die."""
+
+
+class EngineBackend(Backend):
+    """One AsyncLLM. Its model runs in processes of its own; here are its queues alone.
+
+    Attributes:
+        log: the file that its processes print to.
+    """
+
+    def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
+        self._config, self._context = config, context
+        self._figures = Figures()
+        self._loop: LoopThread | None = None
+        self._engine: Any = None
+        self._driver: EngineDriver | None = None
+
+    def start(self) -> None:
+        release, context = require(), self._context
+        if release.untried:
+            context.logger.warning(
+                "%s %s is newer than any that this plugin was tried with",
+                release.distribution,
+                release.version,
+            )
+        arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
+        self.log = log_path(context)
+        self._loop = LoopThread(f"vllm-{context.rank}")
+        limit = self._config.start_timeout
+        with surroundings(self._config, context, self.log):
+            try:
+                # vLLM keeps the limit itself, and knows better what it was doing; ours is for a start that hangs.
+                self._loop.wait(self._make(arguments), limit + 30)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in words
+                self.close()
+                late = isinstance(error, TimeoutError)
+                cause = TimeoutError(f"not ready within {limit:g} seconds") if late else error
+                told = start_failure(cause, self.log, self._config)
+                raise told from None if told is error else error
+        self._driver = EngineDriver(self._engine)
+        if context.transport is not None:
+            self._connect(context)
+
+    @property
+    def engine(self) -> Any:
+        """The AsyncLLM; its methods are for the thread of `loop` alone."""
+        return self._engine
+
+    @property
+    def loop(self) -> LoopThread:
+        """The event loop of the engine."""
+        return self._open()[0]
+
+    async def generate(self, call: SampleCall) -> SampleResult:
+        loop, driver = self._open()
+        return await loop.run(self._told(driver.generate(call), call.call_id))
+
+    async def abort(self, call_ids: Sequence[str]) -> None:
+        loop, driver = self._open()
+        await loop.run(self._watched(driver.abort(call_ids)))
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        loop, driver = self._open()
+        ids = [list(sequence) for sequence in sequences]
+        return await loop.run(self._told(driver.score(ids), "score"))
+
+    async def reset_cache(self) -> None:
+        loop, driver = self._open()
+        await loop.run(self._watched(driver.reset_cache()))
+
+    def load(self, version: int, manifest: WeightManifest) -> None:
+        loop, driver = self._open()
+        try:
+            outcome = loop.wait(self._watched(driver.load(manifest_info(manifest))))
+        except RolloutError as error:
+            raise WeightSyncError(
+                f"weight update {version} broke off: {error.message}", hint=error.hint
+            ) from error
+        if outcome.error is not None:
+            kind = WeightSyncError if outcome.changed else WeightsUntouchedError
+            raise kind(outcome.error, hint=outcome.hint)
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
+        loop, driver = self._open()
+        return loop.wait(self._watched(driver.sleep(tags, keep_weights=keep_weights)))
+
+    def wake(self, tags: frozenset[str]) -> None:
+        loop, driver = self._open()
+        loop.wait(self._watched(driver.wake(tags)))
+
+    def alive(self) -> bool:
+        return not self._dead()
+
+    def figures(self) -> Mapping[str, Metric]:
+        return self._figures.take()
+
+    def close(self) -> None:
+        loop, engine = self._loop, self._engine
+        self._loop = self._engine = self._driver = None
+        if loop is None:
+            return
+        if engine is not None:
+            loop.wait(_shut_down(engine))
+        loop.close()
+
+    # -- the pieces -------------------------------------------------------------------------------
+
+    async def _make(self, arguments: Mapping[str, Any]) -> None:
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        print_to(self.log)
+        self._engine = AsyncLLM.from_engine_args(
+            make_engine_args(arguments),
+            # vLLM's limits of sequences and tokens a pass follow from it: these are for batches, not for chats.
+            usage_context=UsageContext.LLM_CLASS,
+            stat_loggers=[stat_logger(self._figures)],
+        )
+        print_to(self.log)  # again: making the engine sets vLLM's logging up anew
+
+    def _connect(self, context: PluginContext) -> None:
+        loop, driver = self._open()
+        info = transport_info(context.transport, context)
+        outcome = loop.wait(self._watched(driver.connect(info)))
+        if outcome.error is not None:
+            self.close()
+            raise WeightSyncError(
+                f"vLLM can't make its end of the weight transport: {outcome.error}",
+                hint=outcome.hint,
+            )
+
+    async def _told(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """A request's result, or its failure in words. vLLM ends the requests of an engine that dies."""
+        try:
+            return await work
+        except RolloutError:
+            raise
+        except Exception as error:
+            raise self._in_words(error, what) from error
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a call to the engine's processes, which is not waited for longer than they live."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.wait({task}, timeout=_WATCH_SECONDS)
+            if not task.done() and self._dead():
+                task.cancel()
+                raise death("its engine process ended", self.log)
+        return await self._told(_result(task), "a call")
+
+    def _dead(self) -> bool:
+        return self._driver is None or self._driver.dead
+
+    def _in_words(self, error: Exception, what: str) -> RolloutError:
+        if self._dead():
+            return death(error, self.log)
+        return RolloutError(f"vLLM failed on {what!r}: {type(error).__name__}: {error}")
+
+    def _open(self) -> tuple[LoopThread, EngineDriver]:
+        if self._loop is None or self._driver is None:
+            raise RolloutError("vLLM is not running", hint="call start first")
+        return self._loop, self._driver
+
+
+async def _result(task: asyncio.Task[T]) -> T:
+    return await task
+
+
+async def _shut_down(engine: Any) -> None:
+    engine.shutdown()

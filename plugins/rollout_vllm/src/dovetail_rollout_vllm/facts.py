@@ -1,0 +1,63 @@
+"""ModelFacts: what requests are held against: vocabulary, positions, and the tokens that end a sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ModelError
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
+    """Read from a model's directory, without its weights."""
+
+    vocab_size: int
+    max_positions: int | None
+    """Longest prompt and response together, in tokens; None where the model names no limit."""
+    eos_token_ids: tuple[int, ...]
+    """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
+
+    @classmethod
+    def read(cls, model: ModelSection, tokenizer: Any, max_model_len: int | None) -> ModelFacts:
+        """Read them.
+
+        Args:
+            model: the rollout's.
+            tokenizer: the run's, or None.
+            max_model_len: the engine's own limit, or None.
+
+        Raises:
+            ModelError: there is no such model, or its config can't be read.
+        """
+        from transformers import AutoConfig, GenerationConfig
+
+        where: dict[str, Any] = {"revision": model.revision}
+        try:
+            config = AutoConfig.from_pretrained(
+                model.path, trust_remote_code=model.trust_remote_code, **where
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"the config of {model.path!r} can't be read: {error}") from error
+        try:
+            generation = GenerationConfig.from_pretrained(model.path, **where)
+        except OSError:
+            generation = None  # many models have none
+        text = config.get_text_config()
+        limits = [getattr(text, "max_position_embeddings", None), max_model_len]
+        return cls(
+            vocab_size=int(text.vocab_size),
+            max_positions=min((int(n) for n in limits if n), default=None),
+            eos_token_ids=_eos_of(tokenizer, text, generation),
+        )
+
+
+def _eos_of(*sources: Any) -> tuple[int, ...]:
+    found: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            found.update([value] if isinstance(value, int) else map(int, value))
+    return tuple(sorted(found))

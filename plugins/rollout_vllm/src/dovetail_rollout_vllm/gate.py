@@ -1,0 +1,126 @@
+"""Gate: which samples run, and whether more may. Requests wait before it while the engine is paused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+import attrs
+
+
+@attrs.define(eq=False)
+class Sample:
+    """One sample on its way, from its request to its completion."""
+
+    call_id: str
+    request_id: str
+    aborted: bool = False
+    """Someone wants it to end with the tokens so far."""
+
+
+class Gate:
+    """Counts samples in and out. Samples wait under any event loop; the gate belongs to none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._running: dict[str, Sample] = {}
+        self._waiting: dict[str, Future[None]] = {}
+        self._samples: dict[str, Sample] = {}
+        self._emptied: list[Future[None]] = []
+
+    @property
+    def closed(self) -> bool:
+        """Whether samples wait."""
+        return self._closed
+
+    @property
+    def running(self) -> int:
+        """Samples that are generated."""
+        return len(self._running)
+
+    async def enter(self, sample: Sample) -> bool:
+        """Wait until the gate is open.
+
+        Returns:
+            True where the sample may run now, and has to `leave`; False where it was aborted before.
+        """
+        while True:
+            with self._lock:
+                if sample.aborted:
+                    return False
+                if not self._closed:
+                    self._running[sample.call_id] = sample
+                    return True
+                opened = self._waiting[sample.call_id] = Future()
+                self._samples[sample.call_id] = sample
+            try:
+                await asyncio.shield(asyncio.wrap_future(opened))
+            finally:
+                with self._lock:
+                    self._waiting.pop(sample.call_id, None)
+                    self._samples.pop(sample.call_id, None)
+
+    def leave(self, sample: Sample) -> None:
+        """The sample does not run any more."""
+        with self._lock:
+            self._running.pop(sample.call_id, None)
+            emptied = [] if self._running else self._emptied
+            self._emptied = self._emptied if self._running else []
+        for future in emptied:
+            future.set_result(None)
+
+    def close(self, *, abort: bool = False) -> list[str]:
+        """Let no more samples in.
+
+        Args:
+            abort: those that run shall end for good; otherwise they come back and wait for `open`.
+
+        Returns:
+            The calls that run.
+        """
+        with self._lock:
+            self._closed = True
+            for sample in self._running.values():
+                sample.aborted = sample.aborted or abort
+            return list(self._running)
+
+    def open(self) -> None:
+        """Let samples in again, those first that wait."""
+        with self._lock:
+            self._closed = False
+            waiting = list(self._waiting.values())
+        _release(waiting)
+
+    def empty(self) -> Future[None]:
+        """A future that is finished when no sample runs; a closed gate stays empty."""
+        future: Future[None] = Future()
+        with self._lock:
+            if self._running:
+                self._emptied.append(future)
+                return future
+        future.set_result(None)
+        return future
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Mark the samples of these requests as aborted.
+
+        Returns:
+            The calls among them that run; those that wait come back at once.
+        """
+        names = set(request_ids)
+        with self._lock:
+            for sample in [*self._running.values(), *self._samples.values()]:
+                sample.aborted = sample.aborted or sample.request_id in names
+            waiting = [self._waiting[c] for c, s in self._samples.items() if s.request_id in names]
+            running = [c for c, s in self._running.items() if s.request_id in names]
+        _release(waiting)
+        return running
+
+
+def _release(waiting: Iterable[Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,157 @@
+"""Loading weights into a model inside vLLM: straight into its parameters where they are stored as they come, else layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.errors import WeightSyncError
+
+Named = tuple[str, Tensor]
+
+
+class Counted(Iterator[Named]):
+    """Tensors on their way into the model.
+
+    vLLM may keep a tensor until others of its layer have come, so one that would not last is copied to the model's
+    device, where it stays for as long as its layer takes.
+
+    Args:
+        tensors: verified.
+        lasting: whether each stays as it is after the next has been asked for.
+        device: the model's.
+
+    Attributes:
+        taken: how many were handed on.
+    """
+
+    def __init__(
+        self, tensors: Iterable[Named], *, lasting: bool, device: torch.device | str
+    ) -> None:
+        self._tensors = iter(tensors)
+        self._lasting, self._device = lasting, device
+        self.taken = 0
+
+    def __next__(self) -> Named:
+        name, tensor = next(self._tensors)
+        self.taken += 1
+        return name, tensor if self._lasting else tensor.to(self._device, copy=True)
+
+
+@torch.no_grad()
+def load(model: nn.Module, model_config: Any, tensors: Counted) -> None:
+    """Load a whole set of weights.
+
+    Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
+
+    Args:
+        model: vLLM's.
+        model_config: vLLM's.
+        tensors: by their Hugging Face names.
+
+    Raises:
+        WeightSyncError: tensors of the model were missing among them.
+    """
+    if stored_as_they_come(model):
+        expected = _names_of(model)
+        loaded = model.load_weights(tensors)  # type: ignore[operator]
+        _refuse_missing(expected, loaded)
+        return
+    _load_by_layers(model, model_config, tensors)
+
+
+def stored_as_they_come(model: nn.Module) -> bool:
+    """Whether every parameter is kept as checkpoints have it: not quantised, not prepacked, nothing derived from it."""
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return False
+    plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None and type(method) not in plain:
+            return False
+        if not hasattr(module, "process_weights_after_loading"):
+            continue
+        if type(module) is not Attention or any(True for _ in module.parameters()):
+            return False
+    return True
+
+
+def _load_by_layers(model: nn.Module, model_config: Any, tensors: Counted) -> None:
+    """Let vLLM process (quantise, prepack, shard) each layer when all of its tensors have come.
+
+    It copies the result over the old one, where CUDA graphs look for it.
+    """
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
+
+    quantised = getattr(model_config, "quantization", None) is not None
+    expected = set() if quantised else _names_of(model)
+    initialize_layerwise_reload(model)
+    try:
+        loaded = model.load_weights(tensors)  # type: ignore[operator]
+        _refuse_missing(expected, loaded)
+    except BaseException:
+        _forget_what_waits(model)
+        raise
+    finally:
+        finalize_layerwise_reload(model, model_config)
+    _pack_tied_layers(model)
+
+
+def _pack_tied_layers(model: nn.Module) -> None:
+    """Pack output layers anew that share the embedding's weight.
+
+    On a CPU vLLM packs a copy of its own for each, and leaves it as it was where nothing is loaded under the layer's
+    own name.
+    """
+    module: Any
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _forget_what_waits(model: nn.Module) -> None:
+    """Let layers that have not got all of their tensors go back to what they had."""
+    from vllm.model_executor.model_loader.reload import get_layerwise_info
+
+    for module in model.modules():
+        info = get_layerwise_info(module)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
+
+
+def _names_of(model: nn.Module) -> set[str]:
+    """The parameters that have to be loaded, by the names under which models report them.
+
+    Room for adapters puts a layer around each, which is no part of them.
+    """
+    return {
+        name.replace(".base_layer.", ".")
+        for name, _ in model.named_parameters()
+        if ".lora_" not in name
+    }
+
+
+def _refuse_missing(expected: set[str], loaded: Any) -> None:
+    """What a model's `load_weights` says that it loaded is held against its parameters, where it says so at all."""
+    if not isinstance(loaded, set):
+        return
+    missing = sorted(expected - loaded)
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise WeightSyncError(
+            f"the update has nothing for {', '.join(missing[:3])}{more}",
+            hint="send every tensor of the model",
+        )

@@ -1,0 +1,79 @@
+"""LoopThread: an event loop in a thread of its own, which others hand work to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_PATIENCE = 10.0
+"""Seconds to wait for the thread to end."""
+
+
+class LoopThread:
+    """Runs an event loop until it is closed.
+
+    Args:
+        name: the thread's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Hand a coroutine over; the future may be waited for in any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine there from another event loop; cancelling the one cancels the other."""
+        return await asyncio.wrap_future(self.start(work))
+
+    def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Block until a coroutine has run there.
+
+        Raises:
+            TimeoutError: it took longer; it is cancelled.
+        """
+        future = self.start(work)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, and end the thread; safe to call twice.
+
+        A thread that hangs in a call that does not return is left to the end of the process.
+        """
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self._loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, which comes with vLLM and hands messages on faster; the standard one where it is missing."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

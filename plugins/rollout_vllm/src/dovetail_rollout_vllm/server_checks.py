@@ -1,0 +1,120 @@
+"""Whether a vLLM server that was started by hand is one that a rollout can join."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.engine_args import own_arguments
+from dovetail_rollout_vllm.server_command import command_by_hand
+from dovetail_rollout_vllm.server_messages import PROTOCOL
+from dovetail_rollout_vllm.versions import OLDEST
+from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
+
+
+def refuse_unfit(
+    found: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext, url: str
+) -> None:
+    """Hold what a server says of itself against what the rollout needs.
+
+    Args:
+        found: the server's answer to `describe`.
+        config: the rollout's.
+        context: the rollout's; its model gives the shape.
+        url: of the server, for messages.
+
+    Raises:
+        RolloutError: it does not fit; says everything that is wrong, and the command that starts one that does.
+    """
+    if found.get("protocol") != PROTOCOL:
+        raise RolloutError(
+            f"the server at {url} speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}",
+            hint="install the same release of dovetail-rollout-vllm on both sides",
+        )
+    problems = [*_engine_problems(found, config, context), *_model_problems(found, context)]
+    if problems:
+        raise RolloutError(
+            f"the vLLM server at {url} does not fit this run: " + "; ".join(problems),
+            hint=fitting(config, context, url),
+        )
+
+
+def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
+    """How to start a server that fits, for a hint."""
+    return f"start it with: {command_by_hand(config, context, port=_port(url))}"
+
+
+def _engine_problems(
+    found: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext
+) -> list[str]:
+    wanted = own_arguments(config, context)
+    problems = []
+    if _number(found["vllm"]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        problems.append(f"it is vLLM {found['vllm']}, and {oldest} or newer is needed")
+    for key, argument, value in (
+        ("dtype", "dtype", wanted["dtype"]),
+        ("logprobs_mode", "logprobs-mode", wanted["logprobs_mode"]),
+        ("weight_transfer", "weight-transfer-config", TRANSFER_ENGINE),
+        ("worker_extension", "worker-extension-cls", WORKER_EXTENSION),
+        ("quantization", "quantization", config.quantization),
+    ):
+        if found[key] != value:
+            problems.append(f"--{argument} is {found[key]!r}, not {value!r}")
+    for key, needed, setting in (
+        ("ranks", config.ranks_per_replica(), "its parallel sizes make"),
+        ("data_parallel", 1, "--data-parallel-size is"),
+        ("api_servers", 1, "--api-server-count is"),
+    ):
+        if found[key] != needed:
+            problems.append(f"{setting} {found[key]}, not {needed}")
+    if wanted.get("enable_sleep_mode") and not found["sleep"]:
+        problems.append("rollout.offload is set, and it was started without --enable-sleep-mode")
+    rank = wanted.get("max_lora_rank")
+    if rank is not None and (found["adapter_rank"] or 0) < rank:
+        problems.append(f"it has no room for adapters of rank {config.max_adapter_rank}")
+    if config.stop and not found["tokenizer"]:
+        problems.append(
+            "rollout.stop needs a tokenizer, and it was started with --skip-tokenizer-init"
+        )
+    if config.max_model_len is not None and found["max_model_len"] < config.max_model_len:
+        problems.append(
+            f"--max-model-len is {found['max_model_len']}, below {config.max_model_len}"
+        )
+    return problems
+
+
+def _model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
+    from transformers import AutoConfig
+
+    model = context.model
+    if model is None:
+        return []
+    ours = AutoConfig.from_pretrained(
+        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    text = ours.get_text_config()
+    problems = [
+        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
+        for name, value in found["shape"].items()
+        if getattr(text, name, value) != value
+    ]
+    if ours.architectures and list(ours.architectures) != found["architectures"]:
+        problems.append(
+            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
+        )
+    return problems
+
+
+def _number(version: str | None) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _port(url: str) -> int:
+    found = re.search(r":(\d+)/?$", url)
+    return int(found[1]) if found else 8000

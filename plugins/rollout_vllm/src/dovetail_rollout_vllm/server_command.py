@@ -1,0 +1,64 @@
+"""The command that starts a vLLM server for a rollout: by a replica, or by hand."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
+
+ROUTES = "dovetail_rollout_vllm.server_app.DovetailRoutes"
+"""What vLLM's argument `--middleware` is given."""
+
+# `vllm serve` looks up a distribution of the name vllm, which its CPU builds do not have.
+_MODULE = "vllm.entrypoints.openai.api_server"
+
+
+def server_command(
+    config: VllmRolloutConfig, context: PluginContext, *, host: str, port: int
+) -> list[str]:
+    """Program and arguments of a replica's own server.
+
+    Raises:
+        ModelError: there is no model, or no directory where the config says.
+    """
+    arguments = engine_arguments(config, context)
+    quiet = ("--disable-uvicorn-access-log",)
+    return [sys.executable, "-m", _MODULE, *_flags(arguments), *_served(host, port), *quiet]
+
+
+def command_by_hand(config: VllmRolloutConfig, context: PluginContext, *, port: int) -> str:
+    """A line for a shell that starts a server which this rollout can join."""
+    arguments = {**config.engine_args, **own_arguments(config, context)}
+    return shlex.join(
+        ["python", "-m", _MODULE, *_flags(arguments), *_served("127.0.0.1", port)],
+    )
+
+
+def _served(host: str, port: int) -> list[str]:
+    return ["--host", host, "--port", str(port), "--middleware", ROUTES]
+
+
+def _flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as vLLM's command line takes them."""
+    flags: list[str] = []
+    for name, value in arguments.items():
+        # A server counts what it does: its figures are read from these counters.
+        if value is None or name == "disable_log_stats":
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):
+            flags += [f"--{flag}", json.dumps(value)]
+        elif isinstance(value, (list, tuple)):
+            flags += [f"--{flag}", *map(str, value)]
+        else:
+            # One word, so that values that begin with a dash stay values.
+            flags.append(f"--{flag}={value}")
+    return flags

@@ -1,0 +1,79 @@
+"""A small program between a rollout and the vLLM server that it starts: when the rollout is gone, so is the server.
+
+Run as `python server_guard.py COMMAND…` with a pipe as standard input. The command runs in a process group of its own. When
+the pipe closes (the rollout closed it, or died in whatever way), or a signal asks for it, the whole group is ended: first
+politely, then by force. When the command ends first, what is left of its group ends too. Nothing but the standard
+library is imported, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+GRACE = 10.0
+"""Seconds from the polite signal to the other one."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main(command: list[str]) -> int:
+    """Run the command until it ends or nobody holds the pipe.
+
+    Returns:
+        Its exit status as shells write it: 128 + n where signal n ended it.
+    """
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    asked = False
+
+    def ask(_signal: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, ask)
+    # A handler, if an empty one: ignored signals wake nobody.
+    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+    child = subprocess.Popen(  # noqa: S603 - our parent's words
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+    )
+    while child.poll() is None and not asked:
+        ready, _, _ = select.select([sys.stdin.fileno(), woken], [], [])
+        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+            break
+        if woken in ready:
+            os.read(woken, 4096)
+    if child.poll() is None:
+        _signal_group(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        while child.poll() is None and (left := deadline - time.monotonic()) > 0:
+            if select.select([woken], [], [], left)[0]:
+                os.read(woken, 4096)
+    _signal_group(child.pid, signal.SIGKILL)
+    status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _end_with_parent() -> None:
+    """In the child: be killed should this program be killed before it can end its group."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""What a vLLM server answers on its Dovetail paths: each a frame in and a frame out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail_rollout_vllm.backend import SampleCall, SampleResult
+from dovetail_rollout_vllm.engine_driver import EngineDriver
+from dovetail_rollout_vllm.server_messages import PROTOCOL
+from dovetail_rollout_vllm.server_wire import Frame
+from dovetail_rollout_vllm.versions import installed
+
+_SAMPLE_SECONDS = 0.5
+"""How often the engine's gauges are read while it generates."""
+_COUNTERS = {
+    "vllm:generation_tokens": "new_tokens",
+    "vllm:prefix_cache_queries": "prefix_queries",
+    "vllm:prefix_cache_hits": "prefix_hits",
+    "vllm:num_preemptions": "preemptions",
+}
+_GAUGES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "cache_usage",
+}
+_FIRST_TOKEN = "vllm:time_to_first_token_seconds"  # noqa: S105 - the name of a histogram
+
+
+class ServerHost:
+    """One server's engine.
+
+    Args:
+        engine: vLLM's AsyncLLM.
+        serving: the arguments that the server was started with.
+    """
+
+    def __init__(self, engine: Any, serving: Any) -> None:
+        self._driver = EngineDriver(engine)
+        self._config = engine.vllm_config
+        self._serving = serving
+        self._busy_since: float | None = None
+        self._busy_seconds = 0.0
+        self._sampler: asyncio.Task[None] | None = None
+        self._gauges = {f"{name}{of}": 0.0 for name in _GAUGES.values() for of in ("", "_max")}
+        self._gauges["samples"] = 0.0
+
+    async def generate(self, call: SampleCall) -> SampleResult:
+        """One sample; the figures note that the engine is at work."""
+        if self._busy_since is None:
+            self._busy_since = time.monotonic()
+            self._sampler = asyncio.create_task(self._sample())
+        try:
+            return await self._driver.generate(call)
+        finally:
+            if not self._driver.running:
+                self._rest()
+
+    async def describe(self, _: Frame) -> Frame:
+        """What runs here: versions, the model's shape, and the engine's settings."""
+        model, parallel = self._config.model_config, self._config.parallel_config
+        text, lora = model.hf_text_config, self._config.lora_config
+        transfer = self._config.weight_transfer_config
+        release = installed()
+        return Frame(
+            header={
+                "protocol": PROTOCOL,
+                "vllm": None if release is None else release.version,
+                "model": model.model,
+                "architectures": list(model.hf_config.architectures or ()),
+                "shape": {
+                    "hidden_size": text.hidden_size,
+                    "num_hidden_layers": text.num_hidden_layers,
+                    "vocab_size": text.vocab_size,
+                },
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "max_model_len": model.max_model_len,
+                "logprobs_mode": getattr(model.logprobs_mode, "value", model.logprobs_mode),
+                "quantization": model.quantization,
+                "sleep": bool(model.enable_sleep_mode),
+                "tokenizer": not model.skip_tokenizer_init,
+                "ranks": parallel.world_size,
+                "data_parallel": parallel.data_parallel_size,
+                "api_servers": getattr(self._serving, "api_server_count", None) or 1,
+                "weight_transfer": getattr(transfer, "backend", None),
+                "worker_extension": parallel.worker_extension_cls,
+                "adapter_rank": lora.max_lora_rank if lora is not None else None,
+            }
+        )
+
+    async def abort(self, frame: Frame) -> Frame:
+        """End the calls of `calls`."""
+        await self._driver.abort(frame.header["calls"])
+        return Frame(header={})
+
+    async def score(self, frame: Frame) -> Frame:
+        """Log-probabilities of the sequences that are the frame's arrays."""
+        scores = await self._driver.score([array.tolist() for array in frame.arrays])
+        return Frame(header={}, arrays=tuple(scores))
+
+    async def reset_cache(self, _: Frame) -> Frame:
+        """Forget cached prefixes."""
+        await self._driver.reset_cache()
+        return Frame(header={})
+
+    async def connect(self, frame: Frame) -> Frame:
+        """Make receivers of weights for the transport of `info`."""
+        return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
+
+    async def load(self, frame: Frame) -> Frame:
+        """Receive the update of `manifest`."""
+        return Frame(header=attrs.asdict(await self._driver.load(frame.header["manifest"])))
+
+    async def sleep(self, frame: Frame) -> Frame:
+        """Free memory; says how many bytes."""
+        tags = frozenset(frame.header["tags"])
+        freed = await self._driver.sleep(tags, keep_weights=frame.header["keep_weights"])
+        return Frame(header={"freed": freed})
+
+    async def wake(self, frame: Frame) -> Frame:
+        """Take memory again."""
+        await self._driver.wake(frozenset(frame.header["tags"]))
+        return Frame(header={})
+
+    async def figures(self, _: Frame) -> Frame:
+        """Totals since the server started; who asks subtracts what it saw before. Highest gauges start anew."""
+        if self._driver.running:
+            self._rest()
+            self._busy_since = time.monotonic()
+            self._sampler = asyncio.create_task(self._sample())
+        totals = {**_counted(), **self._gauges, "busy_seconds": self._busy_seconds}
+        self._gauges.update({f"{name}_max": 0.0 for name in _GAUGES.values()})
+        return Frame(header=totals)
+
+    def _rest(self) -> None:
+        if self._busy_since is not None:
+            self._busy_seconds += time.monotonic() - self._busy_since
+            self._busy_since = None
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+
+    async def _sample(self) -> None:
+        """Read the gauges as long as the engine is at work."""
+        from vllm.v1.metrics.reader import Gauge, get_metrics_snapshot
+
+        while True:
+            await asyncio.sleep(_SAMPLE_SECONDS)
+            for metric in get_metrics_snapshot():
+                name = _GAUGES.get(metric.name)
+                if name is not None and isinstance(metric, Gauge):
+                    self._gauges[name] += metric.value
+                    highest = f"{name}_max"
+                    self._gauges[highest] = max(self._gauges[highest], metric.value)
+            self._gauges["samples"] += 1
+
+
+def _counted() -> Mapping[str, float]:
+    """What vLLM's own metrics have counted since the server started, summed over its engines."""
+    from vllm.v1.metrics.reader import Counter, Histogram, get_metrics_snapshot
+
+    totals = dict.fromkeys((*_COUNTERS.values(), "first_tokens", "first_token_seconds"), 0.0)
+    for metric in get_metrics_snapshot():
+        if isinstance(metric, Counter) and metric.name in _COUNTERS:
+            totals[_COUNTERS[metric.name]] += metric.value
+        elif isinstance(metric, Histogram) and metric.name == _FIRST_TOKEN:
+            totals["first_tokens"] += metric.count
+            totals["first_token_seconds"] += metric.sum
+    return totals

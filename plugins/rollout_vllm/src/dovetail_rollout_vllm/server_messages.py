@@ -1,0 +1,123 @@
+"""What a rollout and its vLLM server say to each other, as frames: calls, results and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.interfaces.rollout import FinishReason, SamplingParams
+from dovetail_rollout_vllm.backend import SampleCall, SampleResult
+from dovetail_rollout_vllm.server_wire import Frame, pack
+
+PREFIX = "/dovetail/v1/"
+"""Where a server's paths for Dovetail begin."""
+PROTOCOL = 1
+"""Both ends must speak the same."""
+TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable of a server: who does not send its value as a bearer token is refused."""
+ENGINE_DIED = "EngineDeadError"
+"""The kind of error that says that the server's engine is gone."""
+
+
+def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
+    """Calls by the names that the server gives them, as one frame; a prompt or sampling that several calls share (the samples of a group) travels once."""
+    prompts: dict[int, int] = {}
+    samplings: dict[SamplingParams, int] = {}
+    arrays: list[np.ndarray] = []
+    rows = []
+    for name, call in calls.items():
+        prompt = prompts.setdefault(id(call.prompt_ids), len(arrays))
+        if prompt == len(arrays):
+            arrays.append(np.asarray(call.prompt_ids, np.int32))
+        sampling = samplings.setdefault(call.sampling, len(samplings))
+        rows.append([name, prompt, sampling, call.seed])
+    header = {"calls": rows, "samplings": [attrs.asdict(sampling) for sampling in samplings]}
+    return pack(header, arrays)
+
+
+def calls_of(frame: Frame) -> list[SampleCall]:
+    """The calls of such a frame, under the server's names.
+
+    Raises:
+        RolloutError: it is not one.
+    """
+    try:
+        samplings = [
+            SamplingParams(
+                **{
+                    **fields,
+                    "stop": tuple(fields["stop"]),
+                    "stop_token_ids": tuple(fields["stop_token_ids"]),
+                }
+            )
+            for fields in frame.header["samplings"]
+        ]
+        prompts = [array.tolist() for array in frame.arrays]
+        return [
+            SampleCall(
+                call_id=call_id, prompt_ids=prompts[prompt], sampling=samplings[sampling], seed=seed
+            )
+            for call_id, prompt, sampling, seed in frame.header["calls"]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise RolloutError(f"a frame of calls can't be read: {error!r}") from error
+
+
+def packed_result(call_id: str, result: SampleResult) -> bytes:
+    """A finished sample as a frame: token ids as int32, and log-probabilities as float32 where there are any."""
+    arrays = [np.asarray(result.response_ids, np.int32)]
+    if result.log_probs is not None:
+        arrays.append(np.asarray(result.log_probs, np.float32))
+    return pack({"call": call_id, "finish": result.finish_reason.value}, arrays)
+
+
+def packed_error(call_id: str, error: BaseException) -> bytes:
+    """A sample that failed."""
+    return pack({"call": call_id, "error": str(error) or repr(error), "kind": type(error).__name__})
+
+
+def result_of(frame: Frame) -> SampleResult | RolloutError:
+    """What came of a call: the sample, or the error that it ended in.
+
+    Raises:
+        RolloutError: the frame is neither.
+    """
+    try:
+        if "error" in frame.header:
+            return error_of(frame.header)
+        ids, *log_probs = frame.arrays
+        return SampleResult(
+            response_ids=ids.astype(np.int64),
+            finish_reason=FinishReason(frame.header["finish"]),
+            log_probs=log_probs[0] if log_probs else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise RolloutError(f"a frame of a sample can't be read: {error!r}") from error
+
+
+def error_of(header: Any) -> RolloutError:
+    """An error that a server named, in this process's words.
+
+    Raises:
+        ValueError: it named none.
+    """
+    kind, text = header.get("kind"), header.get("error")
+    if not isinstance(kind, str) or not isinstance(text, str):
+        raise ValueError(f"no error is named in {header!r}")  # noqa: TRY004 - data, not an argument
+    if kind in (RolloutError.__name__, WeightSyncError.__name__, ENGINE_DIED):
+        return RolloutError(text)
+    return RolloutError(f"{kind}: {text}")
+
+
+def nothing_yet(call: SampleCall) -> SampleResult:
+    """What comes of a call that is aborted before the server has it."""
+    asked = call.sampling.log_probs or call.sampling.raw_log_probs
+    return SampleResult(
+        response_ids=np.zeros(0, np.int64),
+        finish_reason=FinishReason.ABORT,
+        log_probs=np.zeros(0, np.float32) if asked else None,
+    )

@@ -1,0 +1,127 @@
+"""The environment in which vLLM's processes start: their variables, and where they print."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE
+
+_FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
+_STARTING = threading.Lock()
+"""The environment is the whole process's: replicas in one process start one after another."""
+
+
+def log_path(context: PluginContext) -> Path:
+    """The file that a replica's vLLM prints to: below the run's directory, or a temporary one outside a run."""
+    name = f"rollout-{context.rank}.vllm.log"
+    if context.run_directory is None:
+        return Path(tempfile.mkdtemp(prefix="dovetail-vllm-")) / name
+    directory = Path(context.run_directory) / "logs"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / name
+
+
+@contextmanager
+def surroundings(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Iterator[None]:
+    """Start vLLM's processes within: they inherit these variables, and this process gets its own back."""
+    with _STARTING, tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as scratch:
+        logging_config = Path(scratch) / "logging.json"
+        logging_config.write_text(json.dumps(_logging_to(log)))
+        wanted = variables(config, context, log)
+        wanted.setdefault("VLLM_LOGGING_CONFIG_PATH", str(logging_config))
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _logging_to(log: Path) -> dict[str, Any]:
+    """A logging config in vLLM's words: everything into one file, which several processes append to."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": _FORMAT}},
+        "handlers": {
+            "log": {"class": "logging.FileHandler", "formatter": "plain", "filename": str(log)}
+        },
+        "loggers": {"vllm": {"handlers": ["log"], "level": "INFO", "propagate": False}},
+    }
+
+
+def print_to(log: Path) -> None:
+    """Let vLLM's logger in this process write to the log and nowhere else. Call it after vLLM is imported."""
+    logger = logging.getLogger("vllm")
+    handler = logging.FileHandler(log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+        if isinstance(old, logging.FileHandler):
+            old.close()
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
+    """What vLLM's processes must find in their environment, beside what this process has in its own."""
+    return {**_unless_set(config), **_always(config, context, log)}
+
+
+def _unless_set(config: VllmRolloutConfig) -> Mapping[str, str]:
+    defaults = {
+        # Figures about a run are nobody else's.
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # A process with threads and an accelerator can't be forked.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout)),
+    }
+    if config.engine_args.get("distributed_executor_backend") != "ray":
+        defaults["VLLM_HOST_IP"] = "127.0.0.1"
+    if not torch.accelerator.is_available():
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
+        shares = _cores_of(config.ranks_per_replica())
+        if shares is not None:
+            defaults["VLLM_CPU_OMP_THREADS_BIND"] = shares
+    return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _always(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Mapping[str, str]:
+    found = {OWNER_VARIABLE: str(os.getpid()), LOG_VARIABLE: str(log)}
+    first = torch.device(context.device).index or 0
+    if torch.accelerator.is_available() and first:
+        from vllm.platforms import current_platform
+
+        variable = current_platform.device_control_env_var
+        visible = os.environ.get(variable, "").split(",")
+        count = config.ranks_per_replica()
+        devices = visible[first:] if len(visible) > first else map(str, range(first, first + count))
+        found[variable] = ",".join(list(devices)[:count])
+    return found
+
+
+def _cores_of(workers: int) -> str | None:
+    """Divide this process's cores evenly, in vLLM's notation; None leaves one worker to vLLM's own choice."""
+    if workers == 1 or not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(len(cores) // workers, 1)
+    shares = [cores[(i * each) % len(cores) :][:each] for i in range(workers)]
+    return "|".join(",".join(map(str, share)) for share in shares)

@@ -1,0 +1,139 @@
+"""DovetailTransferEngine: vLLM's weight-transfer engine `dovetail`, which takes weights from any of Dovetail's transports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import WeightManifest, WeightReceiver
+from dovetail.interfaces.transport_checks import received_whole
+from dovetail_rollout_vllm.loading import Counted, load
+from dovetail_rollout_vllm.versions import model_config_of
+from dovetail_rollout_vllm.wire import manifest_from, receiver_from
+
+
+@dataclass
+class DovetailInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """What `init_weight_transfer_engine` takes: the result of `wire.transport_info`."""
+
+    transport: dict[str, Any] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class DovetailUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """What `update_weights` takes: the result of `wire.manifest_info`."""
+
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+
+class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpdateInfo]):  # type: ignore[misc]
+    """One in each of vLLM's workers.
+
+    A whole update happens in `receive_weights`: verified tensors stream into the model as they come. `start_weight_update`
+    and `finish_weight_update` have nothing to do; 0.24 must be told `is_checkpoint_format=False`.
+
+    Attributes:
+        changed: whether the last update, whole or not, has overwritten anything.
+    """
+
+    init_info_cls = DovetailInitInfo
+    update_info_cls = DovetailUpdateInfo
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._receiver: WeightReceiver | None = None
+        self.changed = False
+
+    def init_transfer_engine(self, init_info: DovetailInitInfo) -> None:
+        """Make the receiver: from here on an update that is sent waits for this worker too."""
+        self.shutdown()
+        self._receiver = receiver_from(init_info.transport, init_info.context, self.place)
+
+    @property
+    def place(self) -> str:
+        """The torch device of this worker."""
+        named = getattr(self, "device", None)
+        return str(next(self.model.parameters()).device if named is None else named)
+
+    def start_weight_update(self) -> None:
+        """Nothing: loading begins with the first verified tensor."""
+
+    def receive_weights(
+        self,
+        update_info: DovetailUpdateInfo,
+        load_weights: Callable[[list[tuple[str, Tensor]]], None] | None = None,
+    ) -> None:
+        """Receive a full update, verify and load it.
+
+        Args:
+            update_info: the manifest.
+            load_weights: 0.24's way into the model, which is not taken: it holds no more than one layer at a time only
+                where the caller knows how the model stores its weights.
+
+        Raises:
+            WeightSyncError: it did not come whole; `changed` says whether old weights are gone.
+        """
+        manifest = manifest_from(update_info.manifest)
+        self.changed = False
+        if manifest.kind != "full":
+            raise WeightSyncError(
+                f"update {manifest.version} of kind {manifest.kind!r} can't be loaded here"
+            )
+        tensors = Counted(self._incoming(manifest), lasting=self._open().lasting, device=self.place)
+        try:
+            load(self.model, model_config_of(self, self.model), tensors)
+            # What the receiver says after its last tensor is part of the update.
+            for name, _ in tensors:
+                raise WeightSyncError(f"vLLM took no notice of {name!r}")
+        finally:
+            self.changed = tensors.taken > 0
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        """Nothing: `receive_weights` has finished it."""
+
+    def receive_whole(self, manifest: WeightManifest) -> list[tuple[str, Tensor]]:
+        """All tensors of an update that is not loaded by the model itself, such as an adapter's.
+
+        Raises:
+            WeightSyncError: it did not come whole.
+        """
+        self.changed = False
+        return received_whole(self._open(), manifest)
+
+    def shutdown(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    @staticmethod
+    def trainer_send_weights(*_: Any) -> None:
+        """Not this way: Dovetail's training engines send.
+
+        Raises:
+            WeightSyncError: always.
+        """
+        raise WeightSyncError("weights are sent by a WeightSender, not by vLLM's own call")
+
+    def _incoming(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+        return self._open().receive(manifest)
+
+    def _open(self) -> WeightReceiver:
+        if self._receiver is None:
+            raise WeightSyncError(
+                "this vLLM was not told where weights come from",
+                hint="call init_weight_transfer_engine first",
+            )
+        return self._receiver

@@ -1,0 +1,53 @@
+"""What runs in vLLM's own processes: the weight-transfer engine `dovetail`, and the worker's methods that drive it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+OWNER_VARIABLE = "DOVETAIL_VLLM_OWNER"
+"""The process id of the rollout that starts an engine; only processes that it started have it."""
+LOG_VARIABLE = "DOVETAIL_VLLM_LOG"
+"""The file that those processes print to."""
+TRANSFER_ENGINE = "dovetail"
+"""The name of the weight-transfer engine (vLLM's argument `weight_transfer_config`)."""
+WORKER_EXTENSION = "dovetail_rollout_vllm.worker_methods.WorkerMethods"
+"""What vLLM's argument `worker_extension_cls` is given."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def register() -> None:
+    """Called by vLLM in every process that has to do with it: make the engine `dovetail` known.
+
+    In processes that a rollout started, what they print goes into its log from here on, and they end when it does.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if TRANSFER_ENGINE not in WeightTransferEngineFactory._registry:  # noqa: SLF001 - registering twice is an error
+        WeightTransferEngineFactory.register_engine(
+            TRANSFER_ENGINE, "dovetail_rollout_vllm.transfer_engine", "DovetailTransferEngine"
+        )
+    owner = os.environ.get(OWNER_VARIABLE)
+    if owner is not None and owner != str(os.getpid()):
+        _end_with_parent()
+        _print_to(os.environ.get(LOG_VARIABLE))
+
+
+def _end_with_parent() -> None:
+    """A rollout that is killed leaves no engine behind. Linux only; elsewhere vLLM's own watch has to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _print_to(path: str | None) -> None:
+    if not path:
+        return
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,117 @@
+"""A server's process: its log, its group, and that it never outlives the rollout that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import RolloutError
+from dovetail_rollout_vllm.server_process import LOOPBACK, ServerProcess, free_port, refuse_used
+
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("ready", os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+"""Prints its number and its child's, and stays."""
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+from dovetail_rollout_vllm.server_process import ServerProcess
+server = ServerProcess([sys.executable, "-c", sys.argv[1]], log=Path(sys.argv[2]), environment={})
+time.sleep(600)
+"""
+
+
+def numbers(log: Path) -> list[int]:
+    """The process numbers that the family prints, once it does."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        text = log.read_text() if log.exists() else ""
+        if text.endswith("\n") and "ready" in text:
+            return [int(word) for word in text.split("ready")[-1].split()]
+        time.sleep(0.05)
+    raise AssertionError(f"nothing started: {text!r}")
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while any(running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "processes are still there"
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_closing_ends_the_whole_group(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "server.log"
+    server = ServerProcess([sys.executable, "-c", FAMILY], log=log, environment={})
+    pids = numbers(log)
+    assert server.exit_status is None
+    server.close()
+    server.close()
+    assert server.exit_status is not None
+    wait_until_gone(pids)
+
+
+def test_a_trainer_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, FAMILY, str(log)])
+    pids = numbers(log)
+    trainer.kill()
+    trainer.wait()
+    wait_until_gone(pids)
+
+
+def test_children_of_a_server_that_is_killed_end_too(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    server = ServerProcess([sys.executable, "-c", FAMILY], log=log, environment={})
+    pids = numbers(log)
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until_gone(pids)
+    server.close()
+    assert server.exit_status == 128 + signal.SIGKILL
+
+
+def test_the_log_is_its_own_and_the_one_before_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    script = "import os, sys; print(os.environ['WHICH'], flush=True); sys.exit(3)"
+    for which in ("first", "second"):
+        server = ServerProcess(
+            [sys.executable, "-c", script], log=log, environment={"WHICH": which}
+        )
+        while server.exit_status is None:
+            time.sleep(0.02)
+        assert server.exit_status == 3
+        server.close()
+    assert log.read_text() == "second\n"
+    assert (tmp_path / "server.log.old").read_text() == "first\n"
+
+
+def test_a_port_in_use_is_refused_and_a_free_one_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            RolloutError, match=rf"127\.0\.0\.1:{port}: the port is in use"
+        ) as found:
+            refuse_used(port)
+        assert "rollout.port" in str(found.value.hint)
+        assert free_port() != port
+    refuse_used(free_port())

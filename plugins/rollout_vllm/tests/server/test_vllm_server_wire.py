@@ -1,0 +1,112 @@
+"""Frames: what is packed comes out again, in whatever pieces it travels; anything else is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces.rollout import FinishReason, SamplingParams
+from dovetail_rollout_vllm.backend import SampleCall, SampleResult
+from dovetail_rollout_vllm.server_messages import (
+    calls_of,
+    packed_calls,
+    packed_error,
+    packed_result,
+    result_of,
+)
+from dovetail_rollout_vllm.server_wire import Unpacker, pack, unpack
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), max_size=4),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+)
+def test_frames_survive_any_cutting_of_their_bytes(lengths: list[int], cuts: list[int]) -> None:
+    kinds = [np.int32, np.int64, np.float32, np.int32]
+    arrays = [np.arange(length, dtype=kind) for length, kind in zip(lengths, kinds, strict=False)]
+    data = pack({"number": 1, "text": "ü"}, arrays) + pack({"number": 2})
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    unpacker = Unpacker()
+    frames = [f for a, b in itertools.pairwise(edges) for f in unpacker.feed(data[a:b])]
+    assert [frame.header["number"] for frame in frames] == [1, 2]
+    assert frames[0].header["text"] == "ü"
+    assert not unpacker.unfinished
+    for sent, came in zip(arrays, frames[0].arrays, strict=True):
+        assert came.dtype == sent.dtype
+        assert came.tolist() == sent.tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<html>502 Bad Gateway</html>",
+        pack({"a": 1}) + pack({"a": 2}),
+        pack({"a": 1})[:-1],
+        pack({"a": 1}, [np.zeros(2, np.int32)]).replace(b"<i4", b"<i9"),
+        pack({"a": 1}, [np.zeros(2, np.int32)]).replace(b'",2]', b'",1]'),
+        pack({"a": 1}, [np.zeros(2, np.int32)]).replace(b'",2]', b'",3]'),
+    ],
+    ids=["html", "two", "cut", "dtype", "shorter", "longer"],
+)
+def test_what_is_not_one_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(RolloutError):
+        unpack(data)
+
+
+def test_calls_arrive_as_they_were_and_shared_prompts_travel_once() -> None:
+    prompt = list(range(1000))
+    drawn = SamplingParams(
+        max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=3, stop=("a", "b"), stop_token_ids=(4,)
+    )
+    greedy = SamplingParams(max_new_tokens=2, temperature=0.0, log_probs=True)
+    calls = {
+        f"n{i}": SampleCall(
+            call_id=f"c{i}", prompt_ids=prompt, sampling=greedy if i % 2 else drawn, seed=2**62 + i
+        )
+        for i in range(8)
+    }
+    data = packed_calls(calls)
+    assert len(data) < 2 * 4 * len(prompt)
+    arrived = calls_of(unpack(data))
+    assert [call.call_id for call in arrived] == list(calls)
+    for came, sent in zip(arrived, calls.values(), strict=True):
+        assert (list(came.prompt_ids), came.sampling, came.seed) == (
+            prompt,
+            sent.sampling,
+            sent.seed,
+        )
+
+
+@pytest.mark.parametrize("with_log_probs", [False, True])
+def test_a_sample_arrives_as_it_was(with_log_probs: bool) -> None:
+    sent = SampleResult(
+        response_ids=np.array([5, 2**20]),
+        finish_reason=FinishReason.STOP,
+        log_probs=np.array([-0.1, -20.0], np.float32) if with_log_probs else None,
+    )
+    came = result_of(unpack(packed_result("n", sent)))
+    assert isinstance(came, SampleResult)
+    assert (came.response_ids.dtype, came.response_ids.tolist()) == (np.int64, [5, 2**20])
+    assert came.finish_reason is FinishReason.STOP
+    if with_log_probs:
+        assert came.log_probs is not None
+        assert came.log_probs.tolist() == sent.log_probs.tolist()
+    else:
+        assert came.log_probs is None
+
+
+def test_a_failed_sample_arrives_as_its_error() -> None:
+    came = result_of(unpack(packed_error("n", KeyError("which"))))
+    assert isinstance(came, RolloutError)
+    assert "KeyError: 'which'" in came.message
+
+
+@pytest.mark.parametrize("header", [{}, {"finish": "tired"}])
+def test_a_sample_that_makes_no_sense_is_refused(header: dict[str, str]) -> None:
+    with pytest.raises(RolloutError, match="can't be read"):
+        result_of(unpack(pack(header, [np.zeros(1, np.int32)])))

@@ -1,0 +1,213 @@
+"""Arguments, refusals and errors in words: none of it needs vLLM."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError
+from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
+from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.numerics.streams import SampleStream
+from dovetail_rollout_vllm.adapters import room_for
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
+from dovetail_rollout_vllm.facts import ModelFacts
+from dovetail_rollout_vllm.failures import start_failure, tail_of
+from dovetail_rollout_vllm.requests import problem_of, sample_seed, with_ends
+from dovetail_rollout_vllm.versions import require
+from dovetail_rollout_vllm.wire import manifest_from, manifest_info
+
+FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
+
+
+def request(prompt=(5, 6, 7), **sampling) -> RolloutRequest:
+    return RolloutRequest(
+        request_id="r",
+        prompt_ids=np.array(prompt, dtype=np.int64),
+        sampling=SamplingParams(**{"max_new_tokens": 8, **sampling}),
+        streams=(SampleStream(seed=1),),
+    )
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch):
+    """Pretends that these distributions are all that is installed."""
+
+    def pretend(**versions: str) -> None:
+        def version(name: str) -> str:
+            if name.replace("-", "_") not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name.replace("-", "_")]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+    return pretend
+
+
+class TestVersions:
+    def test_a_missing_engine_says_what_to_install(self, release) -> None:
+        release()
+        with pytest.raises(PluginNeedsError, match=r"pip install 'dovetail-rollout-vllm\[engine"):
+            require()
+
+    @pytest.mark.parametrize("old", ["0.23.1", "0.9.2", "0.10.0rc1"])
+    def test_an_old_engine_is_refused_with_both_versions(self, release, old: str) -> None:
+        release(vllm=old)
+        with pytest.raises(PluginNeedsError, match=rf"0\.24 or newer, and vllm {old} is installed"):
+            require()
+
+
+class TestArguments:
+    def test_ours_hold_over_the_users_and_one_warning_says_so(
+        self, config, context, caplog
+    ) -> None:
+        theirs = {"seed": 3, "logprobs_mode": "raw_logits", "max_num_seqs": 17}
+        with caplog.at_level(logging.WARNING):
+            found = engine_arguments(config(engine_args=theirs), context())
+        assert found["max_num_seqs"] == 17
+        assert found["logprobs_mode"] == "processed_logprobs"
+        (record,) = caplog.records
+        said = record.getMessage()
+        assert "logprobs_mode='raw_logits' (Dovetail sets 'processed_logprobs')" in said
+        assert "seed=3" in said
+        assert "max_num_seqs" not in said
+
+    def test_what_the_config_leaves_open_is_the_users(self, config, context) -> None:
+        theirs = {"max_model_len": 99, "quantization": "fp8"}
+        found = engine_arguments(config(engine_args=theirs), context())
+        assert (found["max_model_len"], found["quantization"]) == (99, "fp8")
+
+    def test_replicas_draw_differently(self, config, context) -> None:
+        seeds = {own_arguments(config(), context(rank=rank))["seed"] for rank in range(8)}
+        assert len(seeds) == 8
+
+    def test_room_for_an_adapter_is_made_only_where_one_may_come(self, config, context) -> None:
+        assert "enable_lora" not in own_arguments(config(), context())
+        assert own_arguments(config(max_adapter_rank=12), context())["max_lora_rank"] == 16
+
+    @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (8, 8), (65, 128), (512, 512)])
+    def test_room_is_the_next_of_vllms_ranks(self, rank: int, room: int) -> None:
+        assert room_for(rank) == room
+
+    def test_they_are_json_so_that_a_server_can_be_given_them(self, config, context) -> None:
+        arguments = own_arguments(config(max_adapter_rank=4, max_model_len=128), context())
+        assert json.loads(json.dumps(arguments)) == arguments
+
+    def test_a_missing_model_directory_is_named(self, config, context, tmp_path) -> None:
+        model = ModelSection(path=str(tmp_path / "nothing"))
+        with pytest.raises(ModelError, match=r"there is no model directory '.*nothing'"):
+            own_arguments(config(), context(model=model))
+        with pytest.raises(ModelError, match=r"config\.json is missing"):
+            own_arguments(config(), context(model=ModelSection(path=str(tmp_path))))
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("bad", "said"),
+        [
+            ({"prompt": ()}, "its prompt is empty"),
+            ({"prompt": (5, 300)}, "outside 0 … 299"),
+            ({"prompt": (-1,)}, "outside 0 … 299"),
+            ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+            ({"temperature": -0.5}, "temperature is -0.5"),
+            ({"top_p": 0.0}, "top_p is 0.0"),
+            ({"top_k": -2}, "top_k is -2"),
+            ({"stop": ("a", "")}, "a stop string is empty"),
+            ({"max_new_tokens": 62}, "3 prompt and 62 new tokens exceed the 64 positions"),
+            ({"raw_log_probs": True, "top_k": 3}, "after top_p and top_k"),
+        ],
+    )
+    def test_what_cannot_be_generated_is_refused_in_words(self, bad, said: str) -> None:
+        assert said in (problem_of(request(**bad), FACTS) or "")
+
+    def test_what_can_be_generated_is_not_refused(self) -> None:
+        assert problem_of(request(max_new_tokens=61, raw_log_probs=True), FACTS) is None
+
+    def test_ends_of_sequence_are_stop_tokens_unless_ignored(self) -> None:
+        sampling = request(stop_token_ids=(4, 9)).sampling
+        assert with_ends(sampling, FACTS).stop_token_ids == (4, 9, 2)
+        ignoring = request(ignore_eos=True, stop_token_ids=(4,)).sampling
+        assert with_ends(ignoring, FACTS).stop_token_ids == (4,)
+
+    def test_a_seed_is_63_bits_of_the_stream_and_its_offset(self) -> None:
+        streams = [SampleStream(seed=1, sample=s, offset=o) for s in range(9) for o in range(9)]
+        seeds = [sample_seed(stream) for stream in streams]
+        assert seeds == [sample_seed(stream) for stream in streams]
+        assert len(set(seeds)) == len(seeds)
+        assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+class TestWire:
+    def test_a_manifest_comes_back_from_json_as_it_was(self) -> None:
+        spec = AdapterSpec(rank=4, alpha=8.0, target_modules=("k_proj", "q_proj"))
+        tensors = (TensorSpec(name="a", shape=(2, 3), dtype="bfloat16"),)
+        for kind, adapter in (("full", None), ("adapter", spec)):
+            manifest = WeightManifest(
+                version=7, kind=kind, tensors=tensors, adapter=adapter, receivers=2, meeting="here"
+            )
+            back = manifest_from(json.loads(json.dumps(manifest_info(manifest))))
+            assert back == manifest
+            assert back.update_id == manifest.update_id
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("printed", "kind", "said"),
+        [
+            (
+                (
+                    "Free memory on device cuda:0 (12.5/139.8 GiB) on startup is less than desired GPU memory "
+                    "utilization (0.5, 69.9 GiB). Decrease"
+                ),
+                PlacementError,
+                "gpu_memory_utilization=0.5 asks for 69.9 of 139.8 GiB, and 12.5 GiB are free",
+            ),
+            (
+                (
+                    "To serve at least one request with the model's max seq len (32768), (0.38 GiB KV cache is needed, "
+                    "which is larger than the available KV cache memory (0.21 GiB). Based"
+                ),
+                PlacementError,
+                "0.38 GiB are needed, and rollout.gpu_memory_utilization=0.5 leaves 0.21 GiB",
+            ),
+            (
+                (
+                    "User-specified max_model_len (9999) is greater than the derived max_model_len "
+                    "(max_position_embeddings=4096 or model_max_length=None in model's config.json)."
+                ),
+                ConfigError,
+                "rollout.max_model_len=9999 is more than the model's 4096 positions",
+            ),
+            (
+                "Model architectures ['FooForCausalLM'] are not supported for now.",
+                ModelError,
+                "its architecture is ['FooForCausalLM']",
+            ),
+        ],
+    )
+    def test_what_vllm_prints_becomes_an_error_with_its_numbers(
+        self, tmp_path, printed: str, kind: type, said: str
+    ) -> None:
+        log = tmp_path / "log"
+        log.write_text(
+            f"(EngineCore pid=7) ERROR 11-21 18:27:55 [core.py:15] ValueError: {printed}\n"
+        )
+        error = start_failure(RuntimeError("see above"), log, VllmRolloutConfig(name="vllm"))
+        assert type(error) is kind
+        assert said in error.message
+        assert error.hint
+
+    def test_an_unknown_failure_shows_the_end_of_the_log_without_its_marks(self, tmp_path) -> None:
+        log = tmp_path / "log"
+        lines = [f"(Worker pid=7) ERROR 11-21 18:27:55 [core.py:15] line {n}" for n in range(99)]
+        log.write_text("\n".join(lines))
+        assert tail_of(log, 2) == "line 97\nline 98"
+        error = start_failure(RuntimeError("boom"), log, VllmRolloutConfig(name="vllm"))
+        assert "RuntimeError: boom" in error.message
+        assert error.message.endswith("line 98")
