@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     )
     from dovetail.numerics.objective import Objective, ObjectiveTerm
     from dovetail.numerics.policy_objective import PolicyObjective
+    from dovetail.numerics.preference_objective import (
+        PreferenceObjective,
+        preference_scores,
+        with_other_scores,
+    )
     from dovetail.numerics.rollout_correction import (
         CRITERIA,
         Criterion,
@@ -52,6 +57,7 @@ _HOME = {
     "Objective": "objective",
     "ObjectiveTerm": "objective",
     "PolicyObjective": "policy_objective",
+    "PreferenceObjective": "preference_objective",
     "SampleStream": "streams",
     "ValueObjective": "value_objective",
     "bounded_weights": "rollout_correction",
@@ -68,6 +74,7 @@ _HOME = {
     "max_metric": "deferred",
     "mean_metric": "deferred",
     "normalized_weights": "rollout_correction",
+    "preference_scores": "preference_objective",
     "resolve_metrics": "deferred",
     "sample_names": "finite",
     "share_metric": "deferred",
@@ -75,6 +82,7 @@ _HOME = {
     "weighted_moments": "masked",
     "whiten": "masked",
     "whiten_weighted": "masked",
+    "with_other_scores": "preference_objective",
 }
 
 __all__ = [
@@ -88,6 +96,7 @@ __all__ = [
     "Objective",
     "ObjectiveTerm",
     "PolicyObjective",
+    "PreferenceObjective",
     "SampleStream",
     "ValueObjective",
     "bounded_weights",
@@ -104,6 +113,7 @@ __all__ = [
     "max_metric",
     "mean_metric",
     "normalized_weights",
+    "preference_scores",
     "resolve_metrics",
     "sample_names",
     "share_metric",
@@ -111,6 +121,7 @@ __all__ = [
     "weighted_moments",
     "whiten",
     "whiten_weighted",
+    "with_other_scores",
 ]
 
 

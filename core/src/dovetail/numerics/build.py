@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, cast
 
-from dovetail.interfaces.objective import AnyObjectiveSpec, ValueObjectiveSpec
+from dovetail.interfaces.objective import (
+    AnyObjectiveSpec,
+    PreferenceObjectiveSpec,
+    ValueObjectiveSpec,
+)
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.numerics.objective import Objective
 from dovetail.numerics.policy_objective import PolicyObjective
+from dovetail.numerics.preference_objective import PreferenceObjective
 from dovetail.numerics.value_objective import ValueObjective
 from dovetail.plugins.load import make
 
@@ -25,12 +30,14 @@ def build_objective(spec: AnyObjectiveSpec, *, seed: int = 0) -> Objective:
     """Make the objective that the spec names, through the plugin index. Plugins made before are used again.
 
     Args:
-        spec: of a policy or of a value function.
+        spec: of a policy, of a value function or of a reward model.
         seed: the run's, for losses that choose at random.
 
     Raises:
         PluginError: a plugin that it names can't be found or loaded here.
     """
+    if isinstance(spec, PreferenceObjectiveSpec):
+        return PreferenceObjective(spec)
     aggregation = cast("LossAggregation", _plugin(spec.loss_aggregation, seed))
     if isinstance(spec, ValueObjectiveSpec):
         return ValueObjective(spec, aggregation)
