@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ def residency(**offloaded: bool) -> tuple[Residency, list[str]]:
         }
     )
     groups = {"actor": Group("actor", log), "critic": None, "ref": Group("ref", log)}
-    return Residency(config, groups), log
+    return Residency(config, groups, lambda _: nullcontext()), log
 
 
 def test_nobody_moves_unless_asked_to() -> None:

@@ -146,7 +146,7 @@ class Flow(GenerationStages):
     def _scored(self, phase: str, batch: Batch, role: str, columns: dict[str, str]) -> Batch:
         """The batch with columns from a role's forward pass, each from the engine's output of the given name."""
         group = getattr(self._parts, role)
-        with self._phase(phase), self._residency.present(role):
+        with self._residency.present(role), self._phase(phase):
             scored = group.forward(batch, frozenset(columns.values())).result()
         section = getattr(getattr(self._parts.config, role, None), "engine", None)
         self._passive.scored(
@@ -194,16 +194,15 @@ class Flow(GenerationStages):
         """
         parts, config, plan = self._parts, self._parts.config, self._parts.plan
         if "rollout_log_probs" in batch and ("log_probs" in plan.actor_outputs or self._gate_due()):
-            compared = batch
+            if "log_probs" in plan.actor_outputs:
+                compared, log_probs = batch, batch["old_log_probs"]
+            else:
+                rows = chosen_rows(batch["response_mask"], config.algorithm.gate.samples)
+                compared = batch.take(rows)
+                with self._residency.present("actor"), self._phase("gate"):
+                    scored = parts.actor.forward(compared, frozenset({"log_probs"})).result()
+                log_probs = scored["log_probs"]
             with self._phase("gate"):
-                if "log_probs" not in plan.actor_outputs:
-                    rows = chosen_rows(batch["response_mask"], config.algorithm.gate.samples)
-                    compared = batch.take(rows)
-                    with self._residency.present("actor"):
-                        scored = parts.actor.forward(compared, frozenset({"log_probs"})).result()
-                    log_probs = scored["log_probs"]
-                else:
-                    log_probs = batch["old_log_probs"]
                 verdict = measure(
                     compared,
                     log_probs,
@@ -232,7 +231,7 @@ class Flow(GenerationStages):
     def _update_actor(self, batch: Batch, objective: ObjectiveSpec) -> dict[str, float]:
         counts, actor = self._parts.plan.counts, self._parts.config.actor
         cut = self._cut(counts.prompts_per_mini_batch, counts.epochs_per_step)
-        with self._phase("update"), self._residency.present("actor"):
+        with self._residency.present("actor"), self._phase("update"):
             self._moved = True
             done = self._train(
                 self._parts.actor, with_loss_mask(batch), objective, cut, max_kl=actor.max_kl
@@ -247,7 +246,7 @@ class Flow(GenerationStages):
         if objective is None:
             return {}
         cut = self._cut(counts.critic_prompts_per_mini_batch, counts.critic_epochs_per_step)
-        with self._phase("update_critic"), self._residency.present("critic"):
+        with self._residency.present("critic"), self._phase("update_critic"):
             return dict(self._train(self._parts.critic, batch, objective, cut).metrics)
 
     def _cut(self, prompts: int, epochs: int) -> Cut:

@@ -58,7 +58,8 @@ class RunFrame:
         self._parts = parts
         self._state = state
         self._stop = StopSwitch()
-        self._residency = Residency(parts.config, {role: getattr(parts, role) for role in GROUPS})
+        groups = {role: getattr(parts, role) for role in GROUPS}
+        self._residency = Residency(parts.config, groups, self._phase)
         self._profile = StepProfile(parts)
         self._now = StepRecord(number=state.step + 1)
         self._torn = False

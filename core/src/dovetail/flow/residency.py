@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from dovetail.config.sections import RunConfig
@@ -17,9 +17,16 @@ class Residency:
     Args:
         config: says which roles are offloaded between their phases (`actor.offload`, …).
         groups: the worker groups that there are, by role.
+        phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
     """
 
-    def __init__(self, config: RunConfig, groups: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        groups: Mapping[str, Any],
+        phase: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._phase = phase
         self._groups = {
             role: group
             for role, group in groups.items()
@@ -29,18 +36,22 @@ class Residency:
 
     def settle(self) -> None:
         """Let every such role go; called once the models are loaded, and before a rollout."""
-        for role, group in self._groups.items():
+        for role in self._groups:
             if role not in self._away:
-                group.offload().result()
-                self._away.add(role)
+                self._let_go(role)
 
     @contextmanager
     def present(self, role: str) -> Iterator[None]:
         """While the role computes. The actor stays afterwards until the next rollout: its weights are sent from there."""
         if role in self._away:
-            self._groups[role].onload().result()
+            with self._phase("onload"):
+                self._groups[role].onload().result()
             self._away.discard(role)
         yield
         if role in self._groups and role != "actor":
+            self._let_go(role)
+
+    def _let_go(self, role: str) -> None:
+        with self._phase("offload"):
             self._groups[role].offload().result()
-            self._away.add(role)
+        self._away.add(role)
