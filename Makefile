@@ -42,13 +42,13 @@ lint: setup ## Style, types, imports, manifests, docs pages
 	$(BIN)/lint-imports
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
-	$(BIN)/python -m dovetail_sdk docs --check --prune $(PACKAGES)
+	$(BIN)/python -m dovetail_sdk docs --check --prune --interfaces docs/interfaces $(PACKAGES)
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
 	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
 
-docs: manifests ## Write docs/algorithms from the manifests
-	$(BIN)/python -m dovetail_sdk docs --prune $(PACKAGES)
+docs: manifests ## Write docs/algorithms from the manifests, docs/interfaces from the code
+	$(BIN)/python -m dovetail_sdk docs --prune --interfaces docs/interfaces $(PACKAGES)
 
 wheels: setup ## Fill dist/ with a wheel of every package
 	rm -rf dist && mkdir dist

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import logging
 
+import attrs
 import numpy as np
 import pytest
 
@@ -86,6 +87,20 @@ class TestArguments:
     def test_replicas_draw_differently(self, config, context) -> None:
         seeds = {own_arguments(config(), context(rank=rank))["seed"] for rank in range(8)}
         assert len(seeds) == 8
+
+    def test_weights_on_disk_stay_unread_only_where_whole_ones_follow(
+        self, config, context
+    ) -> None:
+        first = attrs.evolve(context(), weights_follow=True)
+        assert own_arguments(config(), first)["load_format"] == "dummy"
+        assert "load_format" not in own_arguments(config(), context())
+        for kept in (
+            config(max_adapter_rank=8),
+            config(quantization="fp8"),
+            config(engine_args={"load_format": "safetensors"}),
+            config(mode="server", urls=("http://127.0.0.1:8000",)),
+        ):
+            assert "load_format" not in own_arguments(kept, first)
 
     def test_room_for_an_adapter_is_made_only_where_one_may_come(self, config, context) -> None:
         assert "enable_lora" not in own_arguments(config(), context())
@@ -183,6 +198,22 @@ class TestFailures:
                 ),
                 ConfigError,
                 "rollout.max_model_len=9999 is more than the model's 4096 positions",
+            ),
+            (
+                (
+                    "Available memory on node 0 (18.56/21.34 GiB) on startup is less than desired CPU memory "
+                    "utilization (0.92, 19.63 GiB). On the CPU backend"
+                ),
+                PlacementError,
+                "gpu_memory_utilization=0.92 asks for 19.63 of 21.34 GiB, and 18.56 GiB are free",
+            ),
+            (
+                (
+                    "Available memory on node 0 (3.5/21.34 GiB) on kv cache allocation is less than requested memory "
+                    "for kv (16.0 GiB). Decrease"
+                ),
+                PlacementError,
+                "16.0 of the host's 21.34 GiB, and 3.5 GiB are free",
             ),
             (
                 "Model architectures ['FooForCausalLM'] are not supported for now.",

@@ -63,27 +63,46 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
     is_flag=True,
     help="These are all packages: remove (or, with --check, name) the pages of other plugins.",
 )
+@click.option(
+    "--interfaces",
+    "reference",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder for reference pages of Dovetail's own interfaces, made from its code.",
+)
 @click.pass_context
 def docs(
-    ctx: click.Context, directories: tuple[Path, ...], output: Path, check: bool, prune: bool
+    ctx: click.Context,
+    directories: tuple[Path, ...],
+    output: Path,
+    check: bool,
+    prune: bool,
+    reference: Path | None,
 ) -> None:
     """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default."""
+    from dovetail_sdk import docs_interfaces
+
     try:
         projects = [read_project(directory) for directory in directories or (Path(),)]
         if not check:
             click.echo(f"{docs_pages.write(projects, output, prune=prune)} pages → {output}")
+            if reference:
+                click.echo(f"{docs_interfaces.write(reference)} pages → {reference}")
             return
         differences = docs_pages.drift(projects, output, prune=prune)
+        differences += docs_interfaces.drift(reference) if reference else []
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
     if not differences:
         click.echo(f"{output}: as the plugins say")
+        if reference:
+            click.echo(f"{reference}: as the code says")
         return
     click.echo(f"{output}: the pages have drifted", err=True)
     for difference in differences:
         click.echo(f"  - {difference}", err=True)
     mend = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
+    mend += ["--interfaces", str(reference)] if reference else []
     click.echo(f"  → {' '.join(mend)}", err=True)
     ctx.exit(1)
 

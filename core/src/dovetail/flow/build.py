@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.config.sections import ModelSection, RunConfig, TrainingSection
+from dovetail.config.sections import EngineSection, ModelSection, RunConfig, TrainingSection
 from dovetail.errors import ConfigError
 from dovetail.flow.broadcast import Trackers
 from dovetail.flow.plan import ModelRole, Plan, make_plan
@@ -166,7 +166,7 @@ def build(
         rollout = WorkerSpec(
             role="rollout",
             plugin=refs["rollout"],
-            context=attrs.evolve(context, role="rollout"),
+            context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
             transport=refs["rollout.weight_transport"],
         )
         pool = RolloutPool(
@@ -221,6 +221,12 @@ def build(
             runtime=runtime,
             started=started.pop_all(),
         )
+
+
+def _whole_updates(plan: Plan) -> bool:
+    """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
+    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
 
 
 def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:

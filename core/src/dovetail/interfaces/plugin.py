@@ -57,6 +57,9 @@ class PluginContext:
     """The run's Hugging Face tokenizer, where there is one."""
     transport: Any = None
     """The WeightTransport that this role sends or receives weights with."""
+    weights_follow: bool = False
+    """Whether a rollout gets a whole update before its first request: it may leave the weights on disk unread, and then
+    refuses requests until the update has come."""
     reward_functions: Any = None
     """A reward manager's RewardFunctions: which function scores a row."""
     mesh: Mesh | None = None

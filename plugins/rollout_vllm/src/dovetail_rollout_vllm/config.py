@@ -14,11 +14,24 @@ def _joinable(section: Any, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> N
     """Refuse what is not the address of a server, and servers where none is asked for."""
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no address of a server, such as http://10.0.0.2:8000")
+            raise ValueError(
+                f"rollout.urls: {url!r} is no address of a server, such as http://10.0.0.2:8000"
+            )
     if urls and section.mode != "server":
-        raise ValueError(f"servers can be joined in mode 'server', and mode is {section.mode!r}")
-    if len(set(urls)) < len(urls):
-        raise ValueError("a server is named twice: each is one replica")
+        raise ValueError(
+            f"rollout.urls joins servers, and rollout.mode is {section.mode!r}: set rollout.mode=server"
+        )
+    if len({url.rstrip("/") for url in urls}) < len(urls):
+        raise ValueError("rollout.urls names a server twice: each is one replica")
+
+
+def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
+    """Refuse a port where no server is started that could listen on it."""
+    if port is not None and (section.mode != "server" or section.urls):
+        why = "joins servers (rollout.urls)" if section.urls else f"has mode {section.mode!r}"
+        raise ValueError(
+            f"rollout.port={port} is for servers that the run starts, and this rollout {why}: leave it out"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -33,9 +46,10 @@ class VllmRolloutConfig(RolloutSection):
     are asked with the token of the environment variable `DOVETAIL_VLLM_TOKEN`, where that is set, and never ended."""
     port: int | None = attrs.field(
         default=None,
-        validator=attrs.validators.optional(
-            [attrs.validators.ge(1024), attrs.validators.le(65535)]
-        ),
+        validator=[
+            attrs.validators.optional([attrs.validators.ge(1024), attrs.validators.le(65535)]),
+            _served,
+        ],
     )
     """Mode `server`: replica k listens on this port of the loopback interface plus k; None takes free ones."""
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))

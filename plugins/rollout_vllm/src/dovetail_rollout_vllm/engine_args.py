@@ -66,19 +66,19 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
         "weight_transfer_config": {"backend": TRANSFER_ENGINE},
         "worker_extension_cls": WORKER_EXTENSION,
     }
-    if model.tokenizer_path is not None:
-        found["tokenizer"] = model.tokenizer_path
-    if model.revision is not None:
-        found["revision"] = model.revision
+    optional = {
+        "tokenizer": model.tokenizer_path,
+        "revision": model.revision,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "quantization": config.quantization,
+    }
+    found |= {name: value for name, value in optional.items() if value is not None}
     if config.ranks_per_replica() > 1 and "distributed_executor_backend" not in config.engine_args:
         # Within a Ray actor vLLM would otherwise ask that cluster for accelerators which are the replica's already.
         found["distributed_executor_backend"] = "mp"
-    if config.max_model_len is not None:
-        found["max_model_len"] = config.max_model_len
-    if config.max_num_seqs is not None:
-        found["max_num_seqs"] = config.max_num_seqs
-    if config.quantization is not None:
-        found["quantization"] = config.quantization
+    if starts_empty(config, context):
+        found["load_format"] = "dummy"
     if config.offload and torch.accelerator.is_available():
         found["enable_sleep_mode"] = True
     if config.max_adapter_rank is not None:
@@ -88,6 +88,15 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
             "max_lora_rank": room_for(config.max_adapter_rank),
         }
     return found
+
+
+def starts_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
+    """Whether vLLM starts on random weights, since a whole update comes before the first request.
+
+    That is sooner there; and a tensor that no update brings stays random, so that the probe finds it.
+    """
+    chosen = config.max_adapter_rank is not None or "load_format" in config.engine_args
+    return context.weights_follow and not (chosen or config.quantization or config.urls)
 
 
 def make_engine_args(arguments: Mapping[str, Any]) -> Any:

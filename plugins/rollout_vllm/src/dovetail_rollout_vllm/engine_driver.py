@@ -121,14 +121,19 @@ class EngineDriver:
         if not self._engine.vllm_config.model_config.enable_sleep_mode:
             return 0
         before = await self._free_bytes()
-        if "weights" in tags:
-            # vLLM frees weights only together with the KV cache.
-            self._along = frozenset({"kv_cache"}) - tags
+        apart = self._asleep
+        if "weights" in tags - apart:
+            # vLLM frees weights only together with the KV cache, and neither where one of them sleeps.
+            if apart:
+                await self._engine.wake_up(sorted(apart, reverse=True))
+            self._along = frozenset({"kv_cache"}) - tags - apart
             await self._engine.sleep(level=1 if keep_weights else 2)
-            self._asleep = tags | self._along
-        elif tags and await free_kv_cache(self._engine):
+            self._asleep = tags | apart | self._along
+        elif tags <= apart:
+            self._along -= tags
+        elif await free_kv_cache(self._engine):
             self._along = frozenset()
-            self._asleep = tags
+            self._asleep |= tags
         return max(await self._free_bytes() - before, 0)
 
     async def wake(self, tags: frozenset[str]) -> None:

@@ -103,8 +103,18 @@ def _no_cache(_: re.Match[str], config: VllmRolloutConfig) -> DovetailError:
 
 
 def _cpu_memory(found: re.Match[str], _: VllmRolloutConfig) -> DovetailError:
+    free, total, share, asked = found.groups()
     return PlacementError(
-        f"vLLM can't get the memory that it asks for: {found[0]}",
+        f"vLLM can't take its share of the host's memory: rollout.gpu_memory_utilization={share} asks for {asked} of "
+        f"{total} GiB, and {free} GiB are free",
+        hint="lower rollout.gpu_memory_utilization (on a CPU the share of the host's memory), or free memory",
+    )
+
+
+def _cpu_cache(found: re.Match[str], _: VllmRolloutConfig) -> DovetailError:
+    free, total, asked = found.groups()
+    return PlacementError(
+        f"vLLM can't get the KV cache that it asks for: {asked} of the host's {total} GiB, and {free} GiB are free",
         hint="lower the environment variable VLLM_CPU_KVCACHE_SPACE (GiB), or free memory",
     )
 
@@ -139,7 +149,20 @@ _KNOWN: tuple[tuple[re.Pattern[str], Words], ...] = (
         _cache_too_small,
     ),
     (re.compile(r"No available memory for the cache blocks"), _no_cache),
-    (re.compile(r"Available memory on node \S+ \([^)]*\).{0,60}is less than[^.]*\)"), _cpu_memory),
+    (
+        re.compile(
+            r"Available memory on node \S+ \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired CPU memory "
+            r"utilization \(([\d.]+), ([\d.]+) GiB\)"
+        ),
+        _cpu_memory,
+    ),
+    (
+        re.compile(
+            r"Available memory on node \S+ \(([\d.]+)/([\d.]+) GiB\) on kv cache allocation is less than requested "
+            r"memory for kv \(([\d.]+) GiB\)"
+        ),
+        _cpu_cache,
+    ),
     (
         re.compile(
             r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \(\w*=?(\d+)"

@@ -87,6 +87,11 @@ class Gate:
                 sample.aborted = sample.aborted or abort
             return list(self._running)
 
+    def kept_out(self) -> list[str]:
+        """The calls that still run behind a closed gate; none where it is open again."""
+        with self._lock:
+            return list(self._running) if self._closed else []
+
     def open(self) -> None:
         """Let samples in again, those first that wait."""
         with self._lock:

@@ -123,7 +123,7 @@ def _pack_tied_layers(model: nn.Module) -> None:
 
 def _forget_what_waits(model: nn.Module) -> None:
     """Let layers that have not got all of their tensors go back to what they had."""
-    from vllm.model_executor.model_loader.reload import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     for module in model.modules():
         info = get_layerwise_info(module)

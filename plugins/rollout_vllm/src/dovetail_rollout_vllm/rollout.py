@@ -21,7 +21,7 @@ from dovetail.interfaces.transport import WeightManifest
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_vllm.backend import Backend, WeightsUntouchedError
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.engine_args import refuse_missing
+from dovetail_rollout_vllm.engine_args import refuse_missing, starts_empty
 from dovetail_rollout_vllm.facts import ModelFacts
 from dovetail_rollout_vllm.gate import Gate, Sample
 from dovetail_rollout_vllm.requests import (
@@ -31,6 +31,9 @@ from dovetail_rollout_vllm.requests import (
     problem_of,
     with_ends,
 )
+
+_AGAIN_SECONDS = 0.1
+"""How soon samples are aborted anew that have not come back."""
 
 
 class VllmRollout(BaseRollout):
@@ -63,6 +66,8 @@ class VllmRollout(BaseRollout):
         self._gate = Gate()
         self._version = 0
         self._unfit: str | None = None
+        self._baseless = False
+        """Whether it is unfit in what lies below adapters."""
         self._asleep: frozenset[str] = frozenset()
         self._adapted = False
 
@@ -81,6 +86,8 @@ class VllmRollout(BaseRollout):
             raise ModelError("the rollout was given no model", hint="set model.path in the config")
         backend = self._make_backend()
         refuse_missing(context.model.path)
+        if starts_empty(self.config, context):
+            self._unfit = "no weights have come yet: an update has to come first"
         self._facts = ModelFacts.read(context.model, context.tokenizer, self.config.max_model_len)
         backend.start()
         self._backend = backend
@@ -121,9 +128,13 @@ class VllmRollout(BaseRollout):
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         running = self._gate.close(abort=mode is PauseMode.ABORT)
-        if running and mode is not PauseMode.WAIT:
+        emptied = asyncio.wrap_future(self._gate.empty())
+        while running and mode is not PauseMode.WAIT and not emptied.done():
+            # Again and again: vLLM does not know of a call yet that is on its way there.
             await self._running().abort(running)
-        await asyncio.shield(asyncio.wrap_future(self._gate.empty()))
+            await asyncio.wait({emptied}, timeout=_AGAIN_SECONDS)
+            running = self._gate.kept_out()
+        await asyncio.shield(emptied)
 
     async def resume(self) -> None:
         self._gate.open()
@@ -151,9 +162,10 @@ class VllmRollout(BaseRollout):
             self._unfit = (
                 f"its weights were torn by update {version}: a whole one has to come first"
             )
+            self._baseless = self._baseless or manifest.kind != "adapter"
             raise
         else:
-            self._version, self._unfit = version, None
+            self._version, self._unfit, self._baseless = version, None, False
             self._adapted = manifest.kind == "adapter"
         finally:
             if was_open:
@@ -169,12 +181,13 @@ class VllmRollout(BaseRollout):
         backend = self._running()
         if self._gate.running:
             raise RolloutError("requests are running", hint="pause the rollout before sleep")
-        # An adapter is no whole update: what lies below it has to stay.
-        keep = keep_weights or self._adapted
+        # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
+        keep = keep_weights or self._adapted or self.config.max_adapter_rank is not None
         freed = backend.sleep(tags - self._asleep, keep_weights=keep)
         self._asleep |= tags
         if "weights" in tags and not keep:
             self._unfit = "its weights were let go in sleep: an update has to come first"
+            self._baseless = True
         return freed
 
     def wake(self, tags: frozenset[str]) -> None:
@@ -286,6 +299,11 @@ class VllmRollout(BaseRollout):
         merged = "or send merged weights (actor.engine.lora.sync: merged)"
         if manifest.adapter is None:
             raise WeightSyncError(f"{who} is an adapter, and its manifest does not describe it")
+        if self._baseless:
+            raise WeightSyncError(
+                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
+                hint="send whole weights, or start the replica again",
+            )
         if manifest.adapter.dora:
             raise WeightSyncError(
                 f"{who} is a DoRA adapter, which vLLM does not apply", hint=merged

@@ -58,9 +58,14 @@ class DovetailRoutes:
             return
         if self._host is None:
             self._host = ServerHost(scope["app"].state.engine_client, scope["app"].state.args)
-        name = scope["path"].removeprefix(PREFIX)
+        name, body = scope["path"].removeprefix(PREFIX), await _body(receive)
+        if body and dict(scope["headers"]).get(b"content-type") != MEDIA_TYPE.encode():
+            # Web pages can send other types to a server on the loopback interface without being asked who they are.
+            said = f"a body here is of type {MEDIA_TYPE}"
+            await _answer(send, 415, {"error": said, "kind": "RolloutError"})
+            return
         if name == "generate":
-            await self._generate(await _body(receive), receive, send)
+            await self._generate(body, receive, send)
             return
         answer = {
             "describe": self._host.describe,
@@ -76,7 +81,7 @@ class DovetailRoutes:
         if answer is None:
             await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})
             return
-        await _answered(answer, await _body(receive), send)
+        await _answered(answer, body, send)
 
     def _known(self, scope: Scope) -> bool:
         if not self._token:

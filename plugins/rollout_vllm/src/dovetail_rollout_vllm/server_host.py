@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from dovetail.errors import RolloutError
 from dovetail_rollout_vllm.backend import SampleCall, SampleResult
 from dovetail_rollout_vllm.engine_driver import EngineDriver
-from dovetail_rollout_vllm.server_messages import PROTOCOL
+from dovetail_rollout_vllm.server_messages import PROTOCOL, TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_wire import Frame
 from dovetail_rollout_vllm.versions import installed
 
@@ -108,8 +110,18 @@ class ServerHost:
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Make receivers of weights for the transport of `info`."""
-        return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
+        """Make receivers of weights for the transport of `info`.
+
+        Raises:
+            RolloutError: the transport is a file, whose code would run here, and whoever asks has shown no token.
+        """
+        info = frame.header["info"]
+        if info["transport"]["path"] is not None and not os.environ.get(TOKEN_VARIABLE):
+            raise RolloutError(
+                f"the weight transport is the file {info['transport']['path']!r}, which a server that asks for no token "
+                f"does not run: start it with {TOKEN_VARIABLE}, and set the same here"
+            )
+        return Frame(header=attrs.asdict(await self._driver.connect(info)))
 
     async def load(self, frame: Frame) -> Frame:
         """Receive the update of `manifest`."""

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail_rollout_vllm.server_app import DovetailRoutes
 from dovetail_rollout_vllm.server_messages import TOKEN_VARIABLE
-from dovetail_rollout_vllm.server_wire import pack, unpack
+from dovetail_rollout_vllm.server_wire import MEDIA_TYPE, pack, unpack
 
 
 class Engine:
@@ -29,9 +29,11 @@ async def vllms_own(_: Any, __: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def ask(path: str, content: bytes = b"", **headers: str) -> Any:
+def ask(path: str, content: bytes = b"", media_type: str = MEDIA_TYPE, **headers: str) -> Any:
     """The answer to one request."""
     import httpx2
+
+    headers["content-type"] = media_type
 
     routes = DovetailRoutes(vllms_own)
     state = SimpleNamespace(engine_client=Engine(), args=SimpleNamespace())
@@ -72,6 +74,25 @@ def test_calls_that_make_no_sense_are_refused() -> None:
     answer = ask("/dovetail/v1/generate", pack({"calls": [["a", 0, 0, None]], "samplings": []}))
     assert answer.status_code == 400
     assert "can't be read" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", ["generate", "abort", "connect"])
+def test_what_any_web_page_may_send_is_refused(path: str, media_type: str) -> None:
+    answer = ask(f"/dovetail/v1/{path}", pack({"calls": []}), media_type)
+    assert answer.status_code == 415
+    assert MEDIA_TYPE in answer.json()["error"]
+
+
+def test_a_server_without_a_token_runs_no_file_that_a_request_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    transport = {"name": None, "path": "/somewhere/transport.py", "attribute": "T", "config": {}}
+    answer = ask("/dovetail/v1/connect", pack({"info": {"transport": transport, "context": {}}}))
+    assert answer.status_code == 500
+    assert "transport.py" in answer.json()["error"]
+    assert TOKEN_VARIABLE in answer.json()["error"]
 
 
 def test_an_unknown_path_is_refused() -> None:

@@ -224,11 +224,14 @@ def test_engine_arguments_reach_the_command_line(context: PluginContext) -> None
     ("settings", "said"),
     [
         ({"urls": ("10.0.0.2:8000",), "mode": "server"}, "is no address of a server"),
-        ({"urls": ("http://a:1",)}, "mode is 'engine'"),
-        ({"urls": ("http://a:1", "http://a:1"), "mode": "server"}, "named twice"),
+        ({"urls": ("http://a:1",)}, "rollout.mode is 'engine'"),
+        ({"urls": ("http://a:1", "http://a:1"), "mode": "server"}, "names a server twice"),
+        ({"urls": ("http://a:1", "http://a:1/"), "mode": "server"}, "names a server twice"),
+        ({"port": 8000}, "has mode 'engine'"),
+        ({"port": 8000, "urls": ("http://a:1",), "mode": "server"}, "joins servers"),
     ],
 )
-def test_urls_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_servers_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         VllmRolloutConfig(name="vllm", **settings)
 

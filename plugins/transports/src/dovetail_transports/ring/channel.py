@@ -68,7 +68,7 @@ class Channel:
             raise PeerGone(f"a message of {length} bytes")
         try:
             message = json.loads(self._read(length, deadline))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PeerGone("a message that is no JSON") from error
         if not isinstance(message, dict):
             raise PeerGone(f"a message that is a {type(message).__name__}")

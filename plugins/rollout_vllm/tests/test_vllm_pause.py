@@ -1,0 +1,90 @@
+"""Pausing while calls are on their way to vLLM, which does not know of them yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.interfaces.rollout import FinishReason, PauseMode, RolloutRequest, SamplingParams
+from dovetail.numerics.streams import SampleStream
+from dovetail.telemetry.metrics import Metric
+from dovetail_rollout_vllm.backend import Backend, SampleCall, SampleResult
+from dovetail_rollout_vllm.facts import ModelFacts
+from dovetail_rollout_vllm.rollout import VllmRollout
+
+
+class SlowToHear(Backend):
+    """Learns of a call only when an abort of it has already come once; its samples never end by themselves."""
+
+    def __init__(self) -> None:
+        self.sent = asyncio.Event()
+        self.aborts = 0
+        self._known: dict[str, asyncio.Event] = {}
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    async def generate(self, call: SampleCall) -> SampleResult:
+        self.sent.set()
+        while not self.aborts:
+            await asyncio.sleep(0)
+        ended = self._known[call.call_id] = asyncio.Event()
+        await ended.wait()
+        return SampleResult(
+            response_ids=np.empty(0, np.int64), finish_reason=FinishReason.ABORT, log_probs=None
+        )
+
+    async def abort(self, call_ids: Sequence[str]) -> None:
+        for name in call_ids:
+            if name in self._known:
+                self._known[name].set()
+        self.aborts += 1
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        raise NotImplementedError
+
+    async def reset_cache(self) -> None:
+        """No cache."""
+
+    def load(self, version: int, manifest: Any) -> None:
+        """Nothing to load."""
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
+        return 0
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Nothing was let go."""
+
+    def figures(self) -> Mapping[str, Metric]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.mark.parametrize("mode", [PauseMode.KEEP, PauseMode.ABORT])
+def test_a_call_that_vllm_did_not_know_of_yet_is_interrupted_too(config, context, mode) -> None:
+    request = RolloutRequest(
+        request_id="r",
+        prompt_ids=np.arange(3),
+        sampling=SamplingParams(max_new_tokens=8),
+        streams=(SampleStream(seed=1, sample=0),),
+    )
+
+    async def act() -> int:
+        rollout = VllmRollout(config(), context())
+        rollout._facts = ModelFacts(vocab_size=300, max_positions=None, eos_token_ids=())
+        backend = rollout._backend = SlowToHear()
+        sample = asyncio.ensure_future(anext(aiter(rollout.submit(request))))
+        await backend.sent.wait()
+        async with asyncio.timeout(20):
+            await rollout.pause(mode)
+        sample.cancel()
+        await asyncio.gather(sample, return_exceptions=True)
+        return rollout._gate.running
+
+    assert asyncio.run(act()) == 0

@@ -1,0 +1,45 @@
+"""What a plugin may claim beyond its interface, kind by kind: what each capability promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+EVERYWHERE: Mapping[str, str] = {
+    "deterministic": "The same inputs and seed give the same bits. A run resumes bit for bit where all of its plugins claim it.",
+}
+"""Capabilities that plugins of any kind may claim."""
+
+CAPABILITIES: Mapping[str, Mapping[str, str]] = {
+    "rollout": {
+        "logprobs": "Gives the log-probability of every token under the sampler as used.",
+        "raw_logprobs": "Gives log-probabilities under the full softmax of logits / temperature too.",
+        "scores": "`score` tells how likely the model finds given tokens: the probe of new weights needs it.",
+        "per_sample_seed": "A sample depends on its own random stream alone, whatever else is generated beside it.",
+        "sleep": "`sleep` frees memory of the accelerator, and `wake` takes it again.",
+        "discards_weights": "`sleep` may throw weights away; a whole update brings them back.",
+        "lora": "Takes updates of kind `adapter`.",
+        "server": "Can run in a process of its own, as a server that is reached over HTTP.",
+        "tensor_parallel": "Spreads one replica over several accelerators.",
+    },
+    "engine": {
+        "lora": "Trains low-rank adapters.",
+        "offload": "`offload` frees the accelerator's memory, and `onload` takes it again.",
+        "value_head": "Trains a model that ends in one value a token: a critic, or a reward model.",
+    },
+    "reward_manager": {
+        "async_functions": "Awaits reward functions that are coroutines.",
+        "timeout": "Ends a reward function that takes too long, and reports a failure.",
+        "processes": "Runs reward functions in processes: a crash of one is a failure and no end of the run.",
+        "service": "Asks a service over the network.",
+        "sleep": "`sleep` frees memory that only scoring needs.",
+    },
+    "reward_function": {
+        "sandboxed": "Runs what the policy wrote, in a sandbox.",
+    },
+    "weight_transport": {
+        "in_process": "Both ends are in one process.",
+        "across_processes": "The ends may be in different processes.",
+        "ends_meet": "Sender and receivers run at once and wait for each other.",
+    },
+}
+"""Kind → capability → what it promises; the conformance suite tests what it can of it."""

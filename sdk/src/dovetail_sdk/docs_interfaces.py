@@ -1,0 +1,252 @@
+"""Reference pages of the interfaces, made from the code: one a kind of plugin, one of the hooks, and an index."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.keys import format_path
+from dovetail.hooks import HOOKS, HookSpec
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.contract import import_object
+from dovetail.plugins.kinds import KINDS, Kind
+from dovetail.plugins.page import places_of
+from dovetail_sdk.check.signatures import members, signature_text
+from dovetail_sdk.check.suites import SUITES
+from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
+from dovetail_sdk.docs_source import attribute_docs, bare, markdown
+from dovetail_sdk.interfaces import describe_all
+from dovetail_sdk.markdown import inline, table
+
+_MARK = "<!-- Written by `make docs` (`python -m dovetail_sdk docs`) from the code and its docstrings: change those. -->"
+_BACK = "[all interfaces](README.md)"
+
+_INTRODUCTION = f"""{_MARK}
+# Interfaces
+
+A page for each kind of plugin, with all that its interface asks for and offers. What plugins of every kind share is on [plugin](plugin.md); what can be observed
+without being selected, on [hooks](hooks.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
+[writing-plugins.md](../writing-plugins.md) builds one from nothing.
+"""
+
+_PLUGIN = """A plugin is a class that extends the interface of its kind and sets the attributes below. Its life: it is made with its config and its
+context, which is cheap; `start` loads what is heavy; `close` releases it. Where a config names a file in place of a package, `name` and `api` may be left out."""
+
+_HOOKS = """An observer is an object with methods that carry a hook's name and the mark `dovetail.hooks.hookimpl`. It takes any of the hook's arguments, and returns nothing.
+One that fails is reported, and stops neither the run nor another observer.
+
+```python
+from dovetail.hooks import hookimpl
+
+
+class BestReward:
+    def __init__(self):
+        self.best = float("-inf")
+
+    @hookimpl
+    def step_finished(self, metrics):
+        self.best = max(self.best, metrics["reward/mean"])
+```
+
+```toml
+[project.entry-points."dovetail.hooks"]
+best_reward = "my_package:BestReward"
+```"""
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, by its file's name."""
+    described = describe_all()
+    texts = {
+        f"{name}.md": _page(kind, described["interfaces"][name]) for name, kind in KINDS.items()
+    }
+    texts["plugin.md"] = _joined(
+        _MARK,
+        "# Every plugin",
+        _BACK,
+        _PLUGIN,
+        *_attributes(
+            {name: {"declared": text} for name, text in _declared(Plugin).items()}, Plugin
+        ),
+        *_methods("## Methods", members(Plugin), Plugin),
+        *_capabilities(EVERYWHERE),
+        *_types("dovetail.interfaces.plugin", ("PluginContext", "Reduction")),
+    )
+    hooks = described["hooks"]
+    texts["hooks.md"] = _joined(
+        _MARK,
+        "# Hooks",
+        f"Version {hooks['api']} · entry-point group `dovetail.hooks` · {_BACK}",
+        _HOOKS,
+        *_methods("## Hooks", HOOKS, HookSpec),
+    )
+    texts["README.md"] = _INTRODUCTION + "\n" + "\n".join(_index()) + "\n"
+    return texts
+
+
+def write(output: Path) -> int:
+    """Write all pages, and remove those of interfaces that are gone; how many there are."""
+    texts = pages()
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (output / name).write_text(text, encoding="utf-8")
+    for file in _gone(texts, output):
+        file.unlink()
+    return len(texts)
+
+
+def drift(output: Path) -> list[str]:
+    """How the pages on disk differ from the code; empty where they do not."""
+    texts = pages()
+    found = [
+        f"{output / name} is not what the code says now"
+        for name, text in texts.items()
+        if not (output / name).is_file() or (output / name).read_text(encoding="utf-8") != text
+    ]
+    return found + [f"{file} is of an interface that is gone" for file in _gone(texts, output)]
+
+
+def _gone(texts: Mapping[str, str], output: Path) -> list[Path]:
+    return [
+        file
+        for file in sorted(output.glob("*.md"))
+        if file.name not in texts and file.read_text(encoding="utf-8").startswith(_MARK)
+    ]
+
+
+def _index() -> list[str]:
+    rows = [
+        (
+            f"[`{kind.name}`]({kind.name}.md)",
+            _class_name(kind),
+            kind.api,
+            _first_line(import_object(kind.interface)),
+            ", ".join(f"`{place}`" for place in _places(kind)),
+        )
+        for kind in KINDS.values()
+    ]
+    return table(("kind", "interface", "version", "", "in a config"), rows)
+
+
+def _page(kind: Kind, described: Mapping[str, Any]) -> str:
+    interface = import_object(kind.interface)
+    own = {n: m for n, m in described["methods"].items() if n not in vars(Plugin)}
+    wanted = [name for name, method in own.items() if method["abstract"]]
+    given = [n for n in own if _owner(interface, n).__module__.startswith("dovetail.dispatch")]
+    rest = [name for name in own if name not in (*wanted, *given)]
+    common = _declared(Plugin)
+    attributes = {n: a for n, a in described["attributes"].items() if n not in common}
+    facts = [
+        ("import", f"`from dovetail.interfaces import {_class_name(kind)}`"),
+        (
+            "version",
+            f"{kind.api}: a plugin that needs all of it says `api = {_range(kind)}`",
+        ),
+        ("entry-point group", f"`{kind.group}`"),
+        (
+            "in a config",
+            ", ".join(f"`{place}`" for place in _places(kind)) or "no config selects it",
+        ),
+        ("its `Config` extends", f"`{kind.section.replace(':', '.')}`"),
+        ("conformance suite", f"`dovetail_sdk.testing.conformance.{SUITES[kind.name]}`"),
+        ("a package to start from", f"`dovetail plugins new {kind.name} my_{kind.name}`"),
+    ]
+    return _joined(
+        _MARK,
+        f"# {kind.name}: {_class_name(kind)}",
+        f"{_BACK} · [what every plugin has](plugin.md)",
+        markdown(interface.__doc__),
+        "\n".join(table(("", ""), facts)),
+        *_attributes(attributes, interface),
+        *_methods("## Methods to write", wanted, interface),
+        *_methods("## Methods with a default", rest, interface),
+        *_methods("## Methods that are given", given, interface),
+        *_capabilities(CAPABILITIES.get(kind.name, {})),
+        *_types(interface.__module__, tuple(described["types"])),
+    )
+
+
+def _attributes(attributes: Mapping[str, Mapping[str, Any]], cls: type) -> Iterator[str]:
+    if attributes:
+        docs = attribute_docs(cls)
+        yield "## Class attributes"
+        rows = [(f"`{a['declared']}`", inline(docs.get(n, ""))) for n, a in attributes.items()]
+        yield "\n".join(table(("attribute", "meaning"), rows))
+
+
+def _methods(heading: str, names: Iterable[str], cls: type) -> Iterator[str]:
+    found = members(cls)
+    if names:
+        yield heading
+    for name in names:
+        yield f"### {name}"
+        yield f"```python\n{_signature(found[name], name)}\n```"
+        yield markdown(bare(found[name]).__doc__)
+
+
+def _capabilities(capabilities: Mapping[str, str]) -> Iterator[str]:
+    if capabilities:
+        yield "## Capabilities"
+        rows = [(f"`{name}`", meaning) for name, meaning in capabilities.items()]
+        yield "\n".join(table(("a plugin that claims", "promises"), rows))
+
+
+def _types(module: str, names: tuple[str, ...]) -> Iterator[str]:
+    """What methods take and return, as far as it is declared beside the interface."""
+    if names:
+        yield "## Types"
+    for name in names:
+        cls = getattr(importlib.import_module(module), name)
+        yield f"### {name}"
+        yield markdown(cls.__doc__)
+        docs, declared = attribute_docs(cls), _declared(cls)
+        if declared:
+            rows = [(f"`{text}`", inline(docs.get(n, ""))) for n, text in declared.items()]
+            yield "\n".join(table(("", ""), rows))
+        for method, member in members(cls).items():
+            yield f"`{name}.{_signature(member, method)}`: " + markdown(bare(member).__doc__)
+
+
+def _declared(cls: type) -> dict[str, str]:
+    """`name: type` of each public annotated attribute, or the values of an enumeration, by name."""
+    if values := getattr(cls, "__members__", None):
+        return {name: f"{name} = {value.value!r}" for name, value in values.items()}
+    found = {}
+    for name, declared in vars(cls).get("__annotations__", {}).items():
+        if not name.startswith("_"):
+            text = declared if isinstance(declared, str) else inspect.formatannotation(declared)
+            found[name] = f"{name}: {text}"
+    return found
+
+
+def _signature(member: Any, name: str) -> str:
+    """In one line, with members of enumerations as they are written."""
+    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", signature_text(member, name))
+
+
+def _range(kind: Kind) -> str:
+    return f'">={kind.api},<{int(kind.api.partition(".")[0]) + 1}"'
+
+
+def _owner(interface: type, name: str) -> type:
+    return next(base for base in interface.__mro__ if name in vars(base))
+
+
+def _class_name(kind: Kind) -> str:
+    return kind.interface.partition(":")[2]
+
+
+def _places(kind: Kind) -> list[str]:
+    return [format_path(path) for path, _ in places_of(kind.name)]
+
+
+def _first_line(cls: type) -> str:
+    return inline((cls.__doc__ or "").strip().splitlines()[0])
+
+
+def _joined(*chapters: str) -> str:
+    return "\n\n".join(chapter for chapter in chapters if chapter) + "\n"

@@ -1,0 +1,74 @@
+"""Docstrings as the source has them: those below attributes, and Google's sections as Markdown."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail_sdk.markdown import prose
+
+_LISTED = ("Args:", "Raises:", "Attributes:")
+_ENTRY = re.compile(r"^(\*{0,2}\w+): ", re.MULTILINE)
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The docstring below each attribute of a class, of its bases too; attributes without one are left out."""
+    docs: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        if owner.__module__.startswith("dovetail"):
+            docs |= dict(_below(owner))
+    return docs
+
+
+def markdown(docstring: str | None) -> str:
+    """A docstring as Markdown: arguments and errors become lists, the rest is prose."""
+    blocks = []
+    for block in inspect.cleandoc(docstring or "").split("\n\n"):
+        heading, _, rest = block.partition("\n")
+        body = " ".join(textwrap.dedent(rest).split("\n")) if heading == "Returns:" else ""
+        if heading in _LISTED:
+            blocks.append(f"*{heading}*\n\n" + "\n".join(_items(textwrap.dedent(rest))))
+        elif body:
+            blocks.append(f"*{heading}* {prose(' '.join(body.split()))}")
+        else:
+            blocks.append(prose(block))
+    return "\n\n".join(blocks)
+
+
+def bare(member: Any) -> Any:
+    """The function below a class method, a static method or a property."""
+    return getattr(member, "__func__", getattr(member, "fget", member))
+
+
+def _items(text: str) -> Iterator[str]:
+    """`name: words` as items of a list; an indented line goes on with the one before."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" ") and lines:
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    for line in lines:
+        entry = _ENTRY.match(line)
+        yield f"- `{entry[1]}`: {prose(line[entry.end() :])}" if entry else f"- {prose(line)}"
+
+
+def _below(cls: type) -> Iterator[tuple[str, str]]:
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    for attribute, below in itertools.pairwise(body):
+        target = getattr(attribute, "target", None) or next(
+            iter(getattr(attribute, "targets", ())), None
+        )
+        if (
+            isinstance(target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            yield target.id, " ".join(inspect.cleandoc(below.value.value).split())

@@ -1,0 +1,214 @@
+"""Every interface method and every hook is documented, is on its page, and is exercised by a suite or a test."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.hooks import HOOKS, HookSpec, Observers
+from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.conformance import TIERS
+from dovetail.plugins.contract import import_object
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.check.signatures import members
+from dovetail_sdk.check.suites import SUITES
+from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
+from dovetail_sdk.docs_interfaces import drift, pages, write
+from dovetail_sdk.docs_source import attribute_docs, bare, markdown
+from dovetail_sdk.testing import conformance
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKOUT = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs the checkout")
+
+METHODS = [
+    (kind, name)
+    for kind, described in KINDS.items()
+    for name in members(import_object(described.interface))
+    if name not in vars(Plugin)
+]
+
+THROUGH = {
+    ("reward_manager", "selects"): "plugins/rewards/tests/test_rewards_in_lock.py",
+    ("preflight", "error"): "core/tests/preflight/test_examination.py",
+}
+"""Methods that tests reach through what calls them, and where."""
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return pages()
+
+
+@functools.cache
+def suite_source(kind):
+    """The source of a kind's suite, with all modules of the kit that it is made of."""
+    suite = getattr(conformance, SUITES[kind])
+    modules = {sys.modules[base.__module__] for base in suite.__mro__}
+    return "".join(inspect.getsource(m) for m in modules if m.__name__.startswith("dovetail_sdk"))
+
+
+@functools.cache
+def all_tests():
+    """The source of all tests in the checkout, this file left out."""
+    files = [*ROOT.glob("*/tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
+    files += ROOT.glob("tests/**/*.py")
+    return "".join(f.read_text(encoding="utf-8") for f in files if f != Path(__file__))
+
+
+def section(page, name):
+    """What a page says of a method: its signature and its docstring."""
+    return page.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kinds_page_has_all_of_its_methods_with_their_docstrings(texts, kind):
+    page = texts[f"{kind}.md"]
+    interface = import_object(KINDS[kind].interface)
+    assert f"`{KINDS[kind].group}`" in page
+    assert f"conformance.{SUITES[kind]}`" in page
+    assert markdown(interface.__doc__) in page
+    for name, member in members(interface).items():
+        if name in vars(Plugin):
+            continue
+        assert (bare(member).__doc__ or "").strip(), f"{interface.__name__}.{name} has no docstring"
+        assert markdown(bare(member).__doc__) in section(page, name), name
+        assert f"{name}(" in section(page, name) or f"{name}: " in section(page, name)
+
+
+def test_what_every_plugin_has_is_on_a_page_of_its_own(texts):
+    for name, member in members(Plugin).items():
+        assert (bare(member).__doc__ or "").strip(), name
+        assert markdown(bare(member).__doc__) in section(texts["plugin.md"], name)
+    for name, text in attribute_docs(Plugin).items():
+        assert f"| `{name}: " in texts["plugin.md"]
+        assert text
+
+
+def test_every_class_attribute_of_an_interface_is_documented():
+    for kind in KINDS.values():
+        interface = import_object(kind.interface)
+        declared = [n for n in vars(interface).get("__annotations__", {}) if not n.startswith("_")]
+        assert set(declared) <= attribute_docs(interface).keys(), kind.name
+
+
+def test_every_hook_is_documented_and_on_the_page(texts):
+    for name, arguments in HOOKS.items():
+        doc = getattr(HookSpec, name).__doc__
+        assert (doc or "").strip(), name
+        told = section(texts["hooks.md"], name)
+        assert markdown(doc) in told
+        assert all(f"{argument}: " in told for argument in arguments)
+
+
+def test_the_observer_on_the_page_observes(texts):
+    [code] = re.findall(r"```python\n(from .*?)```", texts["hooks.md"], re.DOTALL)
+    names = {}
+    exec(code, names)
+    observer, observers = names["BestReward"](), Observers()
+    observers.add(observer)
+    for step, mean in enumerate((0.25, 0.75, 0.5), start=1):
+        observers.emit("step_finished", step=step, metrics={"reward/mean": mean})
+    assert observer.best == 0.75
+    assert not observers.failures
+
+
+def test_the_index_links_every_page(texts):
+    for name in texts:
+        assert name == "README.md" or f"({name})" in texts["README.md"]
+
+
+@CHECKOUT
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_every_method_is_exercised_by_its_kinds_suite_or_by_a_test(kind, name):
+    if (kind, name) in THROUGH:
+        assert (ROOT / THROUGH[kind, name]).is_file()
+        return
+    # A test calls it, or has a plugin of its own whose method core calls.
+    used = rf"(\.|def ){name}\b"
+    assert re.search(used, suite_source(kind)) or re.search(used, all_tests())
+
+
+@CHECKOUT
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_emitted_by_core_and_observed_by_a_test(hook):
+    core = "".join(file.read_text() for file in (ROOT / "core" / "src").glob("dovetail/**/*.py"))
+    assert re.search(rf"(emit|_tell|hook)\w*\(\s*\"{hook}\"", core)
+    assert re.search(rf"def {hook}\(|\"{hook}\"", all_tests())
+
+
+def test_every_capability_that_is_claimed_or_asked_for_is_explained():
+    explained = {kind: {*EVERYWHERE, *CAPABILITIES.get(kind, {})} for kind in KINDS}
+    for entry in default_index().entries():
+        if entry.manifest and entry.distribution.startswith("dovetail"):
+            assert set(entry.manifest.capabilities) <= explained[entry.kind], entry.name
+    for kind in SUITES:
+        asked = re.findall(r"needs\(\"(\w+)\"\)", suite_source(kind))
+        assert set(asked) <= explained[kind], kind
+
+
+def test_writing_leaves_other_files_and_removes_pages_of_what_is_gone(tmp_path):
+    assert drift(tmp_path)
+    assert write(tmp_path) == len(KINDS) + 3
+    assert drift(tmp_path) == []
+    page = (tmp_path / "rollout.md").read_text()
+    (tmp_path / "gone.md").write_text(page)
+    (tmp_path / "notes.md").write_text("# By hand")
+    (tmp_path / "rollout.md").write_text(page + "more")
+    assert drift(tmp_path) == [
+        f"{tmp_path / 'rollout.md'} is not what the code says now",
+        f"{tmp_path / 'gone.md'} is of an interface that is gone",
+    ]
+    write(tmp_path)
+    assert drift(tmp_path) == []
+    assert (tmp_path / "notes.md").exists()
+
+
+@CHECKOUT
+def test_the_pages_of_this_checkout_are_as_the_code_says():
+    assert drift(ROOT / "docs" / "interfaces") == []
+
+
+@CHECKOUT
+@pytest.mark.parametrize("page", ["writing-plugins.md", "publishing.md", "interfaces/README.md"])
+def test_links_between_the_pages_lead_somewhere(page):
+    place = ROOT / "docs" / page
+    targets = re.findall(r"\]\(([^)#:]+)\)", place.read_text(encoding="utf-8"))
+    assert targets
+    assert [target for target in targets if not (place.parent / target).is_file()] == []
+
+
+@CHECKOUT
+def test_the_tiers_of_the_publishing_page_are_those_that_are_worked_out():
+    text = (ROOT / "docs" / "publishing.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\w+) \|", text.partition("| tier |")[2], re.MULTILINE) == list(TIERS)
+
+
+@CHECKOUT
+def test_the_command_checks_them(tmp_path):
+    command = [sys.executable, "-m", "dovetail_sdk", "docs", "--interfaces", str(tmp_path / "pages")]  # fmt: skip
+    command += ["--output", str(tmp_path / "algorithms"), str(ROOT / "core")]
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+    missing = run([*command, "--check"])
+    assert missing.returncode == 1
+    assert f"- {tmp_path / 'pages' / 'hooks.md'} is not what the code says now" in missing.stderr
+    assert f"--interfaces {tmp_path / 'pages'}" in missing.stderr
+    assert run(command).returncode == 0
+    assert run([*command, "--check"]).returncode == 0
+
+
+def test_a_docstrings_sections_become_lists():
+    text = markdown(
+        "Do it.\n\n    Args:\n        one: what\n            goes on.\n        two: else.\n\n"
+        "    Returns:\n        A figure,\n        in nats.\n\n    Raises:\n        ValueError: never."
+    )
+    assert text == (
+        "Do it.\n\n*Args:*\n\n- `one`: what goes on.\n- `two`: else.\n\n"
+        "*Returns:* A figure, in nats.\n\n*Raises:*\n\n- `ValueError`: never."
+    )
