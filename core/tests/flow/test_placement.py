@@ -72,6 +72,9 @@ class Wide(RolloutSection):
     def ranks_per_replica(self) -> int:
         return self.wide
 
+    def adapter_problem(self, rank: int | None) -> str | None:
+        return "has no room: make some" if self.wide == 7 else None
+
 
 def placed(
     runtime: RuntimeSection,
@@ -210,6 +213,9 @@ def test_an_adapter_goes_only_to_a_rollout_that_can_apply_one() -> None:
         placed(RuntimeSection(), sends="adapter", actor=1)
     assert refused.value.hint is not None
     assert "sync: merged" in refused.value.hint
-    assert placed(RuntimeSection(), sends="adapter", takes=frozenset({"lora"}), actor=1)
+    lora = frozenset({"lora"})
+    assert placed(RuntimeSection(), sends="adapter", takes=lora, actor=1)
+    with pytest.raises(PlanError, match=r"rollout 'ours' has no room: make some"):
+        placed(RuntimeSection(), Wide(wide=7), sends="adapter", takes=lora, actor=1)
     # A critic's weights go nowhere.
     assert placed(RuntimeSection(), sends="adapter", critic=1)

@@ -106,6 +106,11 @@ class TestArguments:
         assert "enable_lora" not in own_arguments(config(), context())
         assert own_arguments(config(max_adapter_rank=12), context())["max_lora_rank"] == 16
 
+    def test_an_adapter_without_room_is_refused_before_anything_starts(self, config) -> None:
+        assert "set rollout.max_adapter_rank=8" in config().adapter_problem(8)
+        assert "the adapter has 16" in config(max_adapter_rank=8).adapter_problem(16)
+        assert config(max_adapter_rank=16).adapter_problem(16) is None
+
     @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (8, 8), (65, 128), (512, 512)])
     def test_room_is_the_next_of_vllms_ranks(self, rank: int, room: int) -> None:
         assert room_for(rank) == room

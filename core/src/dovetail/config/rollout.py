@@ -95,3 +95,9 @@ class RolloutSection(PluginSection):
     def ranks_per_replica(self) -> int:
         """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
         return 1
+
+    def adapter_problem(self, rank: int | None) -> str | None:
+        """Why an engine with the capability `lora` can't apply adapters of this rank under this config, and what to set;
+        None where it can. None for a rank that is not known.
+        """
+        return None

@@ -144,6 +144,10 @@ class EngineSection(PluginSection):
         """
         return "full"
 
+    def adapter_rank(self) -> int | None:
+        """The rank of the adapter where `weight_kind` is "adapter"; None where it is not known."""
+        return None
+
     def shards(self, ranks: int) -> int:
         """Over how many of a group's ranks each parameter is divided.
 

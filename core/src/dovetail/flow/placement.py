@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from dovetail.config.placement import Pool
-from dovetail.config.sections import EngineSection, RunConfig
+from dovetail.config.sections import EngineSection, RolloutSection, RunConfig
 from dovetail.dispatch.mesh import Mesh
 from dovetail.errors import DispatchError, PlanError
 from dovetail.flow.chosen import Chosen, default_transport
@@ -70,7 +70,7 @@ def place(
         ends_meet="ends_meet" in chosen["rollout.weight_transport"].cls.capabilities,
     )
     _check_transport(config, chosen["rollout.weight_transport"], chosen["rollout"])
-    _check_kind(models, chosen["rollout"])
+    _check_kind(config.rollout, models, chosen["rollout"])
     _check_offload(config, chosen["rollout"])
     return placement, tuple(
         attrs.evolve(model, mesh=_mesh(model, placement.pool(model.role))) for model in models
@@ -154,14 +154,22 @@ def _check_offload(config: RunConfig, rollout: Chosen) -> None:
         )
 
 
-def _check_kind(models: Sequence[ModelRole], rollout: Chosen) -> None:
+def _check_kind(section: RolloutSection, models: Sequence[ModelRole], rollout: Chosen) -> None:
     actor = next((model.engine for model in models if model.role == ACTOR), None)
     if actor is None or not isinstance(actor.config, EngineSection):
         return
-    if actor.config.weight_kind() == "adapter" and "lora" not in rollout.cls.capabilities:
+    if actor.config.weight_kind() != "adapter":
+        return
+    if "lora" not in rollout.cls.capabilities:
         raise PlanError(
             f"actor.engine {actor.name!r} is set to send its adapter alone, which rollout {rollout.ref.name!r} can't "
             "apply: it lacks the capability 'lora'",
             hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2), or choose a "
             "rollout with that capability: `dovetail plugins list --kind rollout` shows them",
+        )
+    problem = section.adapter_problem(actor.config.adapter_rank())
+    if problem is not None:
+        raise PlanError(
+            f"actor.engine {actor.name!r} is set to send its adapter alone, and rollout {rollout.ref.name!r} {problem}",
+            hint="or let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2)",
         )

@@ -99,3 +99,11 @@ class VllmRolloutConfig(RolloutSection):
 
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def adapter_problem(self, rank: int | None) -> str | None:
+        room = self.max_adapter_rank
+        if room is None:
+            return f"has no room for one: set rollout.max_adapter_rank={rank or 'its rank'}"
+        if rank is not None and rank > room:
+            return f"has room for rank {room}, and the adapter has {rank}: set rollout.max_adapter_rank={rank}"
+        return None

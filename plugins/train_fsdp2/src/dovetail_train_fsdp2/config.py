@@ -103,3 +103,6 @@ class Fsdp2Config(EngineSection):
     def weight_kind(self) -> Literal["full", "adapter"]:
         """An adapter where `lora.sync` says so."""
         return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
+
+    def adapter_rank(self) -> int | None:
+        return None if self.lora is None else self.lora.rank
