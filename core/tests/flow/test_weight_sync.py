@@ -65,6 +65,21 @@ def test_a_replica_that_fails_is_started_again_and_all_get_the_same_version_anew
     assert fields["cause"] == "replica 1: torn"
 
 
+def test_an_update_that_no_replica_can_load_is_refused_before_anything_is_sent(
+    mortal: Any, make_world: Any
+) -> None:
+    class Picky(mortal):
+        def check_manifest(self, version: int, manifest: Any) -> None:
+            raise WeightSyncError("it takes no adapters")
+
+    log: list[str] = []
+    world = make_world([mortal(log), Picky(log)], log=log, ends_meet=True)
+    with pytest.raises(WeightSyncError, match=r"^it takes no adapters$"):
+        world.sync.bring(1)
+    assert log == []
+    assert not world.made
+
+
 def test_a_replica_that_has_died_is_started_before_anything_is_sent(
     mortal: Any, make_world: Any
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dovetail.errors import WeightSyncError
 from dovetail.flow.pool_members import Fault, Members
 from dovetail.interfaces.rollout import BaseRollout, PauseMode
 from dovetail.telemetry.metrics import Metric, merge_metrics
@@ -55,6 +56,16 @@ class PoolControl(Members):
                 raise answer
             found[member.number] = answer
         return found
+
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        """Ask every replica whether it takes such an update; who can't answer is found out by the update itself.
+
+        Raises:
+            WeightSyncError: one does not, however often it comes.
+        """
+        for _, answer in self._each(lambda engine: engine.check_manifest(version, manifest)):
+            if isinstance(answer, WeightSyncError):
+                raise answer
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> tuple[Fault, ...]:
         """Load new weights on every replica, all at the same time.

@@ -159,6 +159,7 @@ class WeightSync:
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
         manifest = attrs.evolve(manifest, receivers=self._pool.receivers)
+        self._pool.check_manifest(version, manifest)
         faults = self._both_ends(version, manifest)
         seconds = max(time.perf_counter() - began, 1e-9)
         self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds

@@ -155,6 +155,13 @@ class BaseRollout(Plugin):
     async def reset_cache(self) -> None:
         """Forget cached prefixes; called when new weights are committed."""
 
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        """Refuse an update that can't be loaded, before either end starts: a sender would wait for the receiver.
+
+        Raises:
+            WeightSyncError: it is of a kind, or of tensors, that this engine does not take.
+        """
+
     @abstractmethod
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         """Load the weights that the trainer sends, verify them, and commit them as `version`.

@@ -25,7 +25,7 @@ from dovetail_rollout_hf.scheduler import Scheduler
 from dovetail_rollout_hf.scoring import refuse_to_score, score_tokens
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
 from dovetail_rollout_hf.tickets import Ticket
-from dovetail_rollout_hf.weights import check_manifest, copy_weights
+from dovetail_rollout_hf.weights import copy_weights, refuse_misfits
 
 
 class HfRollout(BaseRollout):
@@ -130,6 +130,10 @@ class HfRollout(BaseRollout):
         scheduler = self._running()
         await asyncio.wrap_future(scheduler.call(scheduler.resume))
 
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        self._running()
+        refuse_misfits(self._model, manifest)
+
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         scheduler = self._running()
         if self._receiver is None:
@@ -141,7 +145,7 @@ class HfRollout(BaseRollout):
             raise WeightSyncError(
                 f"weight update {version} came while the weights sleep", hint="wake them first"
             )
-        check_manifest(self._model, manifest)
+        refuse_misfits(self._model, manifest)
         # Nothing of a torn update reaches the model: all of it is here before the first copy.
         with turn():
             staged = received_whole(self._receiver, manifest)

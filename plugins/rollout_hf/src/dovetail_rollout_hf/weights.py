@@ -11,7 +11,7 @@ from dovetail.errors import WeightSyncError, nearest
 from dovetail.interfaces.transport import WeightManifest
 
 
-def check_manifest(model: Any, manifest: WeightManifest) -> None:
+def refuse_misfits(model: Any, manifest: WeightManifest) -> None:
     """Refuse an update that does not fit the model before a byte of it travels.
 
     Raises:

@@ -146,12 +146,27 @@ class VllmRollout(BaseRollout):
         self._refuse_unfit("sequences can't be scored")
         return await self._running().score([ids.tolist() for ids in sequences])
 
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        who = f"weight update {version}"
+        if self.context.transport is None:
+            raise WeightSyncError(
+                f"{who} has no transport to come by", hint="set rollout.weight_transport"
+            )
+        if manifest.kind == "delta":
+            raise WeightSyncError(
+                f"{who} is of kind 'delta', which rollout 'vllm' does not take",
+                hint="send whole weights or an adapter",
+            )
+        if manifest.kind == "adapter":
+            self._refuse_adapter(who, manifest)
+
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         """As the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
         then until a later one has come whole.
         """
         backend = self._running()
-        self._refuse_manifest(version, manifest)
+        self.check_manifest(version, manifest)
+        self._refuse_now(version, manifest)
         was_open = not self._gate.closed
         self._interrupt(version)
         try:
@@ -278,32 +293,22 @@ class VllmRollout(BaseRollout):
         if self._unfit is not None:
             raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
 
-    def _refuse_manifest(self, version: int, manifest: WeightManifest) -> None:
+    def _refuse_now(self, version: int, manifest: WeightManifest) -> None:
+        """Refuse what could be taken in another state."""
         who = f"weight update {version}"
-        if self.context.transport is None:
-            raise WeightSyncError(
-                f"{who} has no transport to come by", hint="set rollout.weight_transport"
-            )
         if "weights" in self._asleep:
             raise WeightSyncError(f"{who} came while the weights sleep", hint="wake them first")
-        if manifest.kind == "delta":
+        if manifest.kind == "adapter" and self._baseless:
             raise WeightSyncError(
-                f"{who} is of kind 'delta', which rollout 'vllm' does not take",
-                hint="send whole weights or an adapter",
+                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
+                hint="send whole weights, or start the replica again",
             )
-        if manifest.kind == "adapter":
-            self._refuse_adapter(who, manifest)
 
     def _refuse_adapter(self, who: str, manifest: WeightManifest) -> None:
         room = self.config.max_adapter_rank
         merged = "or send merged weights (actor.engine.lora.sync: merged)"
         if manifest.adapter is None:
             raise WeightSyncError(f"{who} is an adapter, and its manifest does not describe it")
-        if self._baseless:
-            raise WeightSyncError(
-                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
-                hint="send whole weights, or start the replica again",
-            )
         if manifest.adapter.dora:
             raise WeightSyncError(
                 f"{who} is a DoRA adapter, which vLLM does not apply", hint=merged

@@ -27,6 +27,7 @@ METHODS_OF_ENGINES = (
 )
 METHODS_OF_REPLICAS = (
     "submit",
+    "check_manifest",
     "receive_weights",
     "score",
     "figures",

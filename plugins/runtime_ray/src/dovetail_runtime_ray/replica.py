@@ -104,6 +104,9 @@ class RayReplica(BaseRollout):
     async def reset_cache(self) -> None:
         await self._control("reset_cache")
 
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        self._blocking("check_manifest", version, manifest)
+
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         self._blocking("receive_weights", version, manifest)
 

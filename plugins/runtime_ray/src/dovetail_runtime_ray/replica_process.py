@@ -20,6 +20,7 @@ GATHER_SECONDS = 0.005
 """How long a message waits for further completions: few messages cost less than many."""
 
 CONTROL_METHODS = (
+    "check_manifest",
     "receive_weights",
     "score",
     "figures",
