@@ -78,7 +78,7 @@ class RolloutSection(PluginSection):
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
     probe: ProbeSection = attrs.field(factory=ProbeSection)
-    """The proof that weights which arrived are those that the engine computes with."""
+    """What the engine computes with new weights, compared with what the trainer does."""
     rebuilds: int = attrs.field(default=2, validator=attrs.validators.ge(0))
     """How often in a row replicas that failed are started again before the run stops."""
 
