@@ -15,14 +15,14 @@ from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeeds
 from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
 from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
 from dovetail.numerics.streams import SampleStream
+from dovetail.serving.facts import ModelFacts
+from dovetail.serving.requests import problem_of, sample_seed, with_ends
+from dovetail.serving.weight_wire import manifest_from, manifest_info
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
-from dovetail_rollout_vllm.facts import ModelFacts
-from dovetail_rollout_vllm.failures import start_failure, tail_of
-from dovetail_rollout_vllm.requests import problem_of, sample_seed, with_ends
+from dovetail_rollout_vllm.failures import FAILURES, start_failure
 from dovetail_rollout_vllm.versions import require
-from dovetail_rollout_vllm.wire import manifest_from, manifest_info
 
 FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
 
@@ -84,6 +84,32 @@ class TestArguments:
         found = engine_arguments(config(engine_args=theirs), context())
         assert (found["max_model_len"], found["quantization"]) == (99, "fp8")
 
+    def test_expert_parallelism_is_passed_through(self, config, context) -> None:
+        settings = {
+            "tensor_parallel_size": 2,
+            "engine_args": {
+                "enable_expert_parallel": True,
+                "all2all_backend": "allgather_reducescatter",
+            },
+        }
+        found = engine_arguments(config(**settings), context())
+        assert found["enable_expert_parallel"] is True
+        assert found["all2all_backend"] == "allgather_reducescatter"
+        assert found["tensor_parallel_size"] == 2
+        assert found["distributed_executor_backend"] == "mp"
+
+    def test_engines_beside_each_other_are_replicas(self, config, context) -> None:
+        with pytest.raises(ConfigError, match=r"data_parallel_size=4.*\n.*rollout\.replicas=4"):
+            engine_arguments(config(engine_args={"data_parallel_size": 4}), context())
+
+    def test_adapters_in_float32_are_refused_on_accelerators(
+        self, config, context, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert engine_arguments(config(max_adapter_rank=8), context())["max_lora_rank"] == 8
+        monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+        with pytest.raises(ConfigError, match=r"float32(?s:.)*model\.dtype=bfloat16"):
+            engine_arguments(config(max_adapter_rank=8), context())
+
     def test_replicas_draw_differently(self, config, context) -> None:
         seeds = {own_arguments(config(), context(rank=rank))["seed"] for rank in range(8)}
         assert len(seeds) == 8
@@ -144,10 +170,20 @@ class TestRequests:
         ],
     )
     def test_what_cannot_be_generated_is_refused_in_words(self, bad, said: str) -> None:
-        assert said in (problem_of(request(**bad), FACTS) or "")
+        assert said in (
+            problem_of(request(**bad), FACTS, engine="vLLM", log_probs="processed") or ""
+        )
 
     def test_what_can_be_generated_is_not_refused(self) -> None:
-        assert problem_of(request(max_new_tokens=61, raw_log_probs=True), FACTS) is None
+        assert (
+            problem_of(
+                request(max_new_tokens=61, raw_log_probs=True),
+                FACTS,
+                engine="vLLM",
+                log_probs="processed",
+            )
+            is None
+        )
 
     def test_ends_of_sequence_are_stop_tokens_unless_ignored(self) -> None:
         sampling = request(stop_token_ids=(4, 9)).sampling
@@ -243,7 +279,7 @@ class TestFailures:
         log = tmp_path / "log"
         lines = [f"(Worker pid=7) ERROR 11-21 18:27:55 [core.py:15] line {n}" for n in range(99)]
         log.write_text("\n".join(lines))
-        assert tail_of(log, 2) == "line 97\nline 98"
+        assert FAILURES.tail_of(log, 2) == "line 97\nline 98"
         error = start_failure(RuntimeError("boom"), log, VllmRolloutConfig(name="vllm"))
         assert "RuntimeError: boom" in error.message
         assert error.message.endswith("line 98")

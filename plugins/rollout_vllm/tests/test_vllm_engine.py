@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,11 @@ import attrs
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import FinishReason, RolloutRequest, SamplingParams
-from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces.rollout import FinishReason
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
@@ -34,20 +30,6 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
 ]
-
-RANK, ALPHA = 4, 8.0
-
-
-def request(
-    name: str = "r", n: int = 4, prompt: Any = range(5, 12), **sampling: Any
-) -> RolloutRequest:
-    settings = {"max_new_tokens": 8, "ignore_eos": True, "log_probs": True, **sampling}
-    return RolloutRequest(
-        request_id=name,
-        prompt_ids=np.array(prompt, dtype=np.int64),
-        sampling=SamplingParams(**settings),
-        streams=tuple(SampleStream(seed=1, sample=s) for s in range(n)),
-    )
 
 
 def start(directory: Path, run: Path, **settings: Any) -> VllmRollout:
@@ -62,53 +44,6 @@ def start(directory: Path, run: Path, **settings: Any) -> VllmRollout:
     return engine
 
 
-def send(engine: VllmRollout, manifest: WeightManifest, tensors: dict[str, torch.Tensor]) -> None:
-    sender = engine.context.transport.sender()
-    manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
-    with ThreadPoolExecutor(1) as thread:
-        receiving = thread.submit(engine.receive_weights, manifest.version, manifest)
-        try:
-            sender.send(manifest, tensors.items())
-            receiving.result()
-        finally:
-            sender.close()
-
-
-def adapter(plain: PlainModel, version: int) -> tuple[WeightManifest, dict[str, torch.Tensor]]:
-    """A random adapter of all query and down projections, by peft's names."""
-    generator = torch.Generator().manual_seed(version)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in plain.weights().items():
-        if name.endswith(("q_proj.weight", "down_proj.weight")):
-            prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            rows, columns = weight.shape
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator)
-            tensors[f"{prefix}.lora_B.weight"] = 0.02 * torch.randn(rows, RANK, generator=generator)
-    manifest = WeightManifest(
-        version=version,
-        kind="adapter",
-        tensors=tuple(
-            TensorSpec(name=n, shape=tuple(t.shape), dtype="float32") for n, t in tensors.items()
-        ),
-        adapter=AdapterSpec(rank=RANK, alpha=ALPHA, target_modules=("down_proj", "q_proj")),
-    )
-    return manifest, tensors
-
-
-def merged(plain: PlainModel, tensors: dict[str, torch.Tensor]) -> PlainModel:
-    """The reference with W + s · B A in the adapted layers."""
-    model = plain.changed()
-    weights = plain.weights()
-    with torch.no_grad():
-        for name, parameter in model._model.named_parameters():
-            parameter.copy_(weights[name])
-            prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            if f"{prefix}.lora_A.weight" in tensors:
-                update = tensors[f"{prefix}.lora_B.weight"] @ tensors[f"{prefix}.lora_A.weight"]
-                parameter.add_(update * (ALPHA / RANK))
-    return model
-
-
 class TestEngine:
     """In this order: the last test kills the engine."""
 
@@ -119,8 +54,8 @@ class TestEngine:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, tiny: Path, run: Path) -> Iterator[VllmRollout]:
-        engine = start(tiny, run, max_adapter_rank=RANK)
+    def engine(cls, acts, tiny: Path, run: Path) -> Iterator[VllmRollout]:
+        engine = start(tiny, run, max_adapter_rank=acts.rank)
         yield engine
         engine.close()
 
@@ -128,22 +63,22 @@ class TestEngine:
         printed = (run / "logs" / "rollout-0.vllm.log").read_text()
         assert "EngineCore" in printed or "engine" in printed
 
-    def test_the_samples_of_a_group_share_their_prompts_cache(self, engine) -> None:
+    def test_the_samples_of_a_group_share_their_prompts_cache(self, acts, engine) -> None:
         engine.figures()
-        asyncio.run(collected(engine, request(prompt=[5 + n % 290 for n in range(600)], n=8)))
+        asyncio.run(collected(engine, acts.request(prompt=[5 + n % 290 for n in range(600)], n=8)))
         figures = engine.figures()
         # 600 prompt tokens hold 4 blocks of 128; all but the first sample find them.
         assert figures["rollout/vllm/prefix_cache_hits"].value > 0.5
         assert figures["rollout/vllm/new_tokens"].value == 64
         assert figures["rollout/vllm/running_requests_max"].value == 8
 
-    def test_an_adapter_is_used_as_if_it_were_merged(self, engine, tiny: Path) -> None:
+    def test_an_adapter_is_used_as_if_it_were_merged(self, acts, engine, tiny: Path) -> None:
         plain = PlainModel.of(tiny)
         for version in (3, 4):
-            manifest, tensors = adapter(plain, version)
-            send(engine, manifest, tensors)
-            oracle = merged(plain, tensors)
-            for completion in asyncio.run(collected(engine, request())):
+            manifest, tensors = acts.adapter(plain, version)
+            acts.send(engine, manifest, tensors)
+            oracle = acts.merged(plain, tensors)
+            for completion in asyncio.run(collected(engine, acts.request())):
                 assert set(completion.weight_versions.tolist()) == {version}
                 expected_T = oracle.log_probs(range(5, 12), completion.response_ids)
                 np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)
@@ -154,28 +89,45 @@ class TestEngine:
                     > 1e-3
                 )
 
-    def test_whole_weights_take_an_adapters_place(self, engine, tiny: Path) -> None:
+    def test_an_update_without_a_part_of_a_fused_layer_is_refused_before_anything_is_sent(
+        self, engine, tiny: Path
+    ) -> None:
+        weights = PlainModel.of(tiny).weights()
+        del weights["model.layers.1.self_attn.k_proj.weight"]
+        with pytest.raises(WeightSyncError, match=r"not 'model\.layers\.1\.self_attn\.k_proj"):
+            engine.receive_weights(5, manifest_of(5, weights))
+        assert engine.version == 4
+
+    def test_whole_weights_take_an_adapters_place(self, acts, engine, tiny: Path) -> None:
         changed = PlainModel.of(tiny).changed()
         weights = changed.weights()
-        send(engine, manifest_of(5, weights), weights)
-        (completion,) = asyncio.run(collected(engine, request(n=1)))
+        acts.send(engine, manifest_of(5, weights), weights)
+        (completion,) = asyncio.run(collected(engine, acts.request(n=1)))
         expected_T = changed.log_probs(range(5, 12), completion.response_ids)
         np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)
 
-    def test_an_adapter_beyond_its_room_is_refused_and_nothing_changes(self, engine, tiny) -> None:
-        manifest, _ = adapter(PlainModel.of(tiny), 6)
-        large = attrs.evolve(manifest, adapter=attrs.evolve(manifest.adapter, rank=RANK + 1))
+    def test_an_update_smaller_than_the_last_one_is_refused(self, engine, tiny: Path) -> None:
+        weights = PlainModel.of(tiny).weights()
+        del weights["model.norm.weight"]
+        with pytest.raises(WeightSyncError, match=r"nothing for model\.norm\.weight"):
+            engine.check_manifest(6, manifest_of(6, weights))
+
+    def test_an_adapter_beyond_its_room_is_refused_and_nothing_changes(
+        self, acts, engine, tiny
+    ) -> None:
+        manifest, _ = acts.adapter(PlainModel.of(tiny), 6)
+        large = attrs.evolve(manifest, adapter=attrs.evolve(manifest.adapter, rank=acts.rank + 1))
         with pytest.raises(WeightSyncError, match=r"room for rank 4.*\n.*max_adapter_rank=5"):
             engine.receive_weights(6, large)
-        assert asyncio.run(collected(engine, request(n=1)))[0].weight_versions[0] == 5
+        assert asyncio.run(collected(engine, acts.request(n=1)))[0].weight_versions[0] == 5
 
-    def test_stop_strings_end_responses(self, engine) -> None:
+    def test_stop_strings_end_responses(self, acts, engine) -> None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(engine.context.model.path)
         letters = tuple("abcdefghijklmnopqrstuvwxyz")
         for completion in asyncio.run(
-            collected(engine, request(n=8, max_new_tokens=500, stop=letters))
+            collected(engine, acts.request(n=8, max_new_tokens=500, stop=letters))
         ):
             assert completion.finish_reason == FinishReason.STOP
             before = tokenizer.decode(completion.response_ids[:-1])
@@ -183,15 +135,17 @@ class TestEngine:
             assert any(letter in tokenizer.decode(completion.response_ids) for letter in letters)
             assert len(completion.log_probs) == len(completion.response_ids)
 
-    def test_weights_that_come_while_samples_run_interrupt_them(self, engine, tiny: Path) -> None:
+    def test_weights_that_come_while_samples_run_interrupt_them(
+        self, acts, engine, tiny: Path
+    ) -> None:
         plain = PlainModel.of(tiny)
         weights = plain.weights()
 
         async def scenario() -> list[Any]:
-            long = request(n=2, max_new_tokens=1500)
+            long = acts.request(n=2, max_new_tokens=1500)
             running = asyncio.create_task(collected(engine, long))
             await begun(engine, long)
-            await asyncio.to_thread(send, engine, manifest_of(7, weights), weights)
+            await asyncio.to_thread(acts.send, engine, manifest_of(7, weights), weights)
             return await running
 
         for completion in asyncio.run(scenario()):
@@ -203,9 +157,11 @@ class TestEngine:
                 completion.log_probs[after], expected_T[after], atol=1e-5, rtol=0
             )
 
-    def test_when_its_process_dies_all_that_runs_fails_and_all_that_follows(self, engine) -> None:
+    def test_when_its_process_dies_all_that_runs_fails_and_all_that_follows(
+        self, acts, engine, tiny: Path
+    ) -> None:
         async def scenario() -> list[Any]:
-            long = request(n=3, max_new_tokens=2000)
+            long = acts.request(n=3, max_new_tokens=2000)
             running = asyncio.create_task(collected(engine, long))
             await begun(engine, long)
             for child in psutil.Process().children():
@@ -218,9 +174,9 @@ class TestEngine:
         assert "vLLM has died" in error.message
         assert not engine.alive()
         with pytest.raises(RolloutError, match="vLLM has died"):
-            asyncio.run(collected(engine, request()))
+            asyncio.run(collected(engine, acts.request()))
         with pytest.raises(WeightSyncError, match="broke off"):
-            engine.receive_weights(9, manifest_of(9, {"x": torch.zeros(1)}))
+            engine.receive_weights(9, manifest_of(9, PlainModel.of(tiny).weights()))
 
 
 class TestRefusals:
@@ -235,13 +191,15 @@ class TestRefusals:
 
 @pytest.mark.nightly
 class TestTensorParallel:
-    def test_two_workers_generate_and_take_weights_as_one(self, tiny: Path, tmp_path: Path) -> None:
+    def test_two_workers_generate_and_take_weights_as_one(
+        self, acts, tiny: Path, tmp_path: Path
+    ) -> None:
         engine = start(tiny, tmp_path, tensor_parallel_size=2)
         try:
             changed = PlainModel.of(tiny).changed()
             weights = changed.weights()
-            send(engine, manifest_of(1, weights), weights)
-            for completion in asyncio.run(collected(engine, request())):
+            acts.send(engine, manifest_of(1, weights), weights)
+            for completion in asyncio.run(collected(engine, acts.request())):
                 expected_T = changed.log_probs(range(5, 12), completion.response_ids)
                 np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)
         finally:

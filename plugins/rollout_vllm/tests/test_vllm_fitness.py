@@ -12,8 +12,8 @@ import pytest
 
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.serving.backend import Backend, SampleCall, SampleResult
 from dovetail.telemetry.metrics import Metric
-from dovetail_rollout_vllm.backend import Backend, SampleCall, SampleResult
 from dovetail_rollout_vllm.rollout import VllmRollout
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
@@ -141,7 +141,7 @@ def test_nothing_is_generated_on_the_random_weights_of_the_start(
 ) -> None:
     follows = attrs.evolve(context(), transport=object(), weights_follow=True)
     engine = VllmRollout(config(), follows)
-    monkeypatch.setattr(engine, "_make_backend", PlainBackend)
+    monkeypatch.setattr(engine, "make_backend", PlainBackend)
     engine.start()
     with pytest.raises(RolloutError, match="no weights have come yet"):
         asyncio.run(engine.score([SEQUENCE]))

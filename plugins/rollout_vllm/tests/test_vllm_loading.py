@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.serving.weight_wire import WeightEnd, manifest_info
 from dovetail_rollout_vllm import loading
 from dovetail_rollout_vllm.loading import Counted
 from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.worker_methods import WorkerMethods, merged
 
 pytestmark = [
     pytest.mark.vllm,
@@ -58,3 +65,37 @@ def test_what_broke_an_update_off_is_what_is_told() -> None:
     model = Model(2, 2)
     with pytest.raises(WeightSyncError, match="the sender is gone"):
         loading.load(model, None, Counted(tensors(), lasting=True, device="cpu"))
+
+
+class Around(nn.Module):
+    """A layer with room for an adapter, as vLLM puts one around each of a model's."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+
+def test_while_weights_load_the_model_is_as_it_was_before_it_got_room_for_adapters() -> None:
+    model = nn.Sequential(nn.Sequential(Around(nn.Linear(2, 2))), nn.Linear(2, 2))
+    inner = model[0][0].base_layer
+    with loading.without_adapters(model):
+        names = [name for name, _ in model.named_parameters()]
+    assert names == ["0.0.weight", "0.0.bias", "1.weight", "1.bias"]
+    assert model[0][0].base_layer is inner
+
+
+def test_a_worker_that_fails_calls_the_update_off_and_is_named() -> None:
+    from dovetail_rollout_vllm.transfer_engine import DovetailTransferEngine
+
+    reasons: list[str] = []
+    transport: Any = SimpleNamespace(
+        receiver=lambda: None, call_off=lambda manifest, reason: reasons.append(reason)
+    )
+    engine: Any = DovetailTransferEngine.__new__(DovetailTransferEngine)
+    engine._end = WeightEnd(transport)
+    worker = SimpleNamespace(weight_transfer_engine=engine, vllm_config=None)
+    info = json.dumps(manifest_info(WeightManifest(version=1, kind="delta", tensors=())))
+    told = WorkerMethods.dovetail_receive(worker, info)
+    assert "delta" in reasons[0]
+    off = json.dumps({"error": "told so", "called_off": True})
+    assert merged([off, told], version=1).error == f"{reasons[0]} in worker 1"

@@ -11,9 +11,9 @@ import pytest
 
 from dovetail.interfaces.rollout import FinishReason, PauseMode, RolloutRequest, SamplingParams
 from dovetail.numerics.streams import SampleStream
+from dovetail.serving.backend import Backend, SampleCall, SampleResult
+from dovetail.serving.facts import ModelFacts
 from dovetail.telemetry.metrics import Metric
-from dovetail_rollout_vllm.backend import Backend, SampleCall, SampleResult
-from dovetail_rollout_vllm.facts import ModelFacts
 from dovetail_rollout_vllm.rollout import VllmRollout
 
 

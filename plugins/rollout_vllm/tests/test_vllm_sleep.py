@@ -22,6 +22,7 @@ class Engine:
     def __init__(self) -> None:
         self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True))
         self.asleep: frozenset[str] = frozenset()
+        self.paused = False
 
     async def collective_rpc(self, method: str, args: Any = ()) -> list[int]:
         return [len(self.asleep)]
@@ -29,6 +30,15 @@ class Engine:
     async def sleep(self, level: int) -> None:
         if not self.asleep:
             self.asleep = EVERYTHING
+
+    async def is_paused(self) -> bool:
+        return self.paused
+
+    async def resume_generation(self) -> None:
+        self.paused = False
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
 
     async def wake_up(self, tags: list[str]) -> None:
         if self.asleep.issuperset(tags):
@@ -82,3 +92,17 @@ def test_a_cache_that_slept_along_and_is_put_to_sleep_waits_for_its_own_waking()
         assert engine.asleep == frozenset()
 
     asyncio.run(act())
+
+
+def test_what_an_earlier_run_left_asleep_and_paused_is_undone() -> None:
+    engine = Engine()
+    driver = EngineDriver(engine)
+
+    async def act() -> None:
+        await driver.sleep(EVERYTHING, keep_weights=True)
+        engine.paused = True
+        await driver.settle()
+
+    asyncio.run(act())
+    assert engine.asleep == frozenset()
+    assert not engine.paused

@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail_rollout_vllm.backend import SampleResult
+from dovetail.serving.backend import SampleResult
 
 _REASONS = {
     "stop": FinishReason.STOP,

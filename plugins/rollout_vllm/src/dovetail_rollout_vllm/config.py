@@ -87,11 +87,19 @@ class VllmRolloutConfig(RolloutSection):
     engine_args: Mapping[str, Any] = attrs.field(factory=dict)
     """Further arguments of vLLM's engine, by its names. Those that Dovetail sets itself win, and it says so."""
     start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
-    """Seconds that an engine or a server may take to start."""
+    """Seconds that an engine or a server may take to start; a wait for training models that load meanwhile is not counted."""
 
     @property
     def in_process(self) -> bool:
         return False
+
+    @property
+    def starts_beside(self) -> bool:
+        return True
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        return ("vllm.v1.engine.async_llm",) if self.mode == "engine" else ()
 
     @property
     def joined(self) -> int:

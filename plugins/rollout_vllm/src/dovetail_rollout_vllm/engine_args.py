@@ -12,6 +12,7 @@ import torch
 
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.facts import refuse_missing
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
@@ -26,7 +27,9 @@ def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
+        ConfigError: an argument asks for what can't be had here.
     """
+    _refuse_impossible(config, context)
     ours = own_arguments(config, context)
     theirs = dict(config.engine_args)
     clashes = [
@@ -90,6 +93,31 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
     return found
 
 
+def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> None:
+    """Refuse what vLLM would take, and what would then not come right.
+
+    Raises:
+        ConfigError: see above.
+    """
+    engines = config.engine_args.get("data_parallel_size", 1)
+    if engines != 1:
+        raise ConfigError(
+            f"rollout.engine_args.data_parallel_size={engines!r}: an update would not reach all engines of a replica",
+            hint=f"leave it out, and set rollout.replicas={engines}: replicas are the data parallelism",
+        )
+    dtype = context.model.dtype if context.model is not None else ""
+    if (
+        config.max_adapter_rank is not None
+        and dtype == "float32"
+        and torch.accelerator.is_available()
+    ):
+        raise ConfigError(
+            "rollout.max_adapter_rank is set and model.dtype is 'float32', in which vLLM's kernels for adapters do not "
+            "compute on accelerators",
+            hint="set model.dtype=bfloat16, or let the engine send merged weights (actor.engine.lora.sync: merged)",
+        )
+
+
 def starts_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
     """Whether vLLM starts on random weights, since a whole update comes before the first request.
 
@@ -124,26 +152,6 @@ def replica_seed(seed: int, rank: int) -> int:
     """The seed of one replica's own generator, 31 bits: replicas must not draw alike."""
     digest = hashlib.blake2b(f"{seed}/vllm/{rank}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def refuse_missing(path: str) -> None:
-    """A path that can't be a hub id and is no model directory gets an error that says so.
-
-    Raises:
-        ModelError: see above.
-    """
-    directory = Path(path)
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise ModelError(
-                f"the directory {path!r} holds no model: config.json is missing",
-                hint="set model.path to a directory in Hugging Face format",
-            )
-    elif directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ModelError(
-            f"there is no model directory {path!r}",
-            hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
-        )
 
 
 def _has_tokenizer(path: str) -> bool:

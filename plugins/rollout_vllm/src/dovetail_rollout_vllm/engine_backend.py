@@ -8,28 +8,32 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dovetail.dispatch.loading import await_turn
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.telemetry.metrics import Metric
-from dovetail_rollout_vllm.backend import (
+from dovetail.serving.backend import (
     Backend,
     SampleCall,
     SampleResult,
-    WeightsUntouchedError,
 )
+from dovetail.serving.loop_thread import LoopThread
+from dovetail.serving.weight_wire import manifest_info, transport_info
+from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver
 from dovetail_rollout_vllm.failures import death, start_failure
 from dovetail_rollout_vllm.figures import Figures, stat_logger
-from dovetail_rollout_vllm.loop_thread import LoopThread
-from dovetail_rollout_vllm.surroundings import log_path, print_to, surroundings
+from dovetail_rollout_vllm.fused import Parts
+from dovetail_rollout_vllm.surroundings import log_path, print_to, surroundings, turn_of
 from dovetail_rollout_vllm.versions import require
-from dovetail_rollout_vllm.wire import manifest_info, transport_info
 
 T = TypeVar("T")
 
+_END_SECONDS = 20.0
+"""How long vLLM's processes may take to end: by itself it kills them after 5, often between their workers' end and their
+own, and their shared memory is then left for Python to clean up with a warning."""
 _WATCH_SECONDS = 0.5
 """How often a call to all workers looks whether they still live: vLLM leaves such calls waiting when they die."""
 
@@ -59,11 +63,14 @@ class EngineBackend(Backend):
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
         self.log = log_path(context)
         self._loop = LoopThread(f"vllm-{context.rank}")
-        limit = self._config.start_timeout
+        limit, turn = self._config.start_timeout, turn_of(context)
         with surroundings(self._config, context, self.log):
             try:
-                # vLLM keeps the limit itself, and knows better what it was doing; ours is for a start that hangs.
-                self._loop.wait(self._make(arguments), limit + 30)
+                making = self._loop.start(self._make(arguments))
+                # Its processes import meanwhile, and load in their turn. vLLM's own limit counts from when they have loaded.
+                if turn is not None:
+                    await_turn(turn)
+                making.result(limit)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in words
                 self.close()
                 late = isinstance(error, TimeoutError)
@@ -109,9 +116,9 @@ class EngineBackend(Backend):
             raise WeightSyncError(
                 f"weight update {version} broke off: {error.message}", hint=error.hint
             ) from error
-        if outcome.error is not None:
-            kind = WeightSyncError if outcome.changed else WeightsUntouchedError
-            raise kind(outcome.error, hint=outcome.hint)
+        failure = outcome.failure()
+        if failure is not None:
+            raise failure
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
         loop, driver = self._open()
@@ -120,6 +127,11 @@ class EngineBackend(Backend):
     def wake(self, tags: frozenset[str]) -> None:
         loop, driver = self._open()
         loop.wait(self._watched(driver.wake(tags)))
+
+    def parts(self) -> Parts:
+        """What the model puts together from several tensors of a checkpoint."""
+        loop, driver = self._open()
+        return loop.wait(self._watched(driver.parts()))
 
     def alive(self) -> bool:
         return not self._dead()
@@ -200,4 +212,4 @@ async def _result(task: asyncio.Task[T]) -> T:
 
 
 async def _shut_down(engine: Any) -> None:
-    engine.shutdown()
+    engine.shutdown(timeout=_END_SECONDS)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.media import takes_images
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.weight_wire import Outcome
 from dovetail_rollout_vllm.adapters import adapter_name
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
+from dovetail_rollout_vllm.pictures import Pictures
 from dovetail_rollout_vllm.versions import free_kv_cache
-from dovetail_rollout_vllm.wire import Outcome
 from dovetail_rollout_vllm.worker_methods import merged
 
 _RESET_SECONDS = 30.0
@@ -38,6 +40,7 @@ class EngineDriver:
         self._asleep: frozenset[str] = frozenset()
         self._along: frozenset[str] = frozenset()
         self._updating = asyncio.Lock()
+        self._made_pictures: Pictures | None = None
 
     @property
     def running(self) -> Collection[str]:
@@ -57,7 +60,14 @@ class EngineDriver:
             Exception: whatever vLLM raises where it fails.
         """
         params = self._table.of(call.sampling, call.seed)
-        return result_of(await self._request(call.call_id, call.prompt_ids, params))
+        if not call.media:
+            return result_of(await self._request(call.call_id, call.prompt_ids, params))
+        pictures = self._pictures()
+        # Files are read and decoded beside the event loop, which other requests go on with.
+        prompt = await asyncio.to_thread(pictures.prompt, call)
+        output = await self._request(call.call_id, prompt, params)
+        pictures.check(call, output.prompt_token_ids)
+        return result_of(output)
 
     async def abort(self, names: Sequence[str]) -> None:
         """End these requests: `generate` returns their tokens so far."""
@@ -103,6 +113,21 @@ class EngineDriver:
         """
         return await self._everywhere("dovetail_connect", info, version=0)
 
+    async def parts(self) -> dict[str, list[str]]:
+        """What the model puts together from several tensors of a checkpoint, as `fused.parts_of` says it."""
+        found: dict[str, list[str]] = {}
+        for text in await self._engine.collective_rpc("dovetail_parts"):
+            found |= json.loads(text)
+        return found
+
+    async def settle(self) -> None:
+        """Undo what an earlier run left of its own: what sleeps wakes, no adapter is used, and nothing is paused."""
+        self._adapter = None
+        await self.wake(self._asleep)
+        if await self._engine.is_paused():
+            await self._engine.resume_generation()
+        await self.reset_cache()
+
     async def load(self, manifest: dict[str, Any]) -> Outcome:
         """Every worker receives, verifies and loads an update; cached prefixes are forgotten.
 
@@ -143,8 +168,26 @@ class EngineDriver:
             await self._engine.wake_up(sorted(due, reverse=True))
             self._asleep -= due
 
-    async def _request(self, name: str, prompt_ids: Sequence[int], params: Any) -> Any:
-        """The last word that vLLM has on one request."""
+    def _pictures(self) -> Pictures:
+        """What makes prompts with images, made for the first of them.
+
+        Raises:
+            RolloutError: the model takes none.
+        """
+        if self._made_pictures is None:
+            config = self._engine.vllm_config.model_config.hf_config
+            if not takes_images(config):
+                raise RolloutError(
+                    f"a prompt has images, and the model ({type(config).__name__}) takes none",
+                    hint="set model.path to a vision-language model, or leave the rows with images out",
+                )
+            self._made_pictures = Pictures(config)
+        return self._made_pictures
+
+    async def _request(
+        self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: Any
+    ) -> Any:
+        """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes."""
         from vllm.inputs import tokens_input
 
         engine, queue = self._engine, None
@@ -152,8 +195,8 @@ class EngineDriver:
             raise RolloutError(f"two running calls have the id {name!r}")
         self._running.add(name)
         try:
-            prompt = tokens_input(list(prompt_ids))
-            queue = await engine.add_request(name, prompt, params, lora_request=self._adapter)
+            given = prompt if isinstance(prompt, Mapping) else tokens_input(list(prompt))
+            queue = await engine.add_request(name, given, params, lora_request=self._adapter)
             if name in self._aborted:
                 # It came while the request was on its way.
                 await engine.abort(name)

@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.errors import ConfigError, DovetailError, ModelError, PlacementError, RolloutError
+from dovetail.serving.failures import Failures, Words
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 
-_TAIL_BYTES = 64 * 1024
-_SHOWN_LINES = 25
-_PREFIX = re.compile(r"^\(\w+ pid=\d+\)\s?|^(?:ERROR|INFO|WARNING) [\d-]+ [\d:.,]+ \[[^\]]+\]\s?")
-
-Words = Callable[[re.Match[str], VllmRolloutConfig], DovetailError]
-
-
-def tail_of(log: Path | None, lines: int = _SHOWN_LINES) -> str:
-    """The last lines that vLLM printed, without the marks that it puts before each; empty where there is no log."""
-    return "\n".join(_text(log).splitlines()[-lines:])
+_MARKS = re.compile(r"^\(\w+ pid=\d+\)\s?|^(?:ERROR|INFO|WARNING) [\d-]+ [\d:.,]+ \[[^\]]+\]\s?")
 
 
 def start_failure(
     error: BaseException, log: Path | None, config: VllmRolloutConfig
 ) -> DovetailError:
-    """The error for an engine or a server that did not start.
-
-    Args:
-        error: what was raised here; vLLM often says no more in it than that another process failed.
-        log: what its processes printed.
-        config: the rollout's.
-    """
-    if isinstance(error, DovetailError):
-        return error
-    said = f"{error}\n{_text(log)}"
-    for pattern, words in _KNOWN:
-        found = pattern.search(" ".join(said.split()))
-        if found:
-            return words(found, config)
-    printed = tail_of(log)
-    where = f"\nThe end of {log}:\n{printed}" if printed else ""
-    return RolloutError(
-        f"vLLM did not start: {type(error).__name__}: {error}{where}",
-        hint="the first error in what it printed is the cause of the others",
-    )
+    """The error for an engine that did not start, as `Failures.start`."""
+    return FAILURES.start(error, log, config)
 
 
 def death(error: BaseException | str, log: Path | None) -> RolloutError:
-    """The error for an engine or a server that ran and is dead."""
-    printed = tail_of(log)
-    where = f"\nThe end of {log}:\n{printed}" if printed else ""
-    return RolloutError(
-        f"vLLM has died: {error}{where}",
-        hint="the run starts it again, up to rollout.rebuilds times in a row",
-    )
-
-
-def _text(log: Path | None) -> str:
-    if log is None or not log.is_file():
-        return ""
-    with log.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(file.tell() - _TAIL_BYTES, 0))
-        found = file.read().decode("utf-8", "replace")
-    return "\n".join(_bare(line) for line in found.splitlines())
-
-
-def _bare(line: str) -> str:
-    while True:
-        shorter = _PREFIX.sub("", line, count=1)
-        if shorter == line:
-            return line.rstrip()
-        line = shorter
+    """The error for an engine that ran and is dead, as `Failures.death`."""
+    return FAILURES.death(error, log)
 
 
 def _too_little_free(found: re.Match[str], _: VllmRolloutConfig) -> DovetailError:
@@ -171,3 +121,6 @@ _KNOWN: tuple[tuple[re.Pattern[str], Words], ...] = (
     ),
     (re.compile(r"Model architectures (\[[^\]]*\]) are not supported"), _unsupported),
 )
+
+FAILURES = Failures("vLLM", _MARKS, _KNOWN)
+"""vLLM's ways to fail."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,12 +56,34 @@ def load(model: nn.Module, model_config: Any, tensors: Counted) -> None:
     Raises:
         WeightSyncError: tensors of the model were missing among them.
     """
-    if stored_as_they_come(model):
-        expected = _names_of(model)
-        loaded = model.load_weights(tensors)  # type: ignore[operator]
-        _refuse_missing(expected, loaded)
-        return
-    _load_by_layers(model, model_config, tensors)
+    with without_adapters(model):
+        if stored_as_they_come(model):
+            expected = _names_of(model)
+            loaded = model.load_weights(tensors)  # type: ignore[operator]
+            _refuse_missing(expected, loaded)
+            return
+        _load_by_layers(model, model_config, tensors)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Let a model be as it was before vLLM put a layer with room for adapters around each of its own.
+
+    The parameters are the same, and have the names under which models know how to load them.
+    """
+    around = [
+        (parent, name, child)
+        for parent in list(model.modules())
+        for name, child in parent.named_children()
+        if isinstance(getattr(child, "base_layer", None), nn.Module)
+    ]
+    try:
+        for parent, name, child in around:
+            setattr(parent, name, child.base_layer)
+        yield
+    finally:
+        for parent, name, child in around:
+            setattr(parent, name, child)
 
 
 def stored_as_they_come(model: nn.Module) -> bool:
@@ -94,8 +117,7 @@ def _load_by_layers(model: nn.Module, model_config: Any, tensors: Counted) -> No
         initialize_layerwise_reload,
     )
 
-    quantised = getattr(model_config, "quantization", None) is not None
-    expected = set() if quantised else _names_of(model)
+    expected = _names_of(model)
     initialize_layerwise_reload(model)
     try:
         loaded = model.load_weights(tensors)  # type: ignore[operator]
@@ -135,13 +157,9 @@ def _forget_what_waits(model: nn.Module) -> None:
 def _names_of(model: nn.Module) -> set[str]:
     """The parameters that have to be loaded, by the names under which models report them.
 
-    Room for adapters puts a layer around each, which is no part of them.
+    Scales are not among them: they follow from weights when vLLM quantises.
     """
-    return {
-        name.replace(".base_layer.", ".")
-        for name, _ in model.named_parameters()
-        if ".lora_" not in name
-    }
+    return {name for name, _ in model.named_parameters() if "scale" not in name.rpartition(".")[2]}
 
 
 def _refuse_missing(expected: set[str], loaded: Any) -> None:

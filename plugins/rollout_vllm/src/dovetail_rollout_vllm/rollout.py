@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
-import numpy as np
-
-from dovetail.errors import ModelError, RolloutError, WeightSyncError
+from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import (
-    BaseRollout,
-    Completion,
-    FinishReason,
-    PauseMode,
-    RolloutRequest,
-    SamplingParams,
-)
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.telemetry.metrics import Metric
-from dovetail_rollout_vllm.backend import Backend, WeightsUntouchedError
+from dovetail.serving.backend import Backend
+from dovetail.serving.rollout import ServingRollout
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.engine_args import refuse_missing, starts_empty
-from dovetail_rollout_vllm.facts import ModelFacts
-from dovetail_rollout_vllm.gate import Gate, Sample
-from dovetail_rollout_vllm.requests import (
-    call_for,
-    completion_of,
-    cut_short,
-    problem_of,
-    with_ends,
-)
-
-_AGAIN_SECONDS = 0.1
-"""How soon samples are aborted anew that have not come back."""
+from dovetail_rollout_vllm.engine_args import starts_empty
+from dovetail_rollout_vllm.fused import FusedLayers, Parts, refuse_shrunk
 
 
-class VllmRollout(BaseRollout):
-    """One vLLM engine, or one server. Every sample is a request of its own to it: each arrives when it is finished, and
-    vLLM's prefix cache lets those of a prompt share its keys and values.
-
-    Weights never change under a running sample: an update that finds samples running interrupts them, and continues
-    them afterwards from their tokens so far, so that every token's version is that of the weights that produced it. (A
-    stop string that begins before such a cut and ends after it is not seen.)
-    """
+class VllmRollout(ServingRollout):
+    """One vLLM engine, or one server."""
 
     name = "vllm"
     api = ">=1.1,<2"
+    engine = "vLLM"
     capabilities = frozenset(
         {
             "logprobs",
@@ -56,214 +29,18 @@ class VllmRollout(BaseRollout):
             "lora",
             "tensor_parallel",
             "server",
+            "images",
         }
     )
     Config = VllmRolloutConfig
 
     def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._backend: Backend | None = None
-        self._gate = Gate()
-        self._version = 0
-        self._unfit: str | None = None
-        self._baseless = False
-        """Whether it is unfit in what lies below adapters."""
-        self._asleep: frozenset[str] = frozenset()
-        self._adapted = False
+        self._fused: FusedLayers | None = None
+        self._names: frozenset[str] = frozenset()
+        """Tensors of the last whole update that came."""
 
-    def start(self) -> None:
-        """Start vLLM, or join a server.
-
-        Raises:
-            PluginNeedsError: vLLM is missing, or of a version that this plugin does not drive.
-            ModelError: there is no model, or vLLM does not support it.
-            ConfigError: vLLM does not take an argument.
-            PlacementError: there is not enough memory.
-            RolloutError: it did not start for another reason; says what it printed.
-        """
-        context = self.context
-        if context.model is None:
-            raise ModelError("the rollout was given no model", hint="set model.path in the config")
-        backend = self._make_backend()
-        refuse_missing(context.model.path)
-        if starts_empty(self.config, context):
-            self._unfit = "no weights have come yet: an update has to come first"
-        self._facts = ModelFacts.read(context.model, context.tokenizer, self.config.max_model_len)
-        backend.start()
-        self._backend = backend
-
-    @property
-    def version(self) -> int:
-        """The weight version in force; 0 is what was loaded from disk."""
-        return self._version
-
-    @property
-    def backend(self) -> Backend:
-        """The running vLLM behind it.
-
-        Raises:
-            RolloutError: it is not running.
-        """
-        return self._running()
-
-    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
-        self._refuse(request)
-        prompt_ids = request.prompt_ids.tolist()
-        sampling = with_ends(request.sampling, self._facts)
-        tasks = [
-            asyncio.create_task(self._sample(request, index, prompt_ids, sampling))
-            for index in range(request.n)
-        ]
-        try:
-            for finished in asyncio.as_completed(tasks):
-                yield await finished
-        finally:
-            # Whoever stops listening early, and whoever fails, ends the other samples.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        await self._running().abort(self._gate.abort(request_ids))
-
-    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        running = self._gate.close(abort=mode is PauseMode.ABORT)
-        emptied = asyncio.wrap_future(self._gate.empty())
-        while running and mode is not PauseMode.WAIT and not emptied.done():
-            # Again and again: vLLM does not know of a call yet that is on its way there.
-            await self._running().abort(running)
-            await asyncio.wait({emptied}, timeout=_AGAIN_SECONDS)
-            running = self._gate.kept_out()
-        await asyncio.shield(emptied)
-
-    async def resume(self) -> None:
-        self._gate.open()
-
-    async def reset_cache(self) -> None:
-        await self._running().reset_cache()
-
-    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        self._refuse_unfit("sequences can't be scored")
-        return await self._running().score([ids.tolist() for ids in sequences])
-
-    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
-        who = f"weight update {version}"
-        if self.context.transport is None:
-            raise WeightSyncError(
-                f"{who} has no transport to come by", hint="set rollout.weight_transport"
-            )
-        if manifest.kind == "delta":
-            raise WeightSyncError(
-                f"{who} is of kind 'delta', which rollout 'vllm' does not take",
-                hint="send whole weights or an adapter",
-            )
-        if manifest.kind == "adapter":
-            self._refuse_adapter(who, manifest)
-
-    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
-        """As the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
-        then until a later one has come whole.
-        """
-        backend = self._running()
-        self.check_manifest(version, manifest)
-        self._refuse_now(version, manifest)
-        was_open = not self._gate.closed
-        self._interrupt(version)
-        try:
-            backend.load(version, manifest)
-        except WeightsUntouchedError:
-            raise
-        except WeightSyncError:
-            self._unfit = (
-                f"its weights were torn by update {version}: a whole one has to come first"
-            )
-            self._baseless = self._baseless or manifest.kind != "adapter"
-            raise
-        else:
-            self._version, self._unfit, self._baseless = version, None, False
-            self._adapted = manifest.kind == "adapter"
-        finally:
-            if was_open:
-                self._gate.open()
-
-    def alive(self) -> bool:
-        return self._backend is not None and self._backend.alive()
-
-    def figures(self) -> Mapping[str, Metric]:
-        return {} if self._backend is None else self._backend.figures()
-
-    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
-        backend = self._running()
-        if self._gate.running:
-            raise RolloutError("requests are running", hint="pause the rollout before sleep")
-        # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
-        keep = keep_weights or self._adapted or self.config.max_adapter_rank is not None
-        freed = backend.sleep(tags - self._asleep, keep_weights=keep)
-        self._asleep |= tags
-        if "weights" in tags and not keep:
-            self._unfit = "its weights were let go in sleep: an update has to come first"
-            self._baseless = True
-        return freed
-
-    def wake(self, tags: frozenset[str]) -> None:
-        self._running().wake(tags & self._asleep)
-        self._asleep -= tags
-
-    def close(self) -> None:
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
-
-    # -- one sample ----------------------------------------------------------------------------
-
-    async def _sample(
-        self, request: RolloutRequest, index: int, prompt_ids: list[int], sampling: SamplingParams
-    ) -> Completion:
-        """Generate a sample, over as many interruptions as there are."""
-        sample = Sample(f"{request.request_id}/{index}", request.request_id)
-        stream = request.streams[index]
-        earlier: Completion | None = None
-        while await self._gate.enter(sample):
-            try:
-                self._refuse_unfit(f"request {request.request_id!r} can't be generated")
-                version = self._version
-                call = call_for(
-                    sample.call_id,
-                    prompt_ids,
-                    sampling,
-                    stream,
-                    earlier,
-                    seeded=self.config.seeding == "per_sample",
-                )
-                result = await self._running().generate(call)
-            finally:
-                self._gate.leave(sample)
-            whole = completion_of(request, index, result, version, earlier)
-            if whole.finish_reason is not FinishReason.ABORT or sample.aborted:
-                return whole
-            earlier = whole
-        return cut_short(request, index, earlier)
-
-    def _interrupt(self, version: int) -> None:
-        """Let no sample run while weights change; those that run come back with what they have."""
-        running = self._gate.close()
-        if not running:
-            return
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(self.pause(PauseMode.KEEP))
-            return
-        self._gate.open()
-        raise WeightSyncError(
-            f"weight update {version} came from an event loop while {len(running)} samples run, which it would stop "
-            "from coming back",
-            hint="pause the rollout first, or call receive_weights in another thread",
-        )
-
-    # -- the pieces ----------------------------------------------------------------------------
-
-    def _make_backend(self) -> Backend:
+    def make_backend(self) -> Backend:
         if self.config.mode == "server":
             from dovetail_rollout_vllm.server_backend import ServerBackend
 
@@ -272,50 +49,32 @@ class VllmRollout(BaseRollout):
 
         return EngineBackend(self.config, self.context)
 
-    def _running(self) -> Backend:
-        if self._backend is None:
-            raise RolloutError("the rollout is not running", hint="call start first")
-        return self._backend
+    def starts_empty(self) -> bool:
+        return starts_empty(self.config, self.context)
 
-    def _refuse(self, request: RolloutRequest) -> None:
-        """Refuse what can't be generated, in words, before it reaches vLLM."""
-        self._running()
-        what = f"request {request.request_id!r} can't be generated"
-        self._refuse_unfit(what)
-        problem = problem_of(request, self._facts)
-        if problem:
-            raise RolloutError(f"{what}: {problem}")
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        super().check_manifest(version, manifest)
+        names = frozenset(tensor.name for tensor in manifest.tensors)
+        if manifest.kind != "full" or self._backend is None or names == self._names:
+            return
+        refuse_shrunk(version, names, self._names)
+        try:
+            layers = self._layers()
+        except RolloutError:
+            return  # it has died, which is for `receive_weights` to say
+        layers.refuse_incomplete(version, names)
 
-    def _refuse_unfit(self, what: str) -> None:
-        if self._asleep:
-            slept = " and ".join(sorted(self._asleep))
-            raise RolloutError(f"{what}: {slept} of the engine sleep", hint="wake them first")
-        if self._unfit is not None:
-            raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        super().receive_weights(version, manifest)
+        if manifest.kind == "full":
+            self._names = frozenset(tensor.name for tensor in manifest.tensors)
 
-    def _refuse_now(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse what could be taken in another state."""
-        who = f"weight update {version}"
-        if "weights" in self._asleep:
-            raise WeightSyncError(f"{who} came while the weights sleep", hint="wake them first")
-        if manifest.kind == "adapter" and self._baseless:
-            raise WeightSyncError(
-                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
-                hint="send whole weights, or start the replica again",
-            )
-
-    def _refuse_adapter(self, who: str, manifest: WeightManifest) -> None:
-        room = self.config.max_adapter_rank
-        merged = "or send merged weights (actor.engine.lora.sync: merged)"
-        if manifest.adapter is None:
-            raise WeightSyncError(f"{who} is an adapter, and its manifest does not describe it")
-        if manifest.adapter.dora:
-            raise WeightSyncError(
-                f"{who} is a DoRA adapter, which vLLM does not apply", hint=merged
-            )
-        if room is None or manifest.adapter.rank > room:
-            have = "no room for one" if room is None else f"room for rank {room}"
-            raise WeightSyncError(
-                f"{who} is an adapter of rank {manifest.adapter.rank}, and rollout 'vllm' has {have}",
-                hint=f"set rollout.max_adapter_rank={manifest.adapter.rank}, {merged}",
-            )
+    def _layers(self) -> FusedLayers:
+        """What vLLM's model puts together, asked once."""
+        if self._fused is None:
+            model = self.context.model
+            place = None if model is None else Path(model.path)
+            here = place if place is not None and place.is_dir() else None
+            parts: Parts = getattr(self.backend, "parts", dict)()
+            self._fused = FusedLayers(parts, here)
+        return self._fused

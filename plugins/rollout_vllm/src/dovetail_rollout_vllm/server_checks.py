@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.server_messages import PROTOCOL
+from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 from dovetail_rollout_vllm.versions import OLDEST
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
 
@@ -35,6 +37,7 @@ def refuse_unfit(
             f"the server at {url} speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}",
             hint="install the same release of dovetail-rollout-vllm on both sides",
         )
+    _refuse_replaced(found["base"], config, context, url)
     problems = [*_engine_problems(found, config, context), *_model_problems(found, context)]
     if problems:
         raise RolloutError(
@@ -45,7 +48,26 @@ def refuse_unfit(
 
 def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
     """How to start a server that fits, for a hint."""
-    return f"start it with: {command_by_hand(config, context, port=_port(url))}"
+    return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=_port(url))}"
+
+
+def _refuse_replaced(
+    base: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext, url: str
+) -> None:
+    """A run that sends no whole weights would build on those of another."""
+    if not base["replaced"] or context.weights_follow:
+        return
+    since = datetime.fromtimestamp(base["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    what = (
+        f"update {base['version']} of another run"
+        if base["whole"]
+        else "a part of an update, or none at all"
+    )
+    raise RolloutError(
+        f"the vLLM server at {url} has no longer the weights that it was started with: since {since} it holds {what}, "
+        "and this run sends no whole weights",
+        hint=f"end it, and {fitting(config, context, url)}",
+    )
 
 
 def _engine_problems(

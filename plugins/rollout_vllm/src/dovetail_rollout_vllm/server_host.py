@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from dovetail.errors import RolloutError
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.frames import Frame
+from dovetail.serving.messages import PROTOCOL
+from dovetail.serving.routes import Host
 from dovetail_rollout_vllm.engine_driver import EngineDriver
-from dovetail_rollout_vllm.server_messages import PROTOCOL, TOKEN_VARIABLE
-from dovetail_rollout_vllm.server_wire import Frame
 from dovetail_rollout_vllm.versions import installed
 
 _SAMPLE_SECONDS = 0.5
@@ -33,7 +32,21 @@ _GAUGES = {
 _FIRST_TOKEN = "vllm:time_to_first_token_seconds"  # noqa: S105 - the name of a histogram
 
 
-class ServerHost:
+@attrs.frozen(kw_only=True)
+class Base:
+    """What a server's weights are, adapters apart."""
+
+    replaced: bool = False
+    """Whether they are others than those on disk."""
+    whole: bool = True
+    """False after an update that broke off, and after a sleep that let them go."""
+    version: int | None = None
+    """The update that replaced them."""
+    since: float | None = None
+    """When that was: seconds since 1970."""
+
+
+class ServerHost(Host):
     """One server's engine.
 
     Args:
@@ -45,6 +58,7 @@ class ServerHost:
         self._driver = EngineDriver(engine)
         self._config = engine.vllm_config
         self._serving = serving
+        self._base = Base()
         self._busy_since: float | None = None
         self._busy_seconds = 0.0
         self._sampler: asyncio.Task[None] | None = None
@@ -91,6 +105,8 @@ class ServerHost:
                 "weight_transfer": getattr(transfer, "backend", None),
                 "worker_extension": parallel.worker_extension_cls,
                 "adapter_rank": lora.max_lora_rank if lora is not None else None,
+                "parts": await self._driver.parts(),
+                "base": attrs.asdict(self._base),
             }
         )
 
@@ -110,27 +126,32 @@ class ServerHost:
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Make receivers of weights for the transport of `info`.
-
-        Raises:
-            RolloutError: the transport is a file, whose code would run here, and whoever asks has shown no token.
+        """A run begins: what the one before left asleep or adapted is undone, and workers make receivers of weights for
+        the transport of `info`.
         """
-        info = frame.header["info"]
-        if info["transport"]["path"] is not None and not os.environ.get(TOKEN_VARIABLE):
-            raise RolloutError(
-                f"the weight transport is the file {info['transport']['path']!r}, which a server that asks for no token "
-                f"does not run: start it with {TOKEN_VARIABLE}, and set the same here"
-            )
-        return Frame(header=attrs.asdict(await self._driver.connect(info)))
+        await self._driver.settle()
+        return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
 
     async def load(self, frame: Frame) -> Frame:
         """Receive the update of `manifest`."""
-        return Frame(header=attrs.asdict(await self._driver.load(frame.header["manifest"])))
+        manifest = frame.header["manifest"]
+        outcome = await self._driver.load(manifest)
+        if manifest["kind"] != "adapter" and outcome.changed:
+            self._base = Base(
+                replaced=True,
+                whole=outcome.error is None,
+                version=manifest["version"],
+                since=time.time(),
+            )
+        return Frame(header=attrs.asdict(outcome))
 
     async def sleep(self, frame: Frame) -> Frame:
         """Free memory; says how many bytes."""
         tags = frozenset(frame.header["tags"])
-        freed = await self._driver.sleep(tags, keep_weights=frame.header["keep_weights"])
+        keep = frame.header["keep_weights"]
+        freed = await self._driver.sleep(tags, keep_weights=keep)
+        if "weights" in tags and not keep and self._config.model_config.enable_sleep_mode:
+            self._base = attrs.evolve(self._base, replaced=True, whole=False, since=time.time())
         return Frame(header={"freed": freed})
 
     async def wake(self, frame: Frame) -> Frame:

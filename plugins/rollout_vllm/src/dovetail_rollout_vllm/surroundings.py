@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 
+from dovetail.dispatch.loading import turn_path
 from dovetail.interfaces.plugin import PluginContext
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE
+from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
+
+TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable of a server: who does not send its value as a bearer token is refused."""
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
@@ -31,6 +35,12 @@ def log_path(context: PluginContext) -> Path:
     directory = Path(context.run_directory) / "logs"
     directory.mkdir(parents=True, exist_ok=True)
     return directory / name
+
+
+def turn_of(context: PluginContext) -> Path | None:
+    """The file of the turn that a replica's processes wait for; None outside a run."""
+    directory = context.run_directory
+    return None if directory is None else turn_path(Path(directory).resolve())
 
 
 @contextmanager
@@ -105,6 +115,9 @@ def _unless_set(config: VllmRolloutConfig) -> Mapping[str, str]:
 
 def _always(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Mapping[str, str]:
     found = {OWNER_VARIABLE: str(os.getpid()), LOG_VARIABLE: str(log)}
+    turn = turn_of(context)
+    if turn is not None:
+        found[TURN_VARIABLE] = str(turn)
     first = torch.device(context.device).index or 0
     if torch.accelerator.is_available() and first:
         from vllm.platforms import current_platform

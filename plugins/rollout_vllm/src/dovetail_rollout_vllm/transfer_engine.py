@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,9 @@ from vllm.distributed.weight_transfer.base import (
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import WeightManifest, WeightReceiver
 from dovetail.interfaces.transport_checks import received_whole
+from dovetail.serving.weight_wire import WeightEnd, end_from, manifest_from
 from dovetail_rollout_vllm.loading import Counted, load
 from dovetail_rollout_vllm.versions import model_config_of
-from dovetail_rollout_vllm.wire import manifest_from, receiver_from
 
 
 @dataclass
@@ -52,13 +53,13 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._receiver: WeightReceiver | None = None
+        self._end: WeightEnd | None = None
         self.changed = False
 
     def init_transfer_engine(self, init_info: DovetailInitInfo) -> None:
         """Make the receiver: from here on an update that is sent waits for this worker too."""
         self.shutdown()
-        self._receiver = receiver_from(init_info.transport, init_info.context, self.place)
+        self._end = end_from(init_info.transport, init_info.context, self.place)
 
     @property
     def place(self) -> str:
@@ -104,6 +105,14 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
     def finish_weight_update(self) -> None:
         """Nothing: `receive_weights` has finished it."""
 
+    def taking(self, manifest: WeightManifest) -> AbstractContextManager[None]:
+        """As `WeightEnd.taking`: where what is done within fails, this worker calls the update off.
+
+        Raises:
+            WeightSyncError: the receiver was not made.
+        """
+        return self._made().taking(manifest)
+
     def receive_whole(self, manifest: WeightManifest) -> list[tuple[str, Tensor]]:
         """All tensors of an update that is not loaded by the model itself, such as an adapter's.
 
@@ -114,9 +123,9 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         return received_whole(self._open(), manifest)
 
     def shutdown(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
+        if self._end is not None:
+            self._end.close()
+            self._end = None
 
     @staticmethod
     def trainer_send_weights(*_: Any) -> None:
@@ -131,9 +140,12 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         return self._open().receive(manifest)
 
     def _open(self) -> WeightReceiver:
-        if self._receiver is None:
+        return self._made().receiver
+
+    def _made(self) -> WeightEnd:
+        if self._end is None:
             raise WeightSyncError(
                 "this vLLM was not told where weights come from",
                 hint="call init_weight_transfer_engine first",
             )
-        return self._receiver
+        return self._end

@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
+
+from dovetail.dispatch.loading import await_turn
 
 OWNER_VARIABLE = "DOVETAIL_VLLM_OWNER"
 """The process id of the rollout that starts an engine; only processes that it started have it."""
@@ -13,6 +16,8 @@ LOG_VARIABLE = "DOVETAIL_VLLM_LOG"
 """The file that those processes print to."""
 TRANSFER_ENGINE = "dovetail"
 """The name of the weight-transfer engine (vLLM's argument `weight_transfer_config`)."""
+TURN_VARIABLE = "DOVETAIL_VLLM_TURN"
+"""The file of a turn (`dovetail.dispatch.loading`) that those processes wait for before they measure memory."""
 WORKER_EXTENSION = "dovetail_rollout_vllm.worker_methods.WorkerMethods"
 """What vLLM's argument `worker_extension_cls` is given."""
 
@@ -34,6 +39,9 @@ def register() -> None:
     if owner is not None and owner != str(os.getpid()):
         _end_with_parent()
         _print_to(os.environ.get(LOG_VARIABLE))
+        turn = os.environ.get(TURN_VARIABLE)
+        if turn:
+            await_turn(Path(turn))
 
 
 def _end_with_parent() -> None:

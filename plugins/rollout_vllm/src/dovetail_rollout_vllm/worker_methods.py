@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import traceback
 from typing import Any
 
 import attrs
 
-from dovetail.errors import DovetailError
+from dovetail.serving.weight_wire import Outcome, first_failed, manifest_from
 from dovetail_rollout_vllm.adapters import add_adapter
+from dovetail_rollout_vllm.fused import parts_of
 from dovetail_rollout_vllm.versions import forget_adapter_state
-from dovetail_rollout_vllm.wire import Outcome, manifest_from
 
 
 class WorkerMethods:
@@ -47,14 +46,23 @@ class WorkerMethods:
         manifest = manifest_from(json.loads(info))
 
         def act() -> int | None:
-            if manifest.kind == "adapter":
-                return add_adapter(self, manifest, engine.receive_whole(manifest))
-            with set_current_vllm_config(self.vllm_config):
-                engine.receive_weights(engine.parse_update_info({"manifest": json.loads(info)}))
-            forget_adapter_state(self)
-            return None
+            with engine.taking(manifest):
+                if manifest.kind == "adapter":
+                    return add_adapter(self, manifest, engine.receive_whole(manifest))
+                with set_current_vllm_config(self.vllm_config):
+                    engine.receive_weights(engine.parse_update_info({"manifest": json.loads(info)}))
+                forget_adapter_state(self)
+                return None
 
         return _outcome(act, lambda: bool(engine.changed))
+
+    def dovetail_parts(self: Any) -> str:
+        """What the model puts together from several tensors of a checkpoint.
+
+        Returns:
+            JSON of `fused.parts_of`.
+        """
+        return json.dumps(parts_of(self.get_model()))
 
     def dovetail_free_bytes(self: Any) -> int:
         """Free memory of this worker's accelerator as its driver sees it; 0 on a CPU."""
@@ -70,11 +78,8 @@ class WorkerMethods:
 def _outcome(act: Any, changed: Any = lambda: False) -> str:
     try:
         adapter = act()
-    except DovetailError as error:
-        found = Outcome(error=error.message, hint=error.hint, changed=changed())
     except Exception as error:  # noqa: BLE001 - reported to the caller, see WorkerMethods
-        traceback.print_exc()
-        found = Outcome(error=f"{type(error).__name__}: {error}", changed=changed())
+        found = Outcome.of_failure(error, changed=changed())
     else:
         found = Outcome(adapter=adapter, changed=True)
     return json.dumps(attrs.asdict(found))
@@ -91,12 +96,12 @@ def merged(outcomes: list[str], version: int) -> Outcome:
         The first worker's where all succeeded; else an error that says who failed, and whether any of them changed.
     """
     found = [Outcome(**json.loads(text)) for text in outcomes]
-    failed = [(rank, one) for rank, one in enumerate(found) if one.error is not None]
-    if not failed:
+    rank = first_failed(found)
+    if rank is None:
         return found[0]
-    rank, first = failed[0]
+    first = found[rank]
     where = f" in worker {rank}" if len(found) > 1 else ""
     error = first.error or ""
     said = error if f"update {version}" in error else f"weight update {version} failed: {error}"
     changed = any(one.changed for one in found)
-    return Outcome(error=said + where, hint=first.hint, changed=changed)
+    return attrs.evolve(first, error=said + where, changed=changed)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,71 +10,8 @@ import pytest
 
 from dovetail.config.sections import ModelSection
 from dovetail.interfaces.plugin import PluginContext
-from dovetail_rollout_vllm.server_wire import MEDIA_TYPE, pack
+from dovetail_sdk.testing.fake_server import FakeServer, frame_of, reply, words_of
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-class FakeServer:
-    """An HTTP server on the loopback interface whose answers are set by path; others are 404.
-
-    Attributes:
-        url: where it is.
-        asked: the paths that were asked for, in order.
-    """
-
-    def __init__(self) -> None:
-        self.answers: dict[str, Answer] = {"/health": lambda request: reply(request, 200)}
-        self.asked: list[str] = []
-        self.release = threading.Event()
-        """Set at the end: handlers that hang wait for it."""
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                length = int(self.headers.get("content-length", 0))
-                self.body = self.rfile.read(length)
-                outer.answers.get(self.path, lambda request: reply(request, 404))(self)
-
-            do_POST = do_GET
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.release.set()
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def reply(
-    request: Any, status: int, body: bytes = b"", media_type: str = "application/json"
-) -> None:
-    """A whole answer."""
-    request.send_response(status)
-    request.send_header("content-type", media_type)
-    request.send_header("content-length", str(len(body)))
-    request.end_headers()
-    request.wfile.write(body)
-
-
-def frame(header: dict[str, Any]) -> Answer:
-    """Answers with a frame."""
-    return lambda request: reply(request, 200, pack(header), MEDIA_TYPE)
-
-
-def words(value: Any, status: int = 200) -> Answer:
-    """Answers with JSON."""
-    return lambda request: reply(request, status, json.dumps(value).encode())
 
 
 @pytest.fixture
@@ -92,8 +26,8 @@ def answers() -> Any:
     """Makes answers of a fake server: `answers.frame(header)`, `answers.words(json)`, `answers.reply(request, …)`."""
 
     class Answers:
-        frame = staticmethod(frame)
-        words = staticmethod(words)
+        frame = staticmethod(frame_of)
+        words = staticmethod(words_of)
         reply = staticmethod(reply)
 
     return Answers

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.serving.frames import MEDIA_TYPE, pack, unpack
 from dovetail_rollout_vllm.server_app import DovetailRoutes
-from dovetail_rollout_vllm.server_messages import TOKEN_VARIABLE
-from dovetail_rollout_vllm.server_wire import MEDIA_TYPE, pack, unpack
+from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 
 
 class Engine:

@@ -36,6 +36,8 @@ FITTING: dict[str, Any] = {
     "weight_transfer": "dovetail",
     "worker_extension": "dovetail_rollout_vllm.worker_methods.WorkerMethods",
     "adapter_rank": None,
+    "parts": {},
+    "base": {"replaced": False, "whole": True, "version": None, "since": None},
 }
 """How a server describes itself that fits the tiny model."""
 
@@ -147,6 +149,31 @@ def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does
     assert said in error.message
     assert "--weight-transfer-config" in str(error.hint)
     assert f"--port {fake.url.rsplit(':', 1)[1]}" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ({"whole": True, "version": 7}, "update 7 of another run"),
+        ({"whole": False, "version": None}, "a part of an update, or none"),
+    ],
+)
+def test_weights_of_another_run_are_refused_where_none_follow(
+    fake: Any, answers: Any, context: PluginContext, base: dict[str, Any], said: str
+) -> None:
+    replaced = {"replaced": True, "since": 1.7e9, **base}
+    fake.answers |= {
+        "/version": answers.words({"version": "0.32.0"}),
+        "/dovetail/v1/describe": answers.frame(FITTING | {"base": replaced}),
+    }
+    error = failure(context, urls=(fake.url,))
+    assert said in error.message
+    assert "2023-11-1" in error.message
+    assert "DOVETAIL_VLLM_TOKEN=" in str(error.hint)
+    config = VllmRolloutConfig(name="vllm", mode="server", urls=(fake.url,))
+    backend = ServerBackend(config, attrs.evolve(context, weights_follow=True))
+    backend.start()
+    backend.close()
 
 
 def test_all_that_does_not_fit_is_said_at_once(

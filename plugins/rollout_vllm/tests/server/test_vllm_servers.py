@@ -23,12 +23,12 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, FinishReason, RolloutRequest, SamplingParams
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.numerics.streams import SampleStream
+from dovetail.serving.process import ServerProcess, free_port
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.server_messages import TOKEN_VARIABLE
-from dovetail_rollout_vllm.server_process import ServerProcess, free_port
+from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
@@ -128,10 +128,19 @@ class TestVllmServer(RolloutConformance):
         try:
             other = VllmRollout(
                 attrs.evolve(CONFIG, urls=(by_hand.url,)),
-                PluginContext(model=suite_model(model_directory)),
+                PluginContext(model=suite_model(model_directory), weights_follow=True),
             )
             other.start()
             other.close()
+            builds_on_it = VllmRollout(
+                attrs.evolve(CONFIG, urls=(by_hand.url,)),
+                PluginContext(model=suite_model(model_directory)),
+            )
+            with pytest.raises(
+                RolloutError,
+                match=rf"holds update {version} of another run(?s:.*){TOKEN_VARIABLE}=",
+            ):
+                builds_on_it.start()
         finally:
             del os.environ[TOKEN_VARIABLE]
         assert by_hand.process.exit_status is None
@@ -168,7 +177,8 @@ class TestVllmServer(RolloutConformance):
             async for completion in pool.generate(requests):
                 if not killed:
                     killed = True
-                    assert victim._gate.running > 0
+                    while not victim._gate.running:  # its first ones may be on their way there
+                        await asyncio.sleep(0.01)
                     for pid in server_pids(victim):
                         os.kill(pid, signal.SIGKILL)
                 found.append(completion)
@@ -232,13 +242,15 @@ def wait_until_healthy(server: ByHand) -> None:
 
 
 def server_pids(rollout: Any) -> list[int]:
-    """The processes of a replica's own server, but for the guard that watches over them."""
-    return children(rollout._backend._own._process._guard.pid)
+    """The processes of a replica's own server, but for the guards that watch over them."""
+    (guard,) = children(rollout._backend._own._process._guard.pid)
+    return children(guard)
 
 
 def engine_pids(process: Any) -> list[int]:
     """The engine's processes of a server."""
-    (server,) = children(process._guard.pid)
+    (guard,) = children(process._guard.pid)
+    (server,) = children(guard)
     found = [pid for pid in children(server) if "EngineCore" in name_of(pid)]
     assert found
     return found

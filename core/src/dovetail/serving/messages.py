@@ -1,4 +1,4 @@
-"""What a rollout and its vLLM server say to each other, as frames: calls, results and errors."""
+"""What a rollout and its server say to each other, as frames: calls, results and errors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
-from dovetail_rollout_vllm.server_wire import Frame, pack
+from dovetail.media import MediaRef
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.frames import Frame, pack
 
 PREFIX = "/dovetail/v1/"
 """Where a server's paths for Dovetail begin."""
 PROTOCOL = 1
 """Both ends must speak the same."""
-TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable of a server: who does not send its value as a bearer token is refused."""
 ENGINE_DIED = "EngineDeadError"
 """The kind of error that says that the server's engine is gone."""
 
@@ -35,7 +34,13 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
             arrays.append(np.asarray(call.prompt_ids, np.int32))
         sampling = samplings.setdefault(call.sampling, len(samplings))
         rows.append([name, prompt, sampling, call.seed])
-    header = {"calls": rows, "samplings": [attrs.asdict(sampling) for sampling in samplings]}
+    header: dict[str, Any] = {
+        "calls": rows,
+        "samplings": [attrs.asdict(sampling) for sampling in samplings],
+    }
+    media = {name: [one.as_json() for one in call.media] for name, call in calls.items()}
+    if any(media.values()):
+        header["media"] = media
     return pack(header, arrays)
 
 
@@ -57,9 +62,14 @@ def calls_of(frame: Frame) -> list[SampleCall]:
             for fields in frame.header["samplings"]
         ]
         prompts = [array.tolist() for array in frame.arrays]
+        media = frame.header.get("media", {})
         return [
             SampleCall(
-                call_id=call_id, prompt_ids=prompts[prompt], sampling=samplings[sampling], seed=seed
+                call_id=call_id,
+                prompt_ids=prompts[prompt],
+                sampling=samplings[sampling],
+                seed=seed,
+                media=tuple(map(MediaRef.from_json, media.get(call_id, ()))),
             )
             for call_id, prompt, sampling, seed in frame.header["calls"]
         ]
@@ -70,8 +80,8 @@ def calls_of(frame: Frame) -> list[SampleCall]:
 def packed_result(call_id: str, result: SampleResult) -> bytes:
     """A finished sample as a frame: token ids as int32, and log-probabilities as float32 where there are any."""
     arrays = [np.asarray(result.response_ids, np.int32)]
-    if result.log_probs is not None:
-        arrays.append(np.asarray(result.log_probs, np.float32))
+    both = (result.log_probs, result.raw_log_probs)
+    arrays.extend(np.asarray(one, np.float32) for one in both if one is not None)
     return pack({"call": call_id, "finish": result.finish_reason.value}, arrays)
 
 
@@ -94,6 +104,7 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
             response_ids=ids.astype(np.int64),
             finish_reason=FinishReason(frame.header["finish"]),
             log_probs=log_probs[0] if log_probs else None,
+            raw_log_probs=log_probs[1] if len(log_probs) > 1 else None,
         )
     except (KeyError, ValueError) as error:
         raise RolloutError(f"a frame of a sample can't be read: {error!r}") from error

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
-from dovetail_rollout_vllm.server_messages import (
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.frames import Unpacker, pack, unpack
+from dovetail.serving.messages import (
     calls_of,
     packed_calls,
     packed_error,
     packed_result,
     result_of,
 )
-from dovetail_rollout_vllm.server_wire import Unpacker, pack, unpack
 
 
 @given(

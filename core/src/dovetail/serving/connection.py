@@ -1,4 +1,4 @@
-"""A connection to a vLLM server: requests and their answers, and the watch over whether it lives."""
+"""A connection to an engine's server: requests and their answers, and the watch over whether it lives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail_rollout_vllm.server_messages import ENGINE_DIED, PREFIX, error_of
-from dovetail_rollout_vllm.server_wire import MEDIA_TYPE, Frame, Unpacker, pack, unpack
+from dovetail.serving.frames import MEDIA_TYPE, Frame, Unpacker, pack, unpack
+from dovetail.serving.messages import ENGINE_DIED, PREFIX, error_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,8 +31,11 @@ class ServerConnection:
     While a request runs, the server is watched: its process where it is ours, and its health. Once it is found dead, all
     that runs and all that follows fails with the reason.
 
+    Needs the package `httpx2`, which plugins that have servers depend on.
+
     Args:
         url: such as `http://127.0.0.1:8000`.
+        engine: what the engine is called in messages.
         token: what it wants to be shown; empty where it wants nothing.
         patience: seconds without an answer about its health after which a server counts as dead.
         ended: says how its process ended, or None while it runs or where it is not ours.
@@ -43,6 +46,7 @@ class ServerConnection:
         self,
         url: str,
         *,
+        engine: str,
         token: str = "",
         patience: float = 60.0,
         ended: Callable[[], str | None] = lambda: None,
@@ -50,7 +54,7 @@ class ServerConnection:
     ) -> None:
         import httpx2
 
-        self.url = url
+        self.url, self.engine = url, engine
         self._patience = patience
         self._ended = ended
         self._died = died
@@ -129,7 +133,7 @@ class ServerConnection:
         await self._watched(streaming())
 
     async def health(self, timeout: float = CONNECT_SECONDS) -> int:
-        """The status of vLLM's own health path: 200 where it is well, 503 where its engine died.
+        """The status of the engine's own health path: 200 where it is well, 503 where its engine died.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -137,7 +141,7 @@ class ServerConnection:
         return (await self._http.get("/health", timeout=timeout)).status_code
 
     async def get(self, path: str) -> httpx2.Response:
-        """One of vLLM's own paths.
+        """One of the engine's own paths.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -249,7 +253,7 @@ class ServerConnection:
         if self._death is not None:
             return self._dead()
         return RolloutError(
-            f"a request to the vLLM server at {self.url} broke off: {type(error).__name__}: {error}"
+            f"a request to the {self.engine} server at {self.url} broke off: {type(error).__name__}: {error}"
         )
 
     async def _engine_died(self, frame: Frame) -> None:
@@ -267,7 +271,7 @@ class ServerConnection:
             error = error_of(said)
         except (ValueError, AttributeError):
             return RolloutError(
-                f"the vLLM server at {self.url} answered {name!r} with status {response.status_code} and "
+                f"the {self.engine} server at {self.url} answered {name!r} with status {response.status_code} and "
                 f"{response.headers.get('content-type', 'no type')}: {response.text[:200]!r}"
             )
         if said.get("kind") == ENGINE_DIED:

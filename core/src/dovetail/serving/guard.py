@@ -1,9 +1,12 @@
-"""A small program between a rollout and the vLLM server that it starts: when the rollout is gone, so is the server.
+"""A small program between a rollout and the server that it starts: when the rollout is gone, so is the server.
 
-Run as `python server_guard.py COMMAND…` with a pipe as standard input. The command runs in a process group of its own. When
+Run as `python guard.py COMMAND…` with a pipe as standard input. The command runs in a process group of its own. When
 the pipe closes (the rollout closed it, or died in whatever way), or a signal asks for it, the whole group is ended: first
 politely, then by force. When the command ends first, what is left of its group ends too. Nothing but the standard
 library is imported, so that it starts at once.
+
+Two processes do it. The one that the rollout starts hands signals on and reports how the command ended; its child does
+the guarding. So whoever kills a dying rollout's children, as Ray does, leaves the guarding one to its work.
 """
 
 from __future__ import annotations
@@ -20,9 +23,31 @@ import time
 GRACE = 10.0
 """Seconds from the polite signal to the other one."""
 _PR_SET_PDEATHSIG = 1
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(command: list[str]) -> int:
+    """Have the command guarded by a child of this process.
+
+    Returns:
+        The command's exit status as shells write it: 128 + n where signal n ended it.
+    """
+    child = os.fork()
+    if not child:
+        return keep(command)
+
+    def hand_on(number: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _ASKING:
+        signal.signal(number, hand_on)
+    _, ended = os.waitpid(child, 0)
+    status = os.waitstatus_to_exitcode(ended)
+    return status if status >= 0 else 128 - status
+
+
+def keep(command: list[str]) -> int:
     """Run the command until it ends or nobody holds the pipe.
 
     Returns:
@@ -37,7 +62,7 @@ def main(command: list[str]) -> int:
         nonlocal asked
         asked = True
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ASKING:
         signal.signal(number, ask)
     # A handler, if an empty one: ignored signals wake nobody.
     signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
@@ -65,7 +90,7 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """In the child: be killed should this program be killed before it can end its group."""
+    """In the command's process: be killed should the guarding one be killed before it can end the group."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

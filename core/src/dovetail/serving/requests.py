@@ -1,8 +1,9 @@
-"""Requests and their samples: what can't be generated, what vLLM is asked for, and what is made of its answers."""
+"""Requests and their samples: what can't be generated, what the engine is asked for, and what is made of its answers."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -13,13 +14,27 @@ from dovetail.interfaces.rollout import (
     RolloutRequest,
     SamplingParams,
 )
+from dovetail.media import MediaRef
 from dovetail.numerics.streams import SampleStream
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
-from dovetail_rollout_vllm.facts import ModelFacts
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.facts import ModelFacts
 
 
-def problem_of(request: RolloutRequest, facts: ModelFacts) -> str | None:
-    """Why a request can't be generated, in words; None where it can."""
+def problem_of(
+    request: RolloutRequest,
+    facts: ModelFacts,
+    *,
+    engine: str,
+    log_probs: Literal["processed", "raw"],
+) -> str | None:
+    """Why a request can't be generated, in words; None where it can.
+
+    Args:
+        request: as it came.
+        facts: of the model.
+        engine: what it is called in messages.
+        log_probs: of which distribution the engine gives log-probabilities, as `ServingRollout.log_probs`.
+    """
     sampling, ids_P = request.sampling, request.prompt_ids
     if len(ids_P) == 0:
         return "its prompt is empty"
@@ -35,14 +50,26 @@ def problem_of(request: RolloutRequest, facts: ModelFacts) -> str | None:
         return f"top_k is {sampling.top_k}; -1 and 0 mean all tokens, other values must be above 0"
     if "" in sampling.stop:
         return "a stop string is empty"
-    if sampling.raw_log_probs and (sampling.top_p < 1 or sampling.top_k > 0):
-        return "vLLM gives log-probabilities after top_p and top_k, not before (raw_log_probs)"
+    if problem := _log_probs_problem(sampling, engine, log_probs):
+        return problem
     total = len(ids_P) + sampling.max_new_tokens
     if facts.max_positions is not None and total > facts.max_positions:
         return (
             f"{len(ids_P)} prompt and {sampling.max_new_tokens} new tokens exceed the "
             f"{facts.max_positions} positions of the model (or rollout.max_model_len)"
         )
+    return None
+
+
+def _log_probs_problem(
+    sampling: SamplingParams, engine: str, given: Literal["processed", "raw"]
+) -> str | None:
+    if sampling.top_p == 1 and sampling.top_k <= 0:
+        return None  # both are the same
+    if given == "processed" and sampling.raw_log_probs:
+        return f"{engine} gives log-probabilities after top_p and top_k, not before (raw_log_probs)"
+    if given == "raw" and sampling.log_probs and sampling.top_k <= 0:
+        return f"{engine} gives log-probabilities before top_p (raw_log_probs), and after it (log_probs) only beside top_k"
     return None
 
 
@@ -68,8 +95,9 @@ def call_for(
     earlier: Completion | None,
     *,
     seeded: bool,
+    media: tuple[MediaRef, ...] = (),
 ) -> SampleCall:
-    """What vLLM is asked for: the sample, or what is left of it after an earlier part.
+    """What the engine is asked for: the sample, or what is left of it after an earlier part.
 
     Args:
         call_id: the sample's.
@@ -78,6 +106,7 @@ def call_for(
         stream: the sample's.
         earlier: the T₀ tokens that are there; keys and values of theirs are computed anew.
         seeded: whether the sample has a seed of its own.
+        media: the prompt's images.
     """
     if earlier is not None:
         done = len(earlier.response_ids)
@@ -85,7 +114,9 @@ def call_for(
         sampling = attrs.evolve(sampling, max_new_tokens=sampling.max_new_tokens - done)
         stream = attrs.evolve(stream, offset=stream.offset + done)
     seed = sample_seed(stream) if seeded else None
-    return SampleCall(call_id=call_id, prompt_ids=prompt_ids, sampling=sampling, seed=seed)
+    return SampleCall(
+        call_id=call_id, prompt_ids=prompt_ids, sampling=sampling, seed=seed, media=media
+    )
 
 
 def completion_of(
@@ -95,7 +126,7 @@ def completion_of(
     version: int,
     earlier: Completion | None,
 ) -> Completion:
-    """A sample, or as much of it as there is, from what vLLM returned and the part before that."""
+    """A sample, or as much of it as there is, from what the engine returned and the part before that."""
     sampling = request.sampling
     part = Completion(
         request_id=request.request_id,
@@ -105,9 +136,13 @@ def completion_of(
         weight_versions=np.full(len(result.response_ids), version, dtype=np.int64),
         log_probs=result.log_probs if sampling.log_probs else None,
         # Without truncation the two are the same numbers.
-        raw_log_probs=result.log_probs if sampling.raw_log_probs else None,
+        raw_log_probs=_raw_of(result) if sampling.raw_log_probs else None,
     )
     return part if earlier is None else part.after(earlier)
+
+
+def _raw_of(result: SampleResult) -> np.ndarray | None:
+    return result.log_probs if result.raw_log_probs is None else result.raw_log_probs
 
 
 def cut_short(request: RolloutRequest, index: int, earlier: Completion | None) -> Completion:

@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 
 from dovetail.errors import RolloutError
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
-from dovetail_rollout_vllm.server_connection import ServerConnection
-from dovetail_rollout_vllm.server_messages import nothing_yet, packed_calls, result_of
-from dovetail_rollout_vllm.server_wire import Frame
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.connection import ServerConnection
+from dovetail.serving.frames import Frame
+from dovetail.serving.messages import nothing_yet, packed_calls, result_of
 
 _GATHER_SECONDS = 0.002
 """How long the first of several calls waits for the others."""
@@ -100,7 +100,7 @@ class ServerCalls:
                 else:
                     running.result.set_exception(found)
 
-        failure = "the vLLM server ended its answer before this sample"
+        failure = f"the {self._connection.engine} server ended its answer before this sample"
         hint = None
         try:
             content = packed_calls({one.name: one.call for one in batch})
@@ -108,7 +108,9 @@ class ServerCalls:
         except RolloutError as error:
             failure, hint = error.message, error.hint
         except Exception as error:
-            failure = f"the answer of the vLLM server was not understood: {error!r}"
+            failure = (
+                f"the answer of the {self._connection.engine} server was not understood: {error!r}"
+            )
             raise
         finally:
             taken()

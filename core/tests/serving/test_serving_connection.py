@@ -11,11 +11,11 @@ import pytest
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail_rollout_vllm.backend import SampleCall, SampleResult
-from dovetail_rollout_vllm.server_calls import ServerCalls
-from dovetail_rollout_vllm.server_connection import ServerConnection
-from dovetail_rollout_vllm.server_messages import calls_of, packed_error, packed_result
-from dovetail_rollout_vllm.server_wire import MEDIA_TYPE, unpack
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.calls import ServerCalls
+from dovetail.serving.connection import ServerConnection
+from dovetail.serving.frames import MEDIA_TYPE, unpack
+from dovetail.serving.messages import calls_of, packed_error, packed_result
 
 GENERATE, ABORT = "/dovetail/v1/generate", "/dovetail/v1/abort"
 
@@ -28,7 +28,7 @@ def results(fake: Any, *calls: SampleCall, then: Any = None, **options: Any) -> 
     """What each call ends in: a result or an error."""
 
     async def act() -> list[Any]:
-        connection = ServerConnection(fake.url, **options)
+        connection = ServerConnection(fake.url, engine="Engine", **options)
         try:
             running = ServerCalls(connection)
             work = [asyncio.create_task(running.generate(one)) for one in calls]
@@ -130,13 +130,13 @@ def test_garbage_in_place_of_frames_is_an_error(fake: Any, answers: Any) -> None
 def test_an_error_of_one_sample_leaves_the_others(fake: Any) -> None:
     def answer(request: Any) -> None:
         first, second = begin(request)
-        chunk(request, packed_error(first, RolloutError("vLLM refuses it")))
+        chunk(request, packed_error(first, RolloutError("the engine refuses it")))
         chunk(request, sampled(second))
         chunk(request, b"")
 
     fake.answers[GENERATE] = answer
     first, second = results(fake, call("a"), call("b"))
-    assert first.message == "vLLM refuses it"
+    assert first.message == "the engine refuses it"
     assert len(second.response_ids) == 3
 
 

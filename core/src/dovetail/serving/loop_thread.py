@@ -70,7 +70,7 @@ class LoopThread:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, which comes with vLLM and hands messages on faster; the standard one where it is missing."""
+    """uvloop's, which comes with serving engines and hands messages on faster; the standard one where it is missing."""
     try:
         import uvloop
     except ImportError:

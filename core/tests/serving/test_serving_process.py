@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail_rollout_vllm.server_process import LOOPBACK, ServerProcess, free_port, refuse_used
+from dovetail.serving.process import LOOPBACK, ServerProcess, free_port, refuse_used
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -26,7 +26,7 @@ time.sleep(600)
 TRAINER = """
 import sys, time
 from pathlib import Path
-from dovetail_rollout_vllm.server_process import ServerProcess
+from dovetail.serving.process import ServerProcess
 server = ServerProcess([sys.executable, "-c", sys.argv[1]], log=Path(sys.argv[2]), environment={})
 time.sleep(600)
 """
@@ -48,6 +48,10 @@ def wait_until_gone(pids: list[int]) -> None:
     while any(running(pid) for pid in pids):
         assert time.monotonic() < deadline, "processes are still there"
         time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def running(pid: int) -> bool:
@@ -76,6 +80,27 @@ def test_a_trainer_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> Non
     trainer.kill()
     trainer.wait()
     wait_until_gone(pids)
+
+
+def test_nor_does_one_whose_children_are_killed_with_it(tmp_path: Path) -> None:
+    """As Ray does it: the direct children, by force."""
+    log = tmp_path / "server.log"
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, FAMILY, str(log)])
+    pids = numbers(log)
+    for pid in (*children(trainer.pid), trainer.pid):
+        os.kill(pid, signal.SIGKILL)
+    trainer.wait()
+    wait_until_gone(pids)
+
+
+def test_a_signal_to_what_the_trainer_started_ends_the_whole_group(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    server = ServerProcess([sys.executable, "-c", FAMILY], log=log, environment={})
+    pids = numbers(log)
+    os.kill(server._guard.pid, signal.SIGTERM)
+    wait_until_gone(pids)
+    server.close()
+    assert server.exit_status == 128 + signal.SIGTERM
 
 
 def test_children_of_a_server_that_is_killed_end_too(tmp_path: Path) -> None:
@@ -111,7 +136,7 @@ def test_a_port_in_use_is_refused_and_a_free_one_is_free() -> None:
         with pytest.raises(
             RolloutError, match=rf"127\.0\.0\.1:{port}: the port is in use"
         ) as found:
-            refuse_used(port)
+            refuse_used(port, "Engine")
         assert "rollout.port" in str(found.value.hint)
         assert free_port() != port
-    refuse_used(free_port())
+    refuse_used(free_port(), "Engine")

@@ -1,4 +1,4 @@
-"""Backend: what the rollout needs of a running vLLM, whether it drives the engine or speaks to a server."""
+"""Backend: what a rollout needs of a running engine, whether it drives the engine itself or speaks to a server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from dovetail.errors import WeightSyncError
+from dovetail.errors import CalledOffError, WeightSyncError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.media import MediaRef
 from dovetail.telemetry.metrics import Metric
 
 
 class WeightsUntouchedError(WeightSyncError):
     """An update failed before anything of the model was overwritten: the weights in force are those from before."""
+
+
+class OthersFailedError(WeightsUntouchedError, CalledOffError):
+    """An update was called off before it began, since a receiver elsewhere will not come."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -29,6 +34,8 @@ class SampleCall:
     sampling: SamplingParams
     seed: int | None = None
     """The sample's own seed; None draws from the engine's generator."""
+    media: tuple[MediaRef, ...] = ()
+    """The prompt's images by reference, in the order of their tokens; every process of the engine reaches their paths."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -40,18 +47,21 @@ class SampleResult:
     finish_reason: FinishReason
     log_probs: np.ndarray | None = None
     """float32 [T], nats, under the sampler as used; None unless asked for."""
+    raw_log_probs: np.ndarray | None = None
+    """float32 [T], nats, full softmax of logits / temperature, where they differ from `log_probs`; None where they are the
+    same or were not asked for."""
 
 
 class Backend(ABC):
-    """One running vLLM. Asynchronous methods work under any event loop; the others block and are called from one thread.
+    """One running engine. Asynchronous methods work under any event loop; the others block and are called from one thread.
 
-    Every method raises RolloutError where vLLM failed; once it has died, all that runs and all that follows does, with
+    Every method raises RolloutError where the engine failed; once it has died, all that runs and all that follows does, with
     the cause and the end of what it printed.
     """
 
     @abstractmethod
     def start(self) -> None:
-        """Start vLLM or join it, and prove that it answers, or raise with what it printed."""
+        """Start the engine or join it, and prove that it answers, or raise with what it printed."""
 
     @abstractmethod
     async def generate(self, call: SampleCall) -> SampleResult:
@@ -74,8 +84,9 @@ class Backend(ABC):
         """All workers receive, verify and load the weights of a manifest, while nothing is generated.
 
         Raises:
+            OthersFailedError: it was called off, and by none of these workers.
             WeightsUntouchedError: no worker got anything of them into its model.
-            WeightSyncError: a worker did not get them whole; vLLM may hold a mixture then, and must not generate
+            WeightSyncError: a worker did not get them whole; the engine may hold a mixture then, and must not generate
                 until a later `load` has succeeded or it was started again.
         """
 
@@ -88,12 +99,12 @@ class Backend(ABC):
         """Take it again."""
 
     def alive(self) -> bool:
-        """Whether vLLM can still be asked; False once it has died."""
+        """Whether the engine can still be asked; False once it has died."""
         return True
 
     @abstractmethod
     def figures(self) -> Mapping[str, Metric]:
-        """What vLLM did since it was last asked."""
+        """What the engine did since it was last asked, as metrics that merge over replicas."""
 
     @abstractmethod
     def close(self) -> None:

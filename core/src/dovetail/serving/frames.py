@@ -1,7 +1,7 @@
-"""Frames between a rollout and its vLLM server: a JSON header, and arrays as they lie in memory.
+"""Frames between a rollout and its server: a JSON header, and arrays as they lie in memory.
 
 A frame is `b"DVT1"`, two little-endian uint32 (bytes of the header, bytes of the arrays), the header and the arrays, one after
-the other. The header's `arrays` names each one's dtype and length. vLLM's own endpoints write a JSON object for
+the other. The header's `arrays` names each one's dtype and length. Engines' own endpoints write JSON for
 every token where log-probabilities are asked for; here a response of T tokens is 8 T bytes and costs no work per token.
 """
 

@@ -1,7 +1,8 @@
-"""ModelFacts: what requests are held against: vocabulary, positions, and the tokens that end a sequence."""
+"""ModelFacts: what requests are held against: vocabulary, positions, and the tokens that end a sequence; and paths that hold no model."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -51,6 +52,26 @@ class ModelFacts:
             vocab_size=int(text.vocab_size),
             max_positions=min((int(n) for n in limits if n), default=None),
             eos_token_ids=_eos_of(tokenizer, text, generation),
+        )
+
+
+def refuse_missing(path: str) -> None:
+    """A path that can't be a hub id and is no model directory gets an error that says so.
+
+    Raises:
+        ModelError: see above.
+    """
+    directory = Path(path)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ModelError(
+                f"the directory {path!r} holds no model: config.json is missing",
+                hint="set model.path to a directory in Hugging Face format",
+            )
+    elif directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(
+            f"there is no model directory {path!r}",
+            hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
         )
 
 

@@ -1,9 +1,10 @@
-"""A vLLM server that a replica starts: a process on the loopback interface, its log, and its sure end."""
+"""A server that a replica starts: a process on the loopback interface, its log, and its sure end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dovetail.errors import RolloutError
-from dovetail_rollout_vllm import server_guard
+from dovetail.serving import guard
 
 LOOPBACK = "127.0.0.1"
 
@@ -23,8 +24,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def refuse_used(port: int) -> None:
-    """Say that a port is taken before vLLM spends a minute on finding out.
+def refuse_used(port: int, engine: str) -> None:
+    """Say that a port is taken before the engine spends a minute on finding out.
+
+    Args:
+        port: of the loopback interface.
+        engine: what it is called in messages.
 
     Raises:
         RolloutError: somebody listens there.
@@ -35,7 +40,7 @@ def refuse_used(port: int) -> None:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise RolloutError(
-                f"vLLM can't be served at {LOOPBACK}:{port}: the port is in use ({error.strerror})",
+                f"{engine} can't be served at {LOOPBACK}:{port}: the port is in use ({error.strerror})",
                 hint="set rollout.port to another, or leave it out: a free one is taken then",
             ) from error
 
@@ -57,7 +62,7 @@ class ServerProcess:
             log.replace(log.with_name(f"{log.name}.old"))
         with log.open("ab") as output:
             self._guard = subprocess.Popen(  # noqa: S603 - this interpreter with our own program
-                [sys.executable, "-I", server_guard.__file__, *command],
+                [sys.executable, "-I", guard.__file__, *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -76,7 +81,8 @@ class ServerProcess:
             with contextlib.suppress(OSError):
                 self._guard.stdin.close()
         try:
-            self._guard.wait(timeout=server_guard.GRACE + 10)
+            self._guard.wait(timeout=guard.GRACE + 10)
         except subprocess.TimeoutExpired:
-            self._guard.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()

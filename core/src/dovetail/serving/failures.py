@@ -1,0 +1,81 @@
+"""Why an engine did not start, or died, in words: from what it raised and printed to one error of Dovetail's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import DovetailError, RolloutError
+
+_TAIL_BYTES = 64 * 1024
+_SHOWN_LINES = 25
+
+Words = Callable[[re.Match[str], Any], DovetailError]
+"""From what was recognised, and the rollout's config, to an error in words."""
+
+
+@attrs.frozen
+class Failures:
+    """One engine's ways to fail."""
+
+    engine: str
+    """What it is called in messages."""
+    marks: re.Pattern[str]
+    """What it puts before the lines that it prints, which nobody needs to read."""
+    known: tuple[tuple[re.Pattern[str], Words], ...] = ()
+    """Causes that are recognised in what it raised or printed, looked for in this order, all white space being one blank."""
+
+    def tail_of(self, log: Path | None, lines: int = _SHOWN_LINES) -> str:
+        """The last lines that it printed, without marks; empty where there is no log."""
+        return "\n".join(self._text(log).splitlines()[-lines:])
+
+    def start(self, error: BaseException, log: Path | None, config: Any) -> DovetailError:
+        """The error for an engine or a server that did not start.
+
+        Args:
+            error: what was raised here; engines often say no more in it than that another process failed.
+            log: what its processes printed.
+            config: the rollout's.
+        """
+        if isinstance(error, DovetailError):
+            return error
+        said = " ".join(f"{error}\n{self._text(log)}".split())
+        for pattern, words in self.known:
+            found = pattern.search(said)
+            if found:
+                return words(found, config)
+        return RolloutError(
+            f"{self.engine} did not start: {type(error).__name__}: {error}{self._end_of(log)}",
+            hint="the first error in what it printed is the cause of the others",
+        )
+
+    def death(self, error: BaseException | str, log: Path | None) -> RolloutError:
+        """The error for an engine or a server that ran and is dead."""
+        return RolloutError(
+            f"{self.engine} has died: {error}{self._end_of(log)}",
+            hint="the run starts it again, up to rollout.rebuilds times in a row",
+        )
+
+    def _end_of(self, log: Path | None) -> str:
+        printed = self.tail_of(log)
+        return f"\nThe end of {log}:\n{printed}" if printed else ""
+
+    def _text(self, log: Path | None) -> str:
+        if log is None or not log.is_file():
+            return ""
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - _TAIL_BYTES, 0))
+            found = file.read().decode("utf-8", "replace")
+        return "\n".join(self._bare(line) for line in found.splitlines())
+
+    def _bare(self, line: str) -> str:
+        while True:
+            shorter = self.marks.sub("", line, count=1)
+            if shorter == line:
+                return line.rstrip()
+            line = shorter

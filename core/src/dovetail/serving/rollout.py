@@ -1,0 +1,333 @@
+"""ServingRollout: a replica on an engine that serves: samples, interruptions by updates, what is refused, and sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from dovetail.errors import ModelError, RolloutError, WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import (
+    BaseRollout,
+    Completion,
+    FinishReason,
+    PauseMode,
+    RolloutRequest,
+    SamplingParams,
+)
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.serving.backend import Backend, WeightsUntouchedError
+from dovetail.serving.facts import ModelFacts, refuse_missing
+from dovetail.serving.gate import Gate, Sample
+from dovetail.serving.requests import (
+    call_for,
+    completion_of,
+    cut_short,
+    problem_of,
+    with_ends,
+)
+from dovetail.telemetry.metrics import Metric
+
+_AGAIN_SECONDS = 0.1
+"""How soon samples are aborted anew that have not come back."""
+
+
+class ServingRollout(BaseRollout):
+    """One engine, or one server. Every sample is a request of its own to it: each arrives when it is finished, and
+    the engine's prefix cache lets those of a prompt share its keys and values.
+
+    Weights never change under a running sample: an update that finds samples running interrupts them, and continues
+    them afterwards from their tokens so far, so that every token's version is that of the weights that produced it. (A
+    stop string that begins before such a cut and ends after it is not seen.)
+
+    A subclass is the plugin: it has a name, capabilities and a Config, and makes the `Backend`. Its Config may have the
+    fields `max_model_len` (longest prompt and response together, or None), `max_adapter_rank` (room for an adapter, or
+    None) and `seeding` (`per_sample` or `none`); an engine without one of them has what None and `none` say.
+    """
+
+    engine: ClassVar[str]
+    """What the engine is called in messages, such as `vLLM`."""
+    log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
+    """Of which distribution the backend's log-probabilities are: `processed`, the sampler's as used; `raw`, the full
+    softmax of logits / temperature, before top-p and top-k, and with a top-k both."""
+
+    def __init__(self, config: Any, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._backend: Backend | None = None
+        self._gate = Gate()
+        self._version = 0
+        self._unfit: str | None = None
+        self._baseless = False
+        """Whether it is unfit in what lies below adapters."""
+        self._asleep: frozenset[str] = frozenset()
+        self._adapted = False
+
+    # -- what a plugin says ----------------------------------------------------------------------
+
+    @abstractmethod
+    def make_backend(self) -> Backend:
+        """The backend that config and context ask for, not started yet."""
+
+    def starts_empty(self) -> bool:
+        """Whether the engine starts without its weights, since a whole update comes before the first request."""
+        return False
+
+    # -- the interface ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine, or join a server.
+
+        Raises:
+            PluginNeedsError: the engine is missing, or of a version that this plugin does not drive.
+            ModelError: there is no model, or the engine does not support it.
+            ConfigError: the engine does not take an argument.
+            PlacementError: there is not enough memory.
+            RolloutError: it did not start for another reason; says what it printed.
+        """
+        context = self.context
+        if context.model is None:
+            raise ModelError("the rollout was given no model", hint="set model.path in the config")
+        backend = self.make_backend()
+        refuse_missing(context.model.path)
+        if self.starts_empty():
+            self._unfit = "no weights have come yet: an update has to come first"
+        length = getattr(self.config, "max_model_len", None)
+        self._facts = ModelFacts.read(context.model, context.tokenizer, length)
+        backend.start()
+        self._backend = backend
+
+    @property
+    def version(self) -> int:
+        """The weight version in force; 0 is what was loaded from disk."""
+        return self._version
+
+    @property
+    def backend(self) -> Backend:
+        """The running engine behind it.
+
+        Raises:
+            RolloutError: it is not running.
+        """
+        return self._running()
+
+    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+        self._refuse(request)
+        prompt_ids = request.prompt_ids.tolist()
+        sampling = with_ends(request.sampling, self._facts)
+        tasks = [
+            asyncio.create_task(self._sample(request, index, prompt_ids, sampling))
+            for index in range(request.n)
+        ]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                yield await finished
+        finally:
+            # Whoever stops listening early, and whoever fails, ends the other samples.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._running().abort(self._gate.abort(request_ids))
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        running = self._gate.close(abort=mode is PauseMode.ABORT)
+        emptied = asyncio.wrap_future(self._gate.empty())
+        while running and mode is not PauseMode.WAIT and not emptied.done():
+            # Again and again: the engine does not know of a call yet that is on its way there.
+            await self._running().abort(running)
+            await asyncio.wait({emptied}, timeout=_AGAIN_SECONDS)
+            running = self._gate.kept_out()
+        await asyncio.shield(emptied)
+
+    async def resume(self) -> None:
+        self._gate.open()
+
+    async def reset_cache(self) -> None:
+        await self._running().reset_cache()
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._refuse_unfit("sequences can't be scored")
+        return await self._running().score([ids.tolist() for ids in sequences])
+
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        who = f"weight update {version}"
+        if self.context.transport is None:
+            raise WeightSyncError(
+                f"{who} has no transport to come by", hint="set rollout.weight_transport"
+            )
+        if manifest.kind == "delta":
+            raise WeightSyncError(
+                f"{who} is of kind 'delta', which rollout {self.name!r} does not take",
+                hint="send whole weights or an adapter",
+            )
+        if manifest.kind == "adapter":
+            self._refuse_adapter(who, manifest)
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        """As the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
+        then until a later one has come whole.
+        """
+        backend = self._running()
+        self.check_manifest(version, manifest)
+        self._refuse_now(version, manifest)
+        was_open = not self._gate.closed
+        self._interrupt(version)
+        try:
+            backend.load(version, manifest)
+        except WeightsUntouchedError:
+            raise
+        except WeightSyncError:
+            self._unfit = (
+                f"its weights were torn by update {version}: a whole one has to come first"
+            )
+            self._baseless = self._baseless or manifest.kind != "adapter"
+            raise
+        else:
+            self._version, self._unfit, self._baseless = version, None, False
+            self._adapted = manifest.kind == "adapter"
+        finally:
+            if was_open:
+                self._gate.open()
+
+    def alive(self) -> bool:
+        return self._backend is not None and self._backend.alive()
+
+    def figures(self) -> Mapping[str, Metric]:
+        return {} if self._backend is None else self._backend.figures()
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
+        backend = self._running()
+        if self._gate.running:
+            raise RolloutError("requests are running", hint="pause the rollout before sleep")
+        # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
+        keep = keep_weights or self._adapted or self._adapter_room is not None
+        freed = backend.sleep(tags - self._asleep, keep_weights=keep)
+        self._asleep |= tags
+        if "weights" in tags and not keep:
+            self._unfit = "its weights were let go in sleep: an update has to come first"
+            self._baseless = True
+        return freed
+
+    def wake(self, tags: frozenset[str]) -> None:
+        self._running().wake(tags & self._asleep)
+        self._asleep -= tags
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    # -- one sample ----------------------------------------------------------------------------
+
+    async def _sample(
+        self, request: RolloutRequest, index: int, prompt_ids: list[int], sampling: SamplingParams
+    ) -> Completion:
+        """Generate a sample, over as many interruptions as there are."""
+        sample = Sample(f"{request.request_id}/{index}", request.request_id)
+        stream = request.streams[index]
+        earlier: Completion | None = None
+        while await self._gate.enter(sample):
+            try:
+                self._refuse_unfit(f"request {request.request_id!r} can't be generated")
+                version = self._version
+                call = call_for(
+                    sample.call_id,
+                    prompt_ids,
+                    sampling,
+                    stream,
+                    earlier,
+                    seeded=getattr(self.config, "seeding", "none") == "per_sample",
+                    media=request.media,
+                )
+                result = await self._running().generate(call)
+            finally:
+                self._gate.leave(sample)
+            whole = completion_of(request, index, result, version, earlier)
+            if whole.finish_reason is not FinishReason.ABORT or sample.aborted:
+                return whole
+            earlier = whole
+        return cut_short(request, index, earlier)
+
+    def _interrupt(self, version: int) -> None:
+        """Let no sample run while weights change; those that run come back with what they have."""
+        running = self._gate.close()
+        if not running:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(self.pause(PauseMode.KEEP))
+            return
+        self._gate.open()
+        raise WeightSyncError(
+            f"weight update {version} came from an event loop while {len(running)} samples run, which it would stop "
+            "from coming back",
+            hint="pause the rollout first, or call receive_weights in another thread",
+        )
+
+    # -- the pieces ----------------------------------------------------------------------------
+
+    @property
+    def _adapter_room(self) -> int | None:
+        room: int | None = getattr(self.config, "max_adapter_rank", None)
+        return room
+
+    def _running(self) -> Backend:
+        if self._backend is None:
+            raise RolloutError("the rollout is not running", hint="call start first")
+        return self._backend
+
+    def _refuse(self, request: RolloutRequest) -> None:
+        """Refuse what can't be generated, in words, before it reaches the engine."""
+        self._running()
+        what = f"request {request.request_id!r} can't be generated"
+        self._refuse_unfit(what)
+        problem = problem_of(request, self._facts, engine=self.engine, log_probs=self.log_probs)
+        if request.media and "images" not in self.capabilities:
+            problem = f"its prompt has {len(request.media)} images, and {self.engine} is given none"
+        if problem:
+            raise RolloutError(f"{what}: {problem}")
+
+    def _refuse_unfit(self, what: str) -> None:
+        if self._asleep:
+            slept = " and ".join(sorted(self._asleep))
+            raise RolloutError(f"{what}: {slept} of the engine sleep", hint="wake them first")
+        if self._unfit is not None:
+            raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
+
+    def _refuse_now(self, version: int, manifest: WeightManifest) -> None:
+        """Refuse what could be taken in another state."""
+        who = f"weight update {version}"
+        if "weights" in self._asleep:
+            raise WeightSyncError(f"{who} came while the weights sleep", hint="wake them first")
+        if manifest.kind == "adapter" and self._baseless:
+            raise WeightSyncError(
+                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
+                hint="send whole weights, or start the replica again",
+            )
+
+    def _refuse_adapter(self, who: str, manifest: WeightManifest) -> None:
+        if "lora" not in self.capabilities:
+            raise WeightSyncError(
+                f"{who} is an adapter, and rollout {self.name!r} takes none",
+                hint="send merged weights (actor.engine.lora.sync: merged)",
+            )
+        room = self._adapter_room
+        merged = "or send merged weights (actor.engine.lora.sync: merged)"
+        if manifest.adapter is None:
+            raise WeightSyncError(f"{who} is an adapter, and its manifest does not describe it")
+        if manifest.adapter.dora:
+            raise WeightSyncError(
+                f"{who} is a DoRA adapter, which {self.engine} does not apply", hint=merged
+            )
+        if room is None or manifest.adapter.rank > room:
+            have = "no room for one" if room is None else f"room for rank {room}"
+            raise WeightSyncError(
+                f"{who} is an adapter of rank {manifest.adapter.rank}, and rollout {self.name!r} has {have}",
+                hint=f"set rollout.max_adapter_rank={manifest.adapter.rank}, {merged}",
+            )

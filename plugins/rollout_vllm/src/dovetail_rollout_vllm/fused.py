@@ -1,0 +1,156 @@
+"""Which tensors of an update make one layer inside vLLM: once one of them comes, all have to.
+
+vLLM says of every parameter that something was loaded into it, not that all of its parts were: an update without
+`k_proj` would leave a third of `qkv_proj` as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import WeightSyncError
+
+Parts = Mapping[str, Sequence[str]]
+"""Names of parts by the name of what they make together, such as `qkv_proj: [q_proj, k_proj, v_proj]`."""
+
+_SHOWN = 3
+_Place = tuple[tuple[str, ...], str, tuple[str, ...]]
+
+
+def parts_of(model: Any) -> dict[str, list[str]]:
+    """What a model inside vLLM puts together from several tensors of a checkpoint.
+
+    Returns:
+        `Parts`: of its packed layers, and of the matrices that hold the experts of a layer.
+    """
+    from vllm.model_executor.utils import get_moe_expert_mapping, get_packed_modules_mapping
+
+    found = {
+        whole: list(parts)
+        for whole, parts in get_packed_modules_mapping(model).items()
+        if len(parts) > 1
+    }
+    try:
+        experts = get_moe_expert_mapping(model)
+    except ValueError:
+        # Newer versions refuse models without experts.
+        return found
+    for whole, part, *_ in experts:
+        named = found.setdefault(whole, [])
+        if part not in named:
+            named.append(part)
+    return found
+
+
+@attrs.frozen
+class FusedLayers:
+    """Holds the names of an update against what a model puts together.
+
+    Args:
+        parts: of `parts_of`.
+        checkpoint: directory of the model in Hugging Face format, which says what an architecture leaves out itself
+            (such as the value projection where keys serve as values); None where there is none.
+    """
+
+    parts: Parts
+    checkpoint: Path | None = None
+
+    def refuse_incomplete(self, version: int, names: Iterable[str]) -> None:
+        """See that of everything that is put together either all parts come or none.
+
+        Args:
+            version: of the update, for the message.
+            names: of its tensors, in Hugging Face form.
+
+        Raises:
+            WeightSyncError: names the parts that are missing.
+        """
+        names = frozenset(names)
+        missing = self._missing(names)
+        if missing and self.checkpoint is not None:
+            there = names_in(self.checkpoint)
+            # A part that the checkpoint lacks beside its siblings is not missing.
+            missing = {
+                name: sibling
+                for name, sibling in missing.items()
+                if name in there or sibling not in there
+            }
+        if not missing:
+            return
+        name, sibling = min(missing.items())
+        more = f", and {len(missing) - 1} more such parts are missing" if len(missing) > 1 else ""
+        raise WeightSyncError(
+            f"weight update {version} has {sibling!r} and not {name!r}, of which vLLM makes one layer{more}",
+            hint="send every tensor of the model; nothing was changed",
+        )
+
+    def _missing(self, names: Collection[str]) -> dict[str, str]:
+        """Parts that do not come though a sibling does; the sibling of each."""
+        index = {
+            tuple(_words(part)): whole for whole, parts in self.parts.items() for part in parts
+        }
+        lengths = sorted({len(words) for words in index}, reverse=True)
+        # Experts make one layer by the hundred: each layer is looked at once, not once for each of its parts.
+        siblings: dict[_Place, str] = {}
+        for name in names:
+            place = _place(name.split("."), index, lengths)
+            if place is not None:
+                siblings.setdefault(place, name)
+        found: dict[str, str] = {}
+        for (before, whole, after), sibling in siblings.items():
+            for part in self.parts[whole]:
+                other = ".".join([*before, *_words(part), *after])
+                if other not in names:
+                    found[other] = sibling
+        return found
+
+
+def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -> None:
+    """See that an update brings all that an earlier whole one brought.
+
+    Raises:
+        WeightSyncError: names what is missing.
+    """
+    missing = sorted(frozenset(before).difference(names))
+    if missing:
+        shown = ", ".join(missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise WeightSyncError(
+            f"weight update {version} has nothing for {shown}{more}, which came with an earlier one",
+            hint="send every tensor of the model; nothing was changed",
+        )
+
+
+def names_in(directory: Path) -> frozenset[str]:
+    """The names of the tensors in a model directory; empty where it has no safetensors."""
+    listing = directory / "model.safetensors.index.json"
+    if listing.is_file():
+        return frozenset(json.loads(listing.read_text(encoding="utf-8"))["weight_map"])
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for path in directory.glob("*.safetensors"):
+        with safe_open(str(path), framework="pt") as tensors:
+            found.update(tensors.keys())
+    return frozenset(found)
+
+
+def _words(part: str) -> list[str]:
+    return part.strip(".").split(".")
+
+
+def _place(
+    words: list[str], index: Mapping[tuple[str, ...], str], lengths: Sequence[int]
+) -> _Place | None:
+    """What comes before a part in a name, what the part belongs to, and what comes after it; the longest part counts."""
+    for length in lengths:
+        for start in range(len(words) - length + 1):
+            whole = index.get(tuple(words[start : start + length]))
+            if whole is not None:
+                return tuple(words[:start]), whole, tuple(words[start + length :])
+    return None

@@ -1,0 +1,99 @@
+"""Prompts with images as vLLM takes them: one token for each image, which it expands itself, and the pictures."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.errors import RolloutError
+from dovetail.media import MediaRef, open_image
+from dovetail.media.models import image_token_of
+from dovetail.serving.backend import SampleCall
+
+KEPT = 64
+"""Decoded pictures that are kept: the samples of a group ask for the same ones."""
+
+
+class Pictures:
+    """Makes vLLM's prompts of calls with images, and sees that vLLM understood them as the trainer does.
+
+    Args:
+        config: the model's, of transformers.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._token = image_token_of(config)
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prompt(self, call: SampleCall) -> dict[str, Any]:
+        """A token prompt of vLLM's, with `multi_modal_data`; images are named by their digests, so that vLLM knows them
+        again.
+
+        Raises:
+            RolloutError: the prompt's tokens do not stand for its images.
+            DataError: an image can't be read or decoded.
+        """
+        return {
+            "prompt_token_ids": unexpanded(call.prompt_ids, self._token, len(call.media)),
+            "multi_modal_data": {"image": [self._picture(reference) for reference in call.media]},
+            "multi_modal_uuids": {"image": [reference.digest for reference in call.media]},
+        }
+
+    def check(self, call: SampleCall, seen: Sequence[int] | None) -> None:
+        """Refuse a sample of another prompt than the one that was asked for.
+
+        Args:
+            call: as it was asked.
+            seen: the prompt that vLLM reports, every image expanded.
+
+        Raises:
+            RolloutError: the two differ.
+        """
+        if seen is not None and list(seen) != list(call.prompt_ids):
+            raise RolloutError(
+                f"vLLM made a prompt of {len(seen)} tokens out of one of {len(call.prompt_ids)} with {len(call.media)} "
+                "images: it gives an image another number of tokens than the model's own processor",
+                hint="is rollout.engine_args.mm_processor_kwargs set? The processor's own settings must hold on both sides",
+            )
+
+    def _picture(self, reference: MediaRef) -> Any:
+        with self._lock:  # threads of several calls
+            if (known := self._kept.get(reference.digest)) is not None:
+                self._kept.move_to_end(reference.digest)
+                return known
+        picture = open_image(reference.read(), f"the image {reference.path!r}")
+        with self._lock:
+            self._kept[reference.digest] = picture
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return picture
+
+
+def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
+    """The prompt with one token in place of each image's run; what a policy produced after it stays.
+
+    Args:
+        ids: P token ids.
+        token: what stands for a part of an image; None where the model has no such token.
+        images: how many there are. Later runs are a response's own tokens.
+
+    Raises:
+        RolloutError: there are fewer runs than images.
+    """
+    found: list[int] = []
+    runs, before = 0, None
+    for here in ids:
+        starts = here == token and before != token
+        runs += starts
+        if starts or here != token or runs > images:
+            found.append(here)
+        before = here
+    if runs < images:
+        raise RolloutError(
+            f"a prompt of {len(ids)} tokens has {images} images, and {runs} runs of the token {token} that stands for one",
+            hint="put text between two images; and is this the model that the prompts were made for?",
+        )
+    return found

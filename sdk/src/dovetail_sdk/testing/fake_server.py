@@ -1,0 +1,78 @@
+"""FakeServer: an HTTP server that answers as a test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from dovetail.serving.frames import MEDIA_TYPE, pack
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class FakeServer:
+    """An HTTP server on the loopback interface whose answers are set by path; others are 404.
+
+    Attributes:
+        url: where it is.
+        asked: the paths that were asked for, in order.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {"/health": lambda request: reply(request, 200)}
+        self.asked: list[str] = []
+        self.release = threading.Event()
+        """Set at the end: handlers that hang wait for it."""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                length = int(self.headers.get("content-length", 0))
+                self.body = self.rfile.read(length)
+                answer = outer.answers.get(self.path)
+                if answer is None:
+                    reply(self, 404)
+                else:
+                    answer(self)
+
+            do_POST = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.release.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def reply(
+    request: Any, status: int, body: bytes = b"", media_type: str = "application/json"
+) -> None:
+    """A whole answer."""
+    request.send_response(status)
+    request.send_header("content-type", media_type)
+    request.send_header("content-length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def frame_of(header: dict[str, Any]) -> Answer:
+    """Answers with a frame."""
+    return lambda request: reply(request, 200, pack(header), MEDIA_TYPE)
+
+
+def words_of(value: Any, status: int = 200) -> Answer:
+    """Answers with JSON."""
+    return lambda request: reply(request, status, json.dumps(value).encode())
