@@ -1,0 +1,1 @@
+"""Rollouts by SGLang: servers that a run starts, or that are there."""

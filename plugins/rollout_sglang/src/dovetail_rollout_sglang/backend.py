@@ -1,0 +1,62 @@
+"""SglangBackend: SGLang behind HTTP, a server of the replica's own or one that was started by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.connection import ServerConnection
+from dovetail.serving.own_server import OwnServer, port_for
+from dovetail.serving.process import LOOPBACK
+from dovetail.serving.server_backend import ServerBackend
+from dovetail.telemetry.metrics import Metric
+from dovetail_rollout_sglang.checks import join
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.engine_args import server_command
+from dovetail_rollout_sglang.failures import FAILURES
+from dovetail_rollout_sglang.figures import Figures
+from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE, log_path, variables
+from dovetail_rollout_sglang.versions import require
+
+
+class SglangBackend(ServerBackend):
+    """One server of SGLang's."""
+
+    engine = "SGLang"
+    token_variable = TOKEN_VARIABLE
+
+    def __init__(self, config: SglangRolloutConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._figures = Figures()
+
+    def start_server(self, token: str) -> OwnServer:
+        """As the base says.
+
+        Raises:
+            PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.
+            ConfigError: an argument asks for what this plugin can't drive.
+            RolloutError: the port is in use.
+        """
+        config, context = self.config, self.context
+        release = require()
+        if release.untried:
+            context.logger.warning(
+                "sglang %s is newer than any that this plugin was tried with", release.version
+            )
+        port = port_for(config.port, context.rank, self.engine)
+        server = OwnServer(
+            server_command(config, context, host=LOOPBACK, port=port),
+            port=port,
+            log=log_path(context),
+            environment=variables(config, context, token),
+            failures=FAILURES,
+            config=config,
+        )
+        context.logger.info("SGLang server %s starts; it prints to %s", server.url, server.log)
+        return server
+
+    async def join(self, connection: ServerConnection) -> None:
+        await join(connection, self.config, self.context)
+
+    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+        return self._figures.since(totals)

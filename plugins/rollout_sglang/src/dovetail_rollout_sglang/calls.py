@@ -1,0 +1,118 @@
+"""Calls: Dovetail's sampling parameters as SGLang's, and what SGLang returns as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces.rollout import FinishReason
+from dovetail.serving.backend import SampleCall, SampleResult
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+def sampling_of(call: SampleCall) -> dict[str, Any]:
+    """SGLang's sampling parameters for one sample; its stop tokens are all there are: end-of-sequence tokens among them."""
+    sampling = call.sampling
+    found: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        # What ends a sequence is among the stop tokens, where it counts.
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    if call.seed is not None:
+        found["sampling_seed"] = call.seed
+    return found
+
+
+def scoring() -> dict[str, Any]:
+    """SGLang's sampling parameters that ask how likely the tokens of the prompt are."""
+    return {"max_new_tokens": 0, "temperature": 1.0, "ignore_eos": True}
+
+
+def likeliest(call: SampleCall, vocab_size: int) -> int:
+    """Of how many of the most likely tokens log-probabilities are needed: those that a truncated sampler draws from."""
+    sampling = call.sampling
+    return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
+
+
+def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0) -> SampleResult:
+    """A finished or aborted sample.
+
+    Args:
+        answer: SGLang's, of `/generate`.
+        log_probs: whether they were asked for.
+        top_p: the sampler's, where those of its most likely tokens were asked for too.
+
+    Raises:
+        RolloutError: SGLang gave an unknown reason, or not one log-probability for each token.
+    """
+    about = answer["meta_info"]
+    ids_T = np.array(answer.get("output_ids") or [], dtype=np.int64)
+    found = about.get("finish_reason") or {}
+    reason = _REASONS.get(str(found.get("type")))
+    if reason is None:
+        raise RolloutError(f"SGLang ended a sample for the reason {found!r}")
+    log_probs_T = None
+    if log_probs:
+        log_probs_T = values_of(about.get("output_token_logprobs") or [])
+        if len(log_probs_T) != len(ids_T):
+            raise RolloutError(
+                f"SGLang returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens"
+            )
+    tops = about.get("output_top_logprobs")
+    if log_probs_T is None or not tops:
+        return SampleResult(response_ids=ids_T, finish_reason=reason, log_probs=log_probs_T)
+    kept_T = np.array([kept_mass(values_of(entries), top_p) for entries in tops], np.float32)
+    return SampleResult(
+        response_ids=ids_T,
+        finish_reason=reason,
+        log_probs=log_probs_T - np.log(kept_T),
+        raw_log_probs=log_probs_T,
+    )
+
+
+def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
+    """The probability of all tokens together that a truncated sampler draws from.
+
+    SGLang keeps the k most likely tokens, and of them those before which less than `top_p` of the whole mass lies.
+
+    Args:
+        log_probs_K: float32 [K], nats: of the k most likely tokens under the full softmax.
+        top_p: nucleus mass.
+    """
+    probs_K = np.sort(np.exp(log_probs_K.astype(np.float64)))[::-1]
+    before_K = np.cumsum(probs_K) - probs_K
+    return float(probs_K[before_K <= top_p].sum())
+
+
+def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
+    """float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
+
+    Raises:
+        RolloutError: SGLang returned another number of them.
+    """
+    scores = values_of(answer["meta_info"]["input_token_logprobs"][1:])
+    if len(scores) != tokens - 1:
+        raise RolloutError(f"SGLang scored {len(scores)} tokens of a sequence of {tokens}")
+    return scores
+
+
+def values_of(entries: Sequence[Sequence[Any]]) -> np.ndarray:
+    """float32 [T]: the log-probability of each token, which SGLang puts first: `[log_prob, token_id, text]`."""
+    return np.array([entry[0] for entry in entries], dtype=np.float32)

@@ -1,0 +1,133 @@
+"""Whether a server of SGLang's that was started by hand is one that a rollout can join."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.connection import ServerConnection
+from dovetail.serving.messages import PROTOCOL
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
+from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_sglang.versions import OLDEST, number_of
+
+
+async def join(
+    connection: ServerConnection, config: SglangRolloutConfig, context: PluginContext
+) -> None:
+    """See that a server which was started by hand is there, and fits.
+
+    Raises:
+        RolloutError: it is not, or does not; says how to start one that does.
+    """
+    import httpx2
+
+    url = connection.url
+    hint = f"start it with: {command_by_hand(config, context, port=_port(url))}"
+    try:
+        about = await connection.get("/model_info")
+        described = await connection.get("/dovetail/v1/describe")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise RolloutError(
+            f"no server answers at {url} (rollout.urls): {type(error).__name__}: {error}", hint=hint
+        ) from error
+    if described.status_code == httpx2.codes.UNAUTHORIZED:
+        raise RolloutError(
+            f"the server at {url} wants another token",
+            hint=f"set {TOKEN_VARIABLE} here to what it was when the server was started",
+        )
+    if described.status_code == httpx2.codes.NOT_FOUND:
+        if "model_path" not in about.text:
+            raise RolloutError(
+                f"what answers at {url} (rollout.urls) is no SGLang server: /model_info gave status {about.status_code}",
+                hint=hint,
+            )
+        raise RolloutError(
+            f"the SGLang server at {url} was not started with {MODULE}: it can neither receive weights from Dovetail nor "
+            "verify them",
+            hint=hint,
+        )
+    problems = problems_of((await connection.ask("describe")).header, config, context)
+    if problems:
+        raise RolloutError(
+            f"the SGLang server at {url} does not fit this run: " + "; ".join(problems), hint=hint
+        )
+
+
+def problems_of(
+    found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
+) -> list[str]:
+    """What does not fit, in words.
+
+    Args:
+        found: the server's answer to `describe`.
+        config: the rollout's.
+        context: the rollout's; its model gives the shape.
+    """
+    if found.get("protocol") != PROTOCOL:
+        spoken = f"it speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}"
+        return [f"{spoken}: install the same release of dovetail-core on both sides"]
+    return [*_engine_problems(found, config, context), *_model_problems(found, context)]
+
+
+def _engine_problems(
+    found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
+) -> list[str]:
+    problems = []
+    if number_of(found["sglang"] or "") < OLDEST:
+        problems.append(f"it is SGLang {found['sglang']}, and {OLDEST} or newer is needed")
+    for key, argument, value in (
+        ("dtype", "dtype", own_arguments(config, context)["dtype"]),
+        ("quantization", "quantization", config.quantization),
+        ("ranks", "tp_size", config.tensor_parallel_size),
+        ("stages", "pp_size", 1),
+        ("copies", "dp_size", 1),
+    ):
+        if found[key] != value:
+            problems.append(f"its {argument} is {found[key]!r}, not {value!r}")
+    if config.offload and not found["sleep"] and context.device != "cpu":
+        problems.append("rollout.offload is set, and it was started without enable_memory_saver")
+    if config.seeding == "per_sample" and not found["seeds"]:
+        problems.append(
+            "rollout.seeding is per_sample, and it was started without enable_deterministic_inference"
+        )
+    if config.stop and not found["tokenizer"]:
+        problems.append(
+            "rollout.stop needs a tokenizer, and it was started with skip_tokenizer_init"
+        )
+    if config.max_model_len is not None and found["max_model_len"] < config.max_model_len:
+        problems.append(
+            f"its context_length is {found['max_model_len']}, below {config.max_model_len}"
+        )
+    return problems
+
+
+def _model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
+    from transformers import AutoConfig
+
+    model = context.model
+    if model is None:
+        return []
+    ours = AutoConfig.from_pretrained(
+        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    text = ours.get_text_config()
+    problems = [
+        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
+        for name, value in found["shape"].items()
+        if getattr(text, name, value) != value
+    ]
+    if ours.architectures and list(ours.architectures) != found["architectures"]:
+        problems.append(
+            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
+        )
+    return problems
+
+
+def _port(url: str) -> int:
+    found = re.search(r":(\d+)/?$", url)
+    return int(found[1]) if found else 30000

@@ -1,0 +1,69 @@
+"""What SGLang calls in every process of a server: hooks through which weights are received, in Dovetail's servers alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SERVED_VARIABLE = "DOVETAIL_SGLANG_SERVED"
+"""Set in the processes of servers that `dovetail_rollout_sglang.serve` starts."""
+LOAD_FORMAT = "dovetail"
+"""What an update of weights is called that carries a command of Dovetail's in place of tensors."""
+
+
+def register() -> None:
+    """Hook into this process; nothing at all in servers that others start."""
+    if not os.environ.get(SERVED_VARIABLE):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from dovetail_rollout_sglang.versions import updater
+
+    HookRegistry.register(updater(), answer_commands, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.managers.schedule_batch.Req._check_token_based_finish",
+        end_at_stop_tokens,
+        HookType.AROUND,
+    )
+
+
+def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """Around the scheduler's update of weights: answer commands of Dovetail's, and leave other updates to SGLang.
+
+    Args:
+        update: SGLang's own method.
+        updater: the object whose method it is.
+        request: SGLang's UpdateWeightsFromTensorReqInput.
+    """
+    if request.load_format != LOAD_FORMAT:
+        return update(updater, request)
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
+
+    from dovetail_rollout_sglang.worker import worker_of
+
+    said = worker_of(updater).answer(request.serialized_named_tensors[0])
+    return UpdateWeightsFromTensorReqOutput(success=True, message=said)
+
+
+def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:
+    """Around the check whether a sample has ended: stop tokens count also where ends of sequence are ignored.
+
+    SGLang by itself heeds neither then.
+
+    Args:
+        check: SGLang's own method.
+        sample: SGLang's Req.
+        new_ids: the tokens since the last check; the last of `sample.output_ids`.
+    """
+    params = sample.sampling_params
+    if not (params.ignore_eos and params.stop_token_ids):
+        return check(sample, new_ids)
+    from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
+
+    for number, token_id in enumerate(new_ids, start=1):
+        if token_id in params.stop_token_ids:
+            sample.finished_reason = FINISH_MATCHED_TOKEN(matched=token_id)
+            sample.finished_len = len(sample.output_ids) - len(new_ids) + number
+            return True
+    return False

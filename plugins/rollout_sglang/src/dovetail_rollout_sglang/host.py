@@ -1,0 +1,236 @@
+"""What a server of SGLang answers on its Dovetail paths, over the tokenizer manager that SGLang's own paths use too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from dovetail.errors import RolloutError
+from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.frames import Frame
+from dovetail.serving.messages import PROTOCOL
+from dovetail.serving.routes import Host
+from dovetail.serving.weight_wire import Outcome
+from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, scores_of, scoring
+from dovetail_rollout_sglang.figures import Counters
+from dovetail_rollout_sglang.hooks import LOAD_FORMAT
+from dovetail_rollout_sglang.versions import installed
+
+_FLUSH_SECONDS = 30.0
+_AGAIN_SECONDS = 0.05
+
+
+class SglangHost(Host):
+    """One server's engine.
+
+    Args:
+        manager: SGLang's TokenizerManager.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._counters = Counters()
+        self._names: dict[str, str] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._scored = 0
+        self._asleep: frozenset[str] = frozenset()
+        self._updating = asyncio.Lock()
+
+    async def describe(self, _: Frame) -> Frame:
+        model, args = self._manager.model_config, self._manager.server_args
+        text = getattr(model, "hf_text_config", None) or model.hf_config
+        release = installed()
+        return Frame(
+            header={
+                "protocol": PROTOCOL,
+                "sglang": None if release is None else release.version,
+                "model": model.model_path,
+                "architectures": list(model.hf_config.architectures or ()),
+                "shape": {
+                    "hidden_size": text.hidden_size,
+                    "num_hidden_layers": text.num_hidden_layers,
+                    "vocab_size": text.vocab_size,
+                },
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "max_model_len": model.context_len,
+                "quantization": args.quantization,
+                "sleep": bool(args.enable_memory_saver),
+                "seeds": bool(args.enable_deterministic_inference),
+                "tokenizer": not args.skip_tokenizer_init,
+                "ranks": args.tp_size,
+                "stages": args.pp_size,
+                "copies": 1 if args.enable_dp_attention else args.dp_size,
+            }
+        )
+
+    async def generate(self, call: SampleCall) -> SampleResult:
+        """One sample; cancelling the task aborts it.
+
+        Raises:
+            RolloutError: SGLang refuses the request.
+        """
+        # SGLang aborts every request whose name begins with the one it is told: none may begin with another's.
+        name = f"{call.call_id}."
+        if call.call_id in self._names:
+            raise RolloutError(f"two running calls have the id {call.call_id!r}")
+        log_probs = call.sampling.log_probs or call.sampling.raw_log_probs
+        self._names[call.call_id] = name
+        try:
+            with self._counters.running():
+                answer = await self._request(
+                    name,
+                    call.prompt_ids,
+                    sampling_of(call),
+                    return_logprob=log_probs,
+                    # -1: no log-probabilities of the prompt.
+                    logprob_start_len=-1,
+                    top_logprobs_num=likeliest(call, self._manager.model_config.vocab_size),
+                )
+            result = result_of(answer, log_probs=log_probs, top_p=call.sampling.top_p)
+            self._counters.note(answer["meta_info"], len(result.response_ids))
+            return result
+        finally:
+            self._names.pop(call.call_id, None)
+            if call.call_id in self._ending:
+                self._ending.pop(call.call_id).cancel()
+
+    async def abort(self, frame: Frame) -> Frame:
+        for call_id in frame.header["calls"]:
+            if call_id in self._names and call_id not in self._ending:
+                self._ending[call_id] = asyncio.create_task(self._end(self._names[call_id]))
+        return Frame(header={})
+
+    async def score(self, frame: Frame) -> Frame:
+        async def one(ids: list[int]) -> Any:
+            self._scored += 1
+            answer = await self._request(
+                f"dovetail-score-{self._scored}.",
+                ids,
+                scoring(),
+                return_logprob=True,
+                logprob_start_len=0,
+            )
+            return scores_of(answer, len(ids))
+
+        scores = await asyncio.gather(*(one(array.tolist()) for array in frame.arrays))
+        return Frame(header={}, arrays=tuple(scores))
+
+    async def reset_cache(self, _: Frame) -> Frame:
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        # What was ended a moment ago keeps its place until the step that was under way is over.
+        while not (await self._manager.flush_cache()).success:
+            if time.monotonic() > deadline:
+                raise RolloutError(
+                    f"SGLang has not let go of its cached prefixes for {_FLUSH_SECONDS:g} s: they may be of old weights"
+                )
+            await asyncio.sleep(0.01)
+        return Frame(header={})
+
+    async def connect(self, frame: Frame) -> Frame:
+        said = await self._command({"do": "connect", "info": frame.header["info"]})
+        return Frame(header=_outcome(said))
+
+    async def load(self, frame: Frame) -> Frame:
+        manifest = frame.header["manifest"]
+        version = int(manifest["version"])
+        async with self._updating:
+            said = await self._command({"do": "load", "manifest": manifest}, version=version)
+            if said["error"] is None:
+                await self.reset_cache(frame)
+            elif f"update {version}" not in said["error"]:
+                said = {**said, "error": f"weight update {version} failed: {said['error']}"}
+        return Frame(header=_outcome(said))
+
+    async def sleep(self, frame: Frame) -> Frame:
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        args, tags = self._manager.server_args, frozenset(frame.header["tags"])
+        if not args.enable_memory_saver:
+            return Frame(header={"freed": 0})
+        if frame.header["keep_weights"] and not args.enable_weights_cpu_backup:
+            tags -= {"weights"}  # nothing would bring them back
+        due = tags - self._asleep
+        if not due:
+            return Frame(header={"freed": 0})
+        await self.reset_cache(frame)  # which waits until nothing runs
+        before = await self._free_bytes()
+        await self._manager.release_memory_occupation(
+            ReleaseMemoryOccupationReqInput(tags=sorted(due))
+        )
+        self._asleep |= due
+        return Frame(header={"freed": max(await self._free_bytes() - before, 0)})
+
+    async def wake(self, frame: Frame) -> Frame:
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        due = frozenset(frame.header["tags"]) & self._asleep
+        if due:
+            request = ResumeMemoryOccupationReqInput(tags=sorted(due, reverse=True))
+            await self._manager.resume_memory_occupation(request)
+            self._asleep -= due
+        return Frame(header={})
+
+    async def figures(self, _: Frame) -> Frame:
+        return Frame(header=self._counters.totals())
+
+    # -- the pieces -------------------------------------------------------------------------------
+
+    async def _request(
+        self, name: str, ids: Any, sampling: dict[str, Any], **options: Any
+    ) -> dict[str, Any]:
+        """The last word that SGLang has on one request, as its path `/generate` would give it."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        request = GenerateReqInput(
+            rid=name, input_ids=list(ids), sampling_params=sampling, stream=False, **options
+        )
+        answers = self._manager.generate_request(request)
+        try:
+            found: dict[str, Any] = await anext(answers)
+        except asyncio.CancelledError:
+            self._manager.abort_request(rid=name)
+            raise
+        except ValueError as error:
+            raise RolloutError(f"SGLang refuses request {name!r}: {error}") from error
+        finally:
+            await answers.aclose()
+        return found
+
+    async def _end(self, name: str) -> None:
+        """Abort a request until it has ended: a scheduler forgets aborts of requests that have not reached it yet."""
+        while True:
+            state = self._manager.rid_to_state.get(name)
+            if getattr(state, "dispatched", True):
+                self._manager.abort_request(rid=name)
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _command(
+        self, command: dict[str, Any], *, version: int | None = None
+    ) -> dict[str, Any]:
+        """What the schedulers answer to a command of Dovetail's, which travels as an update of weights."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        request = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[json.dumps(command).encode()],
+            load_format=LOAD_FORMAT,
+            flush_cache=False,
+        )
+        success, said = await self._manager.update_weights_from_tensor(request, None)
+        if not success:
+            raise RolloutError(f"SGLang did not do what it was asked ({command['do']}): {said}")
+        # Schedulers of a data-parallel attention answer alike, one after the other.
+        answer: dict[str, Any] = json.JSONDecoder().raw_decode(said)[0]
+        return answer
+
+    async def _free_bytes(self) -> int:
+        return int((await self._command({"do": "free_bytes"}))["free_bytes"])
+
+
+def _outcome(said: dict[str, Any]) -> dict[str, Any]:
+    """An `Outcome`'s fields, out of what a scheduler said."""
+    import attrs
+
+    names = {field.name for field in attrs.fields(Outcome)}
+    return {name: value for name, value in said.items() if name in names}

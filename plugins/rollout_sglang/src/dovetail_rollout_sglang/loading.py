@@ -1,0 +1,125 @@
+"""Loading weights into a model inside SGLang, and knowing what was not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.errors import WeightSyncError
+from dovetail_rollout_sglang.versions import quantised, refitted
+
+Named = tuple[str, Tensor]
+
+
+@torch.no_grad()
+def load(
+    model: nn.Module,
+    tensors: Iterable[Named],
+    *,
+    lasting: bool,
+    device: torch.device,
+    touched: Callable[[], None],
+) -> None:
+    """Load a whole set of weights.
+
+    Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
+
+    Args:
+        model: SGLang's.
+        tensors: verified, by their Hugging Face names; read to its end.
+        lasting: whether each stays as it is after the next has been asked for; others are copied, since models may keep
+            tensors until others of their layer have come.
+        device: the model's.
+        touched: called before the first tensor is handed on.
+
+    Raises:
+        WeightSyncError: parameters of the model got nothing, or only a part of what they are made of.
+    """
+
+    def handed_on() -> Iterator[Named]:
+        for name, tensor in tensors:
+            touched()
+            yield name, tensor if lasting else tensor.to(device, copy=True)
+
+    incoming = handed_on()
+    packed = quantised(model)
+    with refitted(model, device), noted(model) as loaded:
+        model.load_weights(incoming)  # type: ignore[operator]
+        for name, _ in incoming:
+            raise WeightSyncError(f"SGLang took no notice of {name!r}")
+    if not packed:
+        _refuse_missing(model, loaded)
+
+
+@contextmanager
+def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
+    """Within, note which parameters are loaded, and under which shard: `q`, `k`, `v`, a number, or None for whole ones.
+
+    SGLang's models load each through the parameter's `weight_loader`, and do not say which they have loaded.
+    """
+    from sglang.srt.model_loader.weight_utils import default_weight_loader
+
+    loaded: dict[str, set[Any]] = {}
+    undo: list[Callable[[], None]] = []
+    for name, parameter in model.named_parameters():
+        held = "_weight_loader" if hasattr(parameter, "_weight_loader") else "weight_loader"
+        before = getattr(parameter, held, None)
+        setattr(parameter, held, _noting(before or default_weight_loader, loaded, name))
+        undo.append(_undoing(parameter, held, before))
+    try:
+        yield loaded
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _noting(loader: Callable[..., Any], loaded: dict[str, set[Any]], name: str) -> Any:
+    def noting(parameter: Any, tensor: Tensor, *rest: Any, **named: Any) -> Any:
+        shards = [one for one in (*rest, *named.values()) if _is_shard(one)]
+        loaded.setdefault(name, set()).add(shards[0] if len(shards) == 1 else None)
+        return loader(parameter, tensor, *rest, **named)
+
+    return noting
+
+
+def _is_shard(value: Any) -> bool:
+    return value in ("q", "k", "v") if isinstance(value, str) else type(value) is int
+
+
+def _undoing(parameter: nn.Parameter, held: str, before: Any) -> Callable[[], None]:
+    if before is None:
+        return lambda: delattr(parameter, held)
+    return lambda: setattr(parameter, held, before)
+
+
+def _refuse_missing(model: nn.Module, loaded: dict[str, set[Any]]) -> None:
+    missing = []
+    for name, _ in model.named_parameters():
+        shards = loaded.get(name)
+        if shards is None:
+            missing.append(name)
+            continue
+        lacking = _all_shards(model, name, shards) - shards
+        if lacking:
+            parts = ", ".join(map(str, sorted(lacking, key=str)))
+            missing.append(f"{name} (its part {parts})")
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise WeightSyncError(
+            f"the update has nothing for {', '.join(missing[:3])}{more}",
+            hint="send every tensor of the model",
+        )
+
+
+def _all_shards(model: nn.Module, name: str, seen: set[Any]) -> set[Any]:
+    """The shards of which a parameter is made, where some of them have come."""
+    if None in seen or not seen:
+        return set()
+    if seen <= {"q", "k", "v"}:
+        return {"q", "k", "v"}
+    sizes = getattr(model.get_submodule(name.rpartition(".")[0]), "output_sizes", None)
+    return set(range(len(sizes))) if sizes is not None else set()

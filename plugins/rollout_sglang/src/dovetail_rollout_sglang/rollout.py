@@ -1,0 +1,41 @@
+"""SglangRollout: SGLang as a rollout engine."""
+
+from __future__ import annotations
+
+from dovetail.serving.backend import Backend
+from dovetail.serving.rollout import ServingRollout
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.engine_args import starts_empty
+
+
+class SglangRollout(ServingRollout):
+    """One server of SGLang's.
+
+    Its log-probabilities are those of the full softmax of logits / temperature, before top-p and top-k; with a top-k those
+    of the truncated sampler are worked out from the k most likely tokens.
+    """
+
+    name = "sglang"
+    api = ">=1.1,<2"
+    engine = "SGLang"
+    log_probs = "raw"
+    capabilities = frozenset(
+        {
+            "logprobs",
+            "raw_logprobs",
+            "scores",
+            "sleep",
+            "discards_weights",
+            "tensor_parallel",
+            "server",
+        }
+    )
+    Config = SglangRolloutConfig
+
+    def make_backend(self) -> Backend:
+        from dovetail_rollout_sglang.backend import SglangBackend
+
+        return SglangBackend(self.config, self.context)
+
+    def starts_empty(self) -> bool:
+        return starts_empty(self.config, self.context)

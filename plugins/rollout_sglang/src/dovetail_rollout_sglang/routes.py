@@ -1,0 +1,44 @@
+"""What a server of SGLang serves for Dovetail: paths below `/dovetail/v1/`, and a door before SGLang's own."""
+
+from __future__ import annotations
+
+import hmac
+import json
+
+from dovetail.serving.messages import PREFIX
+from dovetail.serving.routes import Host, Receive, Routes, Scope, Send
+from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
+
+_OPEN = frozenset({"/health", "/metrics", "/model_info"})
+"""Paths of SGLang's own that tell and change nothing."""
+
+
+class DovetailRoutes(Routes):
+    """Dovetail's routes over the engine of SGLang's application.
+
+    SGLang's own paths can replace weights and unpickle what they are sent, so they too want the token.
+    """
+
+    token_variable = TOKEN_VARIABLE
+
+    def make_host(self, scope: Scope) -> Host:
+        from sglang.srt.entrypoints import http_server
+
+        from dovetail_rollout_sglang.host import SglangHost
+
+        return SglangHost(http_server.get_global_state().tokenizer_manager)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._closed(scope):
+            body = json.dumps({"error": "the token is wrong or missing"}).encode()
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        await super().__call__(scope, receive, send)
+
+    def _closed(self, scope: Scope) -> bool:
+        if not self._token or scope["path"] in _OPEN or scope["path"].startswith(PREFIX):
+            return False
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return not hmac.compare_digest(given, f"Bearer {self._token}".encode())

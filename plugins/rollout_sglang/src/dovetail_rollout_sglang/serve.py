@@ -1,0 +1,79 @@
+"""`python -m dovetail_rollout_sglang.serve JSON`: SGLang's server, with Dovetail's paths beside its own.
+
+The argument is a JSON object of SGLang's `ServerArgs`, such as `{"model_path": "Qwen/Qwen2.5-0.5B", "port": 30000}`. The same server
+is started by runs. With the environment variable `DOVETAIL_SGLANG_TOKEN`, everything but SGLang's health and metrics
+wants that token as a bearer token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+from dovetail.errors import ConfigError, nearest
+from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
+
+
+def main(argument: str) -> None:
+    """Serve until the process is ended.
+
+    Args:
+        argument: JSON object of SGLang's server arguments.
+
+    Raises:
+        PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.
+        ConfigError: SGLang has no such argument.
+    """
+    from dovetail_rollout_sglang.versions import require
+
+    require()
+    os.environ[SERVED_VARIABLE] = "1"
+    # A health check that generates would wait for a scheduler that receives weights, and find the server ill.
+    os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false")
+    told = json.loads(argument)
+    if told.get("device") == "cpu":
+        # SGLang chooses its kernels when it is imported, before it reads this argument.
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.launch_server import run_server
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.utils import kill_process_tree
+
+    from dovetail_rollout_sglang.routes import DovetailRoutes
+
+    arguments = server_args(told)
+    http_server.app.add_middleware(DovetailRoutes)
+    try:
+        run_server(arguments)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def server_args(arguments: dict[str, Any]) -> Any:
+    """Make SGLang's `ServerArgs`.
+
+    Raises:
+        ConfigError: SGLang has no such argument.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    known = set(inspect.signature(ServerArgs).parameters)
+    for name in arguments:
+        if name not in known:
+            close = nearest(name, known)
+            raise ConfigError(
+                f"rollout.engine_args: SGLang has no server argument {name!r}",
+                hint=f"did you mean {close!r}?" if close else "see the fields of its ServerArgs",
+            )
+    return ServerArgs(**arguments)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit('usage: python -m dovetail_rollout_sglang.serve \'{"model_path": …, "port": …}\'')
+    main(sys.argv[1])

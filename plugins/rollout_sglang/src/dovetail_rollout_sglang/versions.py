@@ -1,0 +1,139 @@
+"""Which SGLang is installed, whether it is supported, and all that differs between the versions that are.
+
+Nothing here imports SGLang before `require` has seen its version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import attrs
+import torch
+from packaging.version import InvalidVersion, Version
+from torch import nn
+
+from dovetail.errors import PluginNeedsError, WeightSyncError
+
+OLDEST = Version("0.5.12")
+NEWEST_TRIED = Version("0.5.23")
+
+_INSTALL = "pip install 'dovetail-rollout-sglang[engine]'"
+
+
+@attrs.frozen
+class Release:
+    """An installed SGLang."""
+
+    version: str
+
+    @property
+    def number(self) -> Version:
+        """To be compared; what is no version at all counts as oldest."""
+        return number_of(self.version)
+
+    @property
+    def untried(self) -> bool:
+        """Whether it is newer than any that the plugin was tried with."""
+        return Version(self.number.base_version) > NEWEST_TRIED
+
+
+def number_of(version: str) -> Version:
+    """A version that can be compared; what is none counts as oldest."""
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return Version("0")
+
+
+def installed() -> Release | None:
+    """The SGLang of this environment, found without importing it; None where there is none."""
+    try:
+        return Release(importlib.metadata.version("sglang"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require() -> Release:
+    """The SGLang of this environment, where it is one that this plugin drives.
+
+    Raises:
+        PluginNeedsError: there is none, or it is too old; says what to install.
+    """
+    release = installed()
+    if release is None:
+        raise PluginNeedsError(
+            "rollout 'sglang' needs SGLang, which is not installed", hint=_INSTALL
+        )
+    if release.number < OLDEST:
+        raise PluginNeedsError(
+            f"rollout 'sglang' needs SGLang {OLDEST} or newer, and {release.version} is installed: it runs no plugins "
+            "in its processes, through which weights are received",
+            hint=f"{_INSTALL} --upgrade",
+        )
+    if importlib.util.find_spec("sglang") is None:
+        raise PluginNeedsError(
+            f"sglang {release.version} is registered, but the package `sglang` is missing",
+            hint=f"{_INSTALL} --force-reinstall",
+        )
+    return release
+
+
+# -- inside SGLang's processes ----------------------------------------------------------------
+
+
+def updater() -> str:
+    """The dotted name of the scheduler's method that takes an update of weights.
+
+    0.5.12 has it in a part of the scheduler itself; later ones in an object of the scheduler's.
+    """
+    found = importlib.util.find_spec("sglang.srt.managers.scheduler_components")
+    if found is not None and importlib.util.find_spec(
+        "sglang.srt.managers.scheduler_components.weight_updater"
+    ):
+        return "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_tensor"
+    return "sglang.srt.managers.scheduler_update_weights_mixin.SchedulerUpdateWeightsMixin.update_weights_from_tensor"
+
+
+def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
+    """Load weights within: before it, what loading packed or quantised is opened up; after it, done anew.
+
+    Versions without a way to open up what is packed load straight, which is right where nothing is.
+
+    Raises:
+        WeightSyncError: this version can't load over quantised weights; nothing has been touched then.
+    """
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    before = getattr(DefaultModelLoader, "restore_weights_before_loading", None)
+    after = getattr(DefaultModelLoader, "postprocess_weights", None)
+    if (before is None or after is None) and quantised(model):
+        raise WeightSyncError(
+            "this version of SGLang can't load new weights over quantised ones",
+            hint="install a newer one (0.5.23 was tried), or leave rollout.quantization out",
+        )
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        if before is None or after is None:
+            yield
+            return
+        before(model, device)
+        try:
+            yield
+        finally:
+            after(model, device)
+
+    return around()
+
+
+def quantised(model: nn.Module) -> bool:
+    """Whether any layer stores its weights in another form than checkpoints have."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if method is not None and not type(method).__name__.startswith("Unquantized"):
+            return True
+    return False

@@ -1,0 +1,128 @@
+"""Worker: what Dovetail asks of each of SGLang's schedulers: to receive weights, verify and load them, and to count memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import WeightManifest, WeightReceiver
+from dovetail.serving.weight_wire import Outcome, WeightEnd, end_from, first_failed, manifest_from
+from dovetail_rollout_sglang.loading import load
+
+_workers: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
+
+
+def worker_of(updater: Any) -> Worker:
+    """The worker of a scheduler, which is made at the first question.
+
+    Args:
+        updater: the object that updates the scheduler's weights.
+    """
+    model = updater.tp_worker.model_runner.model
+    if model not in _workers:
+        _workers[model] = Worker(model, updater.tp_cpu_group)
+    return _workers[model]
+
+
+class Worker:
+    """One scheduler's part of a model.
+
+    Args:
+        model: SGLang's.
+        group: the tensor-parallel ranks, over a CPU backend: all are asked the same, and the first answers.
+    """
+
+    def __init__(self, model: Any, group: Any) -> None:
+        self._model, self._group = model, group
+        self._device = next(model.parameters()).device
+        self._end: WeightEnd | None = None
+        self._changed = False
+
+    def answer(self, command: bytes) -> str:
+        """Do what a command says.
+
+        Args:
+            command: JSON: `{"do": "connect", "info": …}` of `transport_info`, `{"do": "load", "manifest": …}` of
+                `manifest_info`, or `{"do": "free_bytes"}`.
+
+        Returns:
+            JSON: an `Outcome` of all ranks together, with `free_bytes` beside it. It never raises: a scheduler that does ends its
+            server.
+        """
+        told = json.loads(command)
+        acts: Mapping[str, Callable[[], None]] = {
+            "connect": lambda: self._connect(told["info"]),
+            "load": lambda: self._load(told["manifest"]),
+            "free_bytes": lambda: None,
+        }
+        self._changed = False
+        outcome = self._outcome(acts[told["do"]])
+        return json.dumps(self._together(outcome, free_bytes(self._device)))
+
+    def _connect(self, info: Mapping[str, Any]) -> None:
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        self._end = end_from(info["transport"], info["context"], str(self._device))
+
+    def _load(self, info: Mapping[str, Any]) -> None:
+        manifest = manifest_from(info)
+        if self._end is None:
+            raise WeightSyncError("this SGLang was not told where weights come from")
+        with self._end.taking(manifest):
+            self._take(self._end.receiver, manifest)
+
+    def _take(self, receiver: WeightReceiver, manifest: WeightManifest) -> None:
+        if manifest.kind != "full":
+            raise WeightSyncError(
+                f"update {manifest.version} of kind {manifest.kind!r} can't be loaded here"
+            )
+
+        def touched() -> None:
+            self._changed = True
+
+        load(
+            self._model,
+            receiver.receive(manifest),
+            lasting=receiver.lasting,
+            device=self._device,
+            touched=touched,
+        )
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def _outcome(self, act: Callable[[], None]) -> Outcome:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - reported to the caller, see `answer`
+            return Outcome.of_failure(error, changed=self._changed)
+        return Outcome(changed=True)
+
+    def _together(self, outcome: Outcome, free: int) -> dict[str, Any]:
+        size = dist.get_world_size(self._group)
+        if size == 1:
+            return {**attrs.asdict(outcome), "free_bytes": free}
+        gathered: list[Any] = [None] * size
+        dist.all_gather_object(gathered, (outcome, free), group=self._group)
+        everyone = [one for one, _ in gathered]
+        rank = first_failed(everyone)
+        if rank is not None:
+            outcome = attrs.evolve(everyone[rank], error=f"{everyone[rank].error} in rank {rank}")
+        outcome = attrs.evolve(outcome, changed=any(one.changed for one in everyone))
+        return {**attrs.asdict(outcome), "free_bytes": sum(bytes_ for _, bytes_ in gathered)}
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of an accelerator as its driver sees it; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    torch.accelerator.synchronize()
+    free, _ = torch.get_device_module(device).mem_get_info(device)
+    return int(free)

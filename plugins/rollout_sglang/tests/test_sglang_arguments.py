@@ -1,0 +1,160 @@
+"""Arguments, refusals and errors in words: none of it needs SGLang."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+from typing import Any
+
+import attrs
+import pytest
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError, RolloutError
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.engine_args import own_arguments, server_arguments, server_command
+from dovetail_rollout_sglang.failures import FAILURES
+from dovetail_rollout_sglang.versions import require
+
+
+class TestVersions:
+    def installed(self, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+        def found(_: str) -> str:
+            if version is None:
+                raise importlib.metadata.PackageNotFoundError("sglang")
+            return version
+
+        monkeypatch.setattr(importlib.metadata, "version", found)
+
+    def test_a_missing_engine_says_what_to_install(self, monkeypatch) -> None:
+        self.installed(monkeypatch, None)
+        with pytest.raises(PluginNeedsError) as found:
+            require()
+        assert found.value.hint == "pip install 'dovetail-rollout-sglang[engine]'"
+
+    @pytest.mark.parametrize("old", ["0.5.11", "0.5.9", "0.4.10.post2", "0.5.12rc1"])
+    def test_an_old_engine_is_refused_with_both_versions(self, monkeypatch, old: str) -> None:
+        self.installed(monkeypatch, old)
+        with pytest.raises(PluginNeedsError, match=rf"0\.5\.12 or newer, and {old} is installed"):
+            require()
+
+
+class TestArguments:
+    def test_ours_hold_over_the_users_and_one_warning_says_so(
+        self, config, context, caplog
+    ) -> None:
+        theirs = {"random_seed": 3, "sampling_defaults": "model", "chunked_prefill_size": 17}
+        with caplog.at_level(logging.WARNING):
+            found = server_arguments(config(engine_args=theirs), context())
+        assert found["chunked_prefill_size"] == 17
+        assert found["sampling_defaults"] == "openai"
+        (record,) = caplog.records
+        said = record.getMessage()
+        assert "sampling_defaults='model' (Dovetail sets 'openai')" in said
+        assert "random_seed=3" in said
+        assert "chunked_prefill_size" not in said
+
+    def test_replicas_draw_differently(self, config, context) -> None:
+        seeds = {own_arguments(config(), context(rank=r))["random_seed"] for r in range(8)}
+        assert len(seeds) == 8
+
+    def test_weights_on_disk_stay_unread_only_where_whole_ones_follow(
+        self, config, context
+    ) -> None:
+        first = attrs.evolve(context(), weights_follow=True)
+        assert own_arguments(config(), first)["load_format"] == "dummy"
+        assert "load_format" not in own_arguments(config(), context())
+        for kept in (
+            config(quantization="fp8"),
+            config(engine_args={"load_format": "safetensors"}),
+            config(urls=("http://127.0.0.1:30000",)),
+        ):
+            assert "load_format" not in own_arguments(kept, first)
+
+    @pytest.mark.parametrize("arguments", [{"dp_size": 2}, {"pp_size": 2}])
+    def test_what_updates_do_not_reach_is_refused(self, config, context, arguments) -> None:
+        with pytest.raises(ConfigError, match="updates"):
+            server_arguments(config(engine_args=arguments), context())
+
+    def test_data_parallel_attention_is_taken(self, config, context) -> None:
+        theirs = {"dp_size": 2, "enable_dp_attention": True}
+        chosen = config(engine_args=theirs, tensor_parallel_size=2)
+        assert server_arguments(chosen, context())["dp_size"] == 2
+
+    def test_seeds_ask_for_the_inference_that_heeds_them(self, config, context) -> None:
+        chosen = own_arguments(config(seeding="per_sample"), context())
+        assert chosen["enable_deterministic_inference"] is True
+        assert "enable_deterministic_inference" not in own_arguments(config(), context())
+
+    def test_the_command_carries_them_as_json(self, config, context) -> None:
+        command = server_command(config(max_model_len=128), context(), host="127.0.0.1", port=1234)
+        arguments = json.loads(command[-1])
+        assert (arguments["host"], arguments["port"]) == ("127.0.0.1", 1234)
+        assert arguments["context_length"] == 128
+
+    def test_a_missing_model_directory_is_named(self, config, context, tmp_path) -> None:
+        model = ModelSection(path=str(tmp_path / "nothing"))
+        with pytest.raises(ModelError, match=r"there is no model directory '.*nothing'"):
+            own_arguments(config(), context(model=model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"urls": ("10.0.0.2:30000",)}, "is no address of a server"),
+        ({"urls": ("http://a:1", "http://a:1/")}, "names a server twice"),
+        ({"port": 8000, "urls": ("http://a:1",)}, "joins servers"),
+        ({"expert_parallel_size": 2}, "does not divide rollout.tensor_parallel_size=1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SglangRolloutConfig(name="sglang", **settings)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("printed", "kind", "said"),
+        [
+            (
+                "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+                PlacementError,
+                "rollout.gpu_memory_utilization=0.5 leaves SGLang no memory",
+            ),
+            (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+                PlacementError,
+                "too little free memory",
+            ),
+            (
+                "User-specified context_length (9999) is greater than the derived context_length (4096).",
+                ConfigError,
+                "rollout.max_model_len=9999 is more than the model's 4096 positions",
+            ),
+            (
+                "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",
+                ModelError,
+                "its architecture is ['FooForCausalLM']",
+            ),
+        ],
+    )
+    def test_what_sglang_prints_becomes_an_error_with_its_numbers(
+        self, tmp_path, config, printed: str, kind: type, said: str
+    ) -> None:
+        log = tmp_path / "log"
+        log.write_text(f"[2026-11-21 18:27:55 TP0] {printed}\n")
+        error = FAILURES.start(RuntimeError("the server ended"), log, config())
+        assert type(error) is kind
+        assert said in error.message
+        assert error.hint
+
+    def test_an_unknown_failure_shows_the_end_of_the_log_without_its_marks(
+        self, tmp_path, config
+    ) -> None:
+        log = tmp_path / "log"
+        log.write_text("\n".join(f"[2026-11-21 18:27:55 TP0 EP0] line {n}" for n in range(99)))
+        error = FAILURES.start(RuntimeError("boom"), log, config())
+        assert type(error) is RolloutError
+        assert "RuntimeError: boom" in error.message
+        assert error.message.endswith("\nline 98")

@@ -1,0 +1,72 @@
+"""The conformance suite on a real server of SGLang's, and weights through shared memory from this process.
+
+Without an accelerator its kernels are stand-ins, and it computes by PyTorch: this shows the protocol, and what travels over it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+import torch
+
+from dovetail.interfaces import make_plugin
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces.transport import WeightTransport
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.rollout import SglangRollout
+from dovetail_rollout_sglang.versions import installed
+from dovetail_sdk.testing.conformance import RolloutConformance
+from dovetail_transports.config import SharedMemoryConfig
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+]
+
+PLAIN: dict[str, Any] = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "skip_server_warmup": True,
+    "max_total_tokens": 16384,
+}
+"""Arguments under which SGLang computes by PyTorch alone."""
+
+
+@pytest.mark.usefixtures("stand_ins")
+class TestSglangServer(RolloutConformance):
+    plugin = SglangRollout
+    # PyTorch alone is slow: these are tokens enough to be interrupted.
+    long_response = 400
+    config: ClassVar[Any] = SglangRolloutConfig(
+        name="sglang", max_model_len=4096, engine_args=PLAIN
+    )
+
+    def transport(self, run_directory: Path) -> WeightTransport:
+        config = SharedMemoryConfig(name="shared_memory", timeout=10.0)
+        ref = PluginRef(kind="weight_transport", name="shared_memory", config=config)
+        made = make_plugin(ref, PluginContext(run_directory=run_directory))
+        return cast("WeightTransport", made)
+
+    @pytest.fixture
+    def engine(self, fresh: BaseRollout) -> BaseRollout:
+        """The server that is updated serves all cases: starting one takes longer than all of them."""
+        return fresh
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
+class TestSglangServerOnAccelerator(TestSglangServer):
+    device = "cuda"
+    long_response = 2000
+    # A float32 matrix product on an accelerator need not add up in the order of a CPU's.
+    tolerance = 1e-3
+    config: ClassVar[Any] = SglangRolloutConfig(
+        name="sglang", max_model_len=4096, gpu_memory_utilization=0.2, offload=True
+    )

@@ -1,0 +1,40 @@
+"""A scheduler's part in an update, without SGLang: a rank that fails calls it off, and is the one that is named."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from dovetail.errors import CalledOffError
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.serving.weight_wire import Outcome, WeightEnd, manifest_info
+from dovetail_rollout_sglang import worker as module
+from dovetail_rollout_sglang.worker import Worker
+
+
+def test_a_rank_that_fails_calls_the_update_off_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reasons: list[str] = []
+    transport: Any = SimpleNamespace(
+        receiver=lambda: None, call_off=lambda manifest, reason: reasons.append(reason)
+    )
+    first = Outcome.of_failure(CalledOffError("told so"), changed=False)
+
+    def gather(found: list[Any], mine: Any, group: Any) -> None:
+        found[:] = [(first, 3), mine]
+
+    both = SimpleNamespace(get_world_size=lambda group: 2, all_gather_object=gather)
+    monkeypatch.setattr(module, "dist", both)
+    rank = Worker(nn.Linear(1, 1), group=None)
+    rank._end = WeightEnd(transport)
+    manifest = manifest_info(WeightManifest(version=1, kind="delta", tensors=()))
+    told = json.loads(rank.answer(json.dumps({"do": "load", "manifest": manifest}).encode()))
+    assert "delta" in reasons[0]
+    assert told["error"] == f"{reasons[0]} in rank 1"
+    assert not told["called_off"]
+    assert told["free_bytes"] == 3
