@@ -1,0 +1,113 @@
+"""Joining a server that was started by hand: whether it is there, and one that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.version import Version
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.connection import ServerConnection
+from dovetail.serving.messages import PROTOCOL
+from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
+from dovetail_rollout_trtllm.engine_args import WORKER, own_arguments
+from dovetail_rollout_trtllm.server_command import command_by_hand
+from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_trtllm.versions import OLDEST
+
+
+async def join(
+    connection: ServerConnection, config: TrtllmRolloutConfig, context: PluginContext
+) -> None:
+    """See that a server is there, and fits.
+
+    Raises:
+        RolloutError: it is not, or does not; says how to start one that does.
+    """
+    import httpx2
+
+    url, hint = connection.url, _fitting(config, context, connection.url)
+    try:
+        answer = await connection.get("/dovetail/v1/describe")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise RolloutError(
+            f"no server answers at {url} (rollout.urls): {type(error).__name__}: {error}", hint=hint
+        ) from error
+    if answer.status_code == httpx2.codes.UNAUTHORIZED:
+        raise RolloutError(
+            f"the server at {url} wants another token",
+            hint=f"set {TOKEN_VARIABLE} here to what it was when the server was started",
+        )
+    if answer.status_code != httpx2.codes.OK:
+        raise RolloutError(
+            f"what answers at {url} (rollout.urls) has no paths for Dovetail (status {answer.status_code}): "
+            "trtllm-serve alone takes weights as pickled handles only, which are not sent",
+            hint=hint,
+        )
+    found = (await connection.ask("describe")).header
+    if found.get("protocol") != PROTOCOL or "trtllm" not in found:
+        raise RolloutError(
+            f"the server at {url} speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process "
+            f"{PROTOCOL}, or it is no TensorRT-LLM",
+            hint="install the same release of dovetail-rollout-trtllm on both sides",
+        )
+    problems = [*_engine_problems(found, config, context), *_model_problems(found, context)]
+    if problems:
+        raise RolloutError(
+            f"the TensorRT-LLM server at {url} does not fit this run: " + "; ".join(problems),
+            hint=hint,
+        )
+
+
+def _fitting(config: TrtllmRolloutConfig, context: PluginContext, url: str) -> str:
+    port = re.search(r":(\d+)/?$", url)
+    return f"start it with: {command_by_hand(config, context, port=int(port[1]) if port else 8000)}"
+
+
+def _engine_problems(
+    found: Mapping[str, Any], config: TrtllmRolloutConfig, context: PluginContext
+) -> list[str]:
+    wanted = own_arguments(config, context)
+    problems = []
+    if found["trtllm"] is None or Version(found["trtllm"]) < OLDEST:
+        problems.append(f"it is TensorRT-LLM {found['trtllm']}, and {OLDEST} or newer is needed")
+    for key, value in (
+        ("dtype", wanted["dtype"]),
+        ("ranks", config.ranks_per_replica()),
+        ("worker_extension", WORKER),
+    ):
+        if found[key] != value:
+            problems.append(f"its {key} is {found[key]!r}, not {value!r}")
+    if config.offload and not found["sleep"]:
+        problems.append("rollout.offload is set, and it was started without a sleep_config")
+    if config.stop and not found["tokenizer"]:
+        problems.append("rollout.stop needs a tokenizer, and it was started without one")
+    longest = wanted.get("max_seq_len")
+    if longest is not None and (found["max_model_len"] or longest) < longest:
+        problems.append(f"its longest sequence is {found['max_model_len']} tokens, below {longest}")
+    return problems
+
+
+def _model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
+    from transformers import AutoConfig
+
+    model = context.model
+    if model is None:
+        return []
+    ours = AutoConfig.from_pretrained(
+        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    text = ours.get_text_config()
+    problems = [
+        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
+        for name, value in found["shape"].items()
+        if getattr(text, name, value) != value
+    ]
+    if ours.architectures and list(ours.architectures) != found["architectures"]:
+        problems.append(
+            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
+        )
+    return problems
