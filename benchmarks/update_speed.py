@@ -3,9 +3,10 @@
     python benchmarks/update_speed.py --run "max_tokens_per_micro_batch=16384" --run "compile=true"
     python benchmarks/update_speed.py --model 1.5b --ranks 4 --lengths skewed --partition arrival
     python benchmarks/update_speed.py --samples 2 --response 65408 --run "max_tokens_per_micro_batch=65536"
+    python benchmarks/update_speed.py --ranks 2 --run "engine=megatron tensor_parallel_size=2" --run "engine=fsdp2"
 
 Every `--run` is one configuration: `key=value` of the engine's config, of the training section, or of the model
-section. Prints one JSON line each: medians over the measured updates, and the settings. Utilisation is model FLOPs over time
+section; `engine=megatron` takes that engine in place of fsdp2. Prints one JSON line each: medians over the measured updates, and the settings. Utilisation is model FLOPs over time
 and peak: 6·N·T for N parameters (a tied embedding counts once) and T tokens, prompts included; apart from it with
 attention, 6·layers·heads·head size·ΣL² more (causal, forward and backward). Recomputation counts for nothing.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import multiprocessing
 import statistics
 import sys
@@ -126,15 +128,14 @@ def make_engine(model: Path, settings: dict[str, Any], rank: int, ranks: int, de
     from dovetail.dispatch.mesh import Mesh
     from dovetail.dispatch.processes import reduction_over
     from dovetail.interfaces import PluginContext
-    from dovetail_train_fsdp2.config import Fsdp2Config
-    from dovetail_train_fsdp2.engine import Fsdp2Engine
 
     def part(kind: type, **given: Any) -> Any:
         names = {field.name for field in attrs.fields(kind)}
         return kind(**given, **{k: settings.pop(k) for k in sorted(names & settings.keys())})
 
     settings = dict(settings)
-    config, training = part(Fsdp2Config), part(TrainingSection)
+    config_class, engine_class = classes_of(settings.pop("engine", "fsdp2"))
+    config, training = part(config_class), part(TrainingSection)
     dtype = settings.pop("dtype", "float32" if device == "cpu" else "bfloat16")
     section = part(ModelSection, path=str(model), dtype=dtype)
     if settings:
@@ -144,9 +145,22 @@ def make_engine(model: Path, settings: dict[str, Any], rank: int, ranks: int, de
         role="actor", seed=1, model=section, training=training, total_steps=1000, mesh=mesh,
         rank=rank, device=device, reduction=reduction_over(mesh, rank),
     )  # fmt: skip
-    engine = Fsdp2Engine(config, context)
+    engine = engine_class(config, context)
     engine.start()
     return engine
+
+
+def classes_of(engine: str) -> tuple[type, type]:
+    """An engine's config class and its own."""
+    if engine == "megatron":
+        from dovetail_train_megatron.config import MegatronConfig
+        from dovetail_train_megatron.engine import MegatronEngine
+
+        return MegatronConfig, MegatronEngine
+    from dovetail_train_fsdp2.config import Fsdp2Config
+    from dovetail_train_fsdp2.engine import Fsdp2Engine
+
+    return Fsdp2Config, Fsdp2Engine
 
 
 class Device:
@@ -181,9 +195,15 @@ class Device:
         }
 
 
-def parameters_of(engine: Any) -> int:
+def parameters_of(model: Path) -> int:
     """Parameters of the whole model, tied ones once."""
-    return sum(p.numel() for p in engine._scorer.model.parameters())  # noqa: SLF001 - nothing public tells
+    from safetensors import safe_open
+
+    total = 0
+    for file in model.glob("*.safetensors"):
+        with safe_open(str(file), framework="pt") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return total
 
 
 def figures(
@@ -215,14 +235,16 @@ def measure(
 
     together = dist.is_initialized()
     whole = make_batch(args)
-    mine = shares(whole, args.ranks, args.partition)[rank]
     objective = make_objective(args.entropy)
     device.clear()
     started = time.perf_counter()
     engine = make_engine(model, settings_of(run), rank, args.ranks, device.name)
     start_s = time.perf_counter() - started
     try:
-        parameters = parameters_of(engine)
+        parameters, mesh = parameters_of(model), engine.context.mesh
+        # Ranks that share samples are given the same ones.
+        parts = shares(whole, mesh.axis_size("dp"), args.partition)
+        mine = parts[mesh.coordinates(rank)["dp"]]
         seconds, first_s = [], 0.0
         for number in range(args.warm_up + args.updates):
             if number == args.warm_up:

@@ -9,12 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dovetail.training import varlen
+from dovetail.training.sequences import Sequences
+from dovetail.training.varlen import attend
 from dovetail_sdk.testing import tiny_model
-from dovetail_train_fsdp2 import varlen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.probing import probe_packing
-from dovetail_train_fsdp2.sequences import Sequences
-from dovetail_train_fsdp2.varlen import attend
 
 OUTPUTS = frozenset({"log_probs", "entropies", "sum_pi_squared"})
 PACKED = Fsdp2Config(packing="always", share_prompts="never")

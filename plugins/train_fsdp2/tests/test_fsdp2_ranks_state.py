@@ -294,8 +294,8 @@ def rows_read(rank, path):
     """Elements that this rank reads of a checkpoint's tensors, and how many there are."""
     from dovetail.config.sections import ModelSection
     from dovetail.interfaces import PluginContext
+    from dovetail.training.stored import Stored
     from dovetail_train_fsdp2.engine import Fsdp2Engine
-    from dovetail_train_fsdp2.stored import Stored
 
     read = []
     plain = Stored.rows

@@ -9,11 +9,11 @@ from torch import nn
 from dovetail.dispatch import Mesh
 from dovetail.errors import DispatchError, ModelError
 from dovetail.interfaces import PluginContext
+from dovetail.training.ranks import Ranks
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 from dovetail_train_fsdp2.model import empty_model
-from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.sharding import blocks_of, join_alone
 from dovetail_train_fsdp2.start import _sharded
 

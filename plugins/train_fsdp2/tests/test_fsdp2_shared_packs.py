@@ -8,9 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dovetail.training.sequences import Sequences
 from dovetail_train_fsdp2 import partial
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
-from dovetail_train_fsdp2.sequences import Sequences
 from dovetail_train_fsdp2.shared_prompts import attend_shared
 
 OUTPUTS = frozenset({"log_probs", "entropies", "sum_pi_squared"})

@@ -16,10 +16,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from dovetail_train_fsdp2.sequences import Sequences
+from dovetail.training.sequences import Sequences
+from dovetail.training.varlen import attend
 from dovetail_train_fsdp2.shared_prompts import attend_shared
 from dovetail_train_fsdp2.ulysses import SequenceParallel
-from dovetail_train_fsdp2.varlen import attend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

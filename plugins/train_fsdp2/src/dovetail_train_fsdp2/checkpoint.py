@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
-from dovetail_train_fsdp2.loading import tensors_of
-from dovetail_train_fsdp2.model import quietly
-from dovetail_train_fsdp2.optim import Optimizer
-from dovetail_train_fsdp2.random_state import (
+from dovetail.training.random_state import (
     random_file,
     random_state,
     set_random_state,
     stored_random_state,
 )
-from dovetail_train_fsdp2.ranks import Ranks
+from dovetail.training.ranks import Ranks
+from dovetail_train_fsdp2.loading import tensors_of
+from dovetail_train_fsdp2.model import quietly
+from dovetail_train_fsdp2.optim import Optimizer
 from dovetail_train_fsdp2.shards import whole
 from dovetail_train_fsdp2.value_model import ValueModel, export_value_model
 from dovetail_train_fsdp2.weights import gathered

@@ -64,6 +64,8 @@ class Fsdp2Config(EngineSection):
     packing: Packing = "auto"
     """Put the samples of a micro-batch end to end, without padding: where that costs least, always where the architecture
     allows, or never. It needs `model.attn_implementation: sdpa`, in place of which it has kernels of its own."""
+    freeze_vision: bool = False
+    """Leave the vision tower of a vision-language model, and what projects its output, as they are."""
     lora: LoraSection | None = None
     """Train low-rank adapters and freeze everything else, which then is the reference policy too; None trains all."""
     shard_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)

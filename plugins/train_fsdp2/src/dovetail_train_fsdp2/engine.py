@@ -19,17 +19,19 @@ from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.numerics import build_objective, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
+from dovetail.training.columns import READS, check_columns
+from dovetail.training.ranks import Ranks
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import failing_rows, traced
 from dovetail_train_fsdp2.forward import Scorer, check_computes
-from dovetail_train_fsdp2.layout import READS, check_columns, lay_out
+from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import Optimizer
 from dovetail_train_fsdp2.packing import Cut, cut, token_places
-from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.sending import Sending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_scorer, ranks_of
+from dovetail_train_fsdp2.vision import MEDIA, has_images, padded
 
 
 class Fsdp2Engine(TrainEngine):
@@ -43,7 +45,7 @@ class Fsdp2Engine(TrainEngine):
     name: ClassVar[str] = "fsdp2"
     api: ClassVar[str] = ">=1.0,<2"
     capabilities: ClassVar[frozenset[str]] = frozenset(
-        {"deterministic", "offload", "value_head", "lora"}
+        {"deterministic", "offload", "value_head", "lora", "images"}
     )
     Config = Fsdp2Config
 
@@ -86,7 +88,7 @@ class Fsdp2Engine(TrainEngine):
         with self._ranks.together():
             check_computes(scorer, frozenset(outputs), self._role)
             check_columns(batch)
-            batch = batch.select(READS)
+            batch = batch.select([*READS, *({MEDIA} & set(batch.names))])
             cuts = self._cut(batch)
         mask = batch["response_mask"]
         columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
@@ -124,9 +126,14 @@ class Fsdp2Engine(TrainEngine):
             prepared = goal.prepare(mini_batch, self.context.reduction)
             denominators = goal.denominators(prepared, self.context.reduction)
             read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
+            read |= {MEDIA} & set(prepared.names)
             prepared = prepared.select(sorted(read))
             cuts = self._cut(prepared)
         cuts = self._cut_alike(prepared, cuts)
+        # One rank's images are every rank's: the gradients of the vision tower are reduced together.
+        scorer.vision_everywhere = self._ranks.size > 1 and bool(
+            self._ranks.largest(int(has_images(prepared)))
+        )
         optimizer = self._made_optimizer()
         parts: list[Mapping[str, Metric]] = []
         finite: list[torch.Tensor] = []
@@ -212,7 +219,10 @@ class Fsdp2Engine(TrainEngine):
     def _cut(self, batch: Batch, at_least: int = 1) -> list[Cut]:
         scorer = self._started()
         budget = self._training.max_tokens_per_micro_batch
-        return cut(batch, budget, scorer.means(self.config), at_least)
+        means = scorer.means(self.config)
+        if has_images(batch):
+            means = padded(means, together=self.config.sequence_parallel_size)
+        return cut(batch, budget, means, at_least)
 
     def _cut_alike(self, batch: Batch, cuts: list[Cut]) -> list[Cut]:
         """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""

@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
+from dovetail.media import ImageInputs
 from dovetail_train_fsdp2.architecture import has_plain_head, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.layout import DUMMY, Layout, Packed, Shared
@@ -45,6 +47,8 @@ class Scorer(nn.Module):
         parallel: the ranks that share each pack with this one. They score the same samples.
         packs: whether samples can be fed end to end.
         room: tells how many bytes of logits may be kept for the backward pass as things are.
+        section: where the model's image processor is.
+        vision_everywhere: whether some rank has images to train on, so that all of them owe the vision tower gradients.
     """
 
     head: ClassVar[str]
@@ -61,6 +65,9 @@ class Scorer(nn.Module):
         self.parallel: SequenceParallel | None = None
         self.packs = Packs(why_not="nothing was tried yet")
         self.room: Callable[[], int] = lambda: 0
+        self.section: ModelSection | None = None
+        self.vision_everywhere = False
+        self._images: ImageInputs | None = None
         self._runner = Trunk(self)
         self.training = False
         if self.device.type != "meta":
@@ -92,6 +99,17 @@ class Scorer(nn.Module):
                 f"which is not possible here: {self.packs.why_not}",
                 hint="use sequence_parallel_size=1",
             )
+
+    def images(self) -> ImageInputs:
+        """What turns images into the model's inputs; made when the first one comes.
+
+        Raises:
+            ModelError: the model takes no images, or its image processor can't be loaded.
+        """
+        if self._images is None:
+            assert self.section is not None
+            self._images = ImageInputs(self.trunk, self.section)
+        return self._images
 
     def means(self, config: Fsdp2Config) -> Means:
         """The layouts that the config asks for, as far as the model allows them."""
@@ -214,10 +232,10 @@ class PolicyScorer(Scorer):
         outputs: frozenset[str],
     ) -> dict[str, Tensor]:
         """Through the model's own output: for architectures that do more than one matrix product there."""
-        with self._runner.autocast():
-            assert not isinstance(layout.fed, Shared)
-            output = self.trunk(use_cache=False, **self._runner.inputs(layout.fed))
-        logits_RV = flat(output.logits).index_select(0, source_R)
+        assert not isinstance(layout.fed, Shared)
+        with self._runner.autocast(), self._runner.inputs(layout.fed) as inputs:
+            output = self.trunk(use_cache=False, **inputs)
+        logits_RV = self._runner.owing_vision(flat(output.logits).index_select(0, source_R))
         if temperature_R is not None:
             logits_RV = logits_RV.float() / temperature_R[:, None]
         return scores_of_logits(logits_RV, targets_R, outputs)

@@ -14,10 +14,19 @@ from collections.abc import Iterable, Sequence
 import attrs
 import numpy as np
 
-from dovetail.batch import Batch, Ragged
-from dovetail.errors import ColumnError
+from dovetail.batch import Batch
+from dovetail.media import MediaRef
+from dovetail.training.columns import distinct, scored_lengths
 
-READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
+
+@attrs.frozen(kw_only=True, eq=False)
+class Images:
+    """Images of the rows of a padded micro-batch."""
+
+    media_B: tuple[tuple[MediaRef, ...], ...]
+    """By reference, in the order of their tokens."""
+    prompt_lengths_B: np.ndarray
+    """int64 [B]: tokens stand for images only so far."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -26,6 +35,8 @@ class Padded:
 
     ids_BL: np.ndarray
     """int64 [B, L], padded with 0 on the right, where causal attention never looks."""
+    images: Images | None = None
+    """The prompts' images; None where there are none."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -87,35 +98,11 @@ DUMMY = Layout(
 """One token, for a model that must run although there is nothing to score."""
 
 
-def check_columns(batch: Batch) -> None:
-    """See that a batch can be scored.
-
-    Raises:
-        ColumnError: a column is missing or does not line up, a prompt is empty, or a temperature is not positive.
-    """
-    batch.require(READS, "the training engine")
-    prompts, responses, mask = (batch[name] for name in READS[:3])
-    if not np.array_equal(responses.offsets, mask.offsets):
-        raise ColumnError("response_mask does not line up with response_ids")
-    empty = np.flatnonzero((prompts.lengths == 0) & (mask.sum() > 0))
-    if empty.size:
-        raise ColumnError(
-            f"sample {empty[0]} has an empty prompt: nothing predicts its first token",
-            hint="start the prompt with the tokenizer's bos token",
-        )
-    wrong = np.flatnonzero(~(batch["temperature"] > 0))
-    if wrong.size:
-        raise ColumnError(
-            f"sample {wrong[0]} has temperature {batch['temperature'][wrong[0]]}, which logits can't be divided by",
-            hint="log-probabilities need a temperature above 0; greedy samples are scored at 1",
-        )
-
-
 def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -> Layout:
     """Lay out a micro-batch, and note where each scored token's prediction will lie.
 
     Args:
-        micro_batch: with the columns in `READS`.
+        micro_batch: with the columns in `dovetail.training.columns.READS`; with `media` where prompts have images, which only padded ones may.
         shared: compute each distinct prompt once.
         packed: put all tokens into one row, without padding.
     """
@@ -150,6 +137,12 @@ class _Samples:
         """As far as they are fed."""
         self.response_lengths_B = scored_B - 1
         self.prompt_B = distinct(prompts)[active]
+        self.images: Images | None = None
+        if "media" in micro_batch:
+            media = micro_batch["media"]
+            media_B = tuple(tuple(map(MediaRef.from_json, media[i])) for i in active)
+            if any(media_B):
+                self.images = Images(media_B=media_B, prompt_lengths_B=self.prompt_lengths_B)
 
     def whole(self) -> list[np.ndarray]:
         """Prompt and response, row by row."""
@@ -160,7 +153,7 @@ class _Samples:
 def _padded(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Padded, np.ndarray]:
     ids_BL = _right_padded(samples.whole())
     source_R = row_R * ids_BL.shape[1] + samples.prompt_lengths_B[row_R] - 1 + step_R
-    return Padded(ids_BL=ids_BL), source_R
+    return Padded(ids_BL=ids_BL, images=samples.images), source_R
 
 
 def _shared(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Shared, np.ndarray]:
@@ -214,22 +207,6 @@ def _shared_pack(
     )
     at_prompt_R = prompt_ends_G[prompt_of_B[row_R]] - 1
     return fed, np.where(step_R == 0, at_prompt_R, starts_B[row_R] + step_R - 1)
-
-
-def scored_lengths(mask: Ragged) -> np.ndarray:
-    """int64 [N]: up to and including the last token with mask 1."""
-    lengths_N = np.zeros(len(mask), np.int64)
-    kept = np.flatnonzero(mask.values)
-    row = mask.row_index[kept]
-    np.maximum.at(lengths_N, row, kept - mask.offsets[row] + 1)
-    return lengths_N
-
-
-def distinct(prompts: Ragged) -> np.ndarray:
-    """int64 [N]: a number for each distinct prompt, by its tokens."""
-    numbers: dict[bytes, int] = {}
-    found = (numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts)
-    return np.fromiter(found, np.int64, len(prompts))
 
 
 def _end_to_end(rows: Iterable[np.ndarray]) -> np.ndarray:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
+from dovetail.training.ranks import Ranks
+from dovetail.training.stored import Stored
 from dovetail_train_fsdp2.model import load_model, load_trunk
-from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.shards import fill
-from dovetail_train_fsdp2.stored import Stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,6 +13,7 @@ from torch import nn
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
+from dovetail.media import model_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,7 +24,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json
 
 
 def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
-    """Load any Hugging Face causal language model: float32 weights, no dropout.
+    """Load any Hugging Face causal language model, or vision-language model: float32 weights, no dropout.
 
     Raises:
         ModelError: the directory does not exist or lacks config or weights, the hub can't be reached, or the
@@ -71,7 +72,7 @@ def empty_model(section: ModelSection) -> PreTrainedModel:
     Raises:
         ModelError: as for `load_model`, but for what only the weights can tell.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     _check_directory(section.path)
     path, options = str(Path(section.path).expanduser()), {"revision": section.revision}
@@ -80,7 +81,7 @@ def empty_model(section: ModelSection) -> PreTrainedModel:
             config = AutoConfig.from_pretrained(
                 path, trust_remote_code=section.trust_remote_code, **options
             )
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = model_class(config).from_config(
                 config,
                 dtype=torch.float32,
                 attn_implementation=section.attn_implementation,
@@ -116,14 +117,18 @@ def _parameters_on_meta() -> Iterator[None]:
 def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]:
     """The model in float32, and the names of the weights that its checkpoint lacks."""
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     _check_directory(section.path)
+    path = str(Path(section.path).expanduser())
     model: PreTrainedModel
     try:
         with quietly():
-            model, found = AutoModelForCausalLM.from_pretrained(
-                str(Path(section.path).expanduser()),
+            config = AutoConfig.from_pretrained(
+                path, trust_remote_code=section.trust_remote_code, revision=section.revision
+            )
+            model, found = model_class(config).from_pretrained(
+                path,
                 dtype=torch.float32,
                 attn_implementation=section.attn_implementation,
                 trust_remote_code=section.trust_remote_code,

@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
+from dovetail.training.columns import distinct, scored_lengths
+from dovetail.training.parts import Part, Samples, packed_parts, padded_parts, shared_parts
 from dovetail_train_fsdp2.config import Packing, Share
-from dovetail_train_fsdp2.layout import distinct, scored_lengths
-from dovetail_train_fsdp2.parts import Part, Samples, packed_parts, padded_parts, shared_parts
 
 WORTHWHILE = {"cpu": 0.85}
 """`auto` shares prompts of padded micro-batches where that leaves at most this part of the tokens: it costs a second
@@ -59,7 +59,7 @@ def cut(batch: Batch, budget: int, means: Means, at_least: int = 1) -> list[Cut]
     """Cut a batch into micro-batches of balanced cost, each within the budget.
 
     Args:
-        batch: with the columns in `layout.READS`.
+        batch: with the columns in `dovetail.training.columns.READS`.
         budget: tokens of one micro-batch, padding included; a sample that alone exceeds it gets one to itself.
         means: the layouts to choose from.
         at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from dovetail_train_fsdp2.sequences import Sequences
-from dovetail_train_fsdp2.varlen import has_flash
+from dovetail.training.sequences import Sequences
+from dovetail.training.varlen import has_flash
 
 aten = torch.ops.aten
 

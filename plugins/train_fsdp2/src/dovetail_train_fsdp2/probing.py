@@ -14,8 +14,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from dovetail.training.sequences import Sequences
 from dovetail_train_fsdp2.attention import PACKED, Pack, attending_by, make_known, register
-from dovetail_train_fsdp2.sequences import Sequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

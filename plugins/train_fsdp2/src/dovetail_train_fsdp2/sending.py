@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.training.ranks import Ranks
 from dovetail_train_fsdp2.forward import PolicyScorer, Scorer
-from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.weights import check_manifest, manifest_of, outgoing
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from torch.distributed.fsdp import (
 )
 
 from dovetail.errors import ModelError
+from dovetail.training.ranks import Ranks
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.value_model import ValueModel
+from dovetail_train_fsdp2.vision import language_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +158,9 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
     names = set(trunk._no_split_modules or ())  # noqa: SLF001 - the field's only name for them
     blocks: list[nn.Module] = []
     inside: set[int] = set()
-    for module in trunk.modules():
+    # A vision tower belongs to the root: its blocks run only where there are images, and not on every rank alike.
+    language = language_of(trunk)
+    for module in language.modules():
         if type(module).__name__ in names and id(module) not in inside:
             blocks.append(module)
             inside.update(map(id, module.modules()))
@@ -165,7 +168,7 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
         return blocks
     lists = [
         list(module)
-        for module in trunk.modules()
+        for module in language.modules()
         if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
     ]
     if not lists:

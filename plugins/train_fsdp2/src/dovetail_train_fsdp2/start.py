@@ -11,15 +11,15 @@ from torch import Tensor
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.training.ranks import Ranks
+from dovetail.training.stored import Stored
 from dovetail_train_fsdp2.adapter import Adapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
 from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
 from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
 from dovetail_train_fsdp2.model import base_of, empty_model, load_model
-from dovetail_train_fsdp2.ranks import Ranks
 from dovetail_train_fsdp2.sharding import Sharding, join_alone
-from dovetail_train_fsdp2.stored import Stored
 from dovetail_train_fsdp2.ulysses import sequence_parallel
 from dovetail_train_fsdp2.value_model import (
     ValueModel,
@@ -27,6 +27,7 @@ from dovetail_train_fsdp2.value_model import (
     fill_head,
     load_value_model,
 )
+from dovetail_train_fsdp2.vision import freeze_vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,9 +73,14 @@ def load_scorer(
             "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
             hint="use model.dtype=bfloat16",
         )
+    scorer: Scorer
+    sharding: Sharding | None = None
     if ranks.size > 1 or torch.device(context.device).type != "cpu":
-        return _sharded(config, context, section, ranks)
-    return _in_one_piece(config, context, section), None
+        scorer, sharding = _sharded(config, context, section, ranks)
+    else:
+        scorer = _in_one_piece(config, context, section)
+    scorer.section = section
+    return scorer, sharding
 
 
 def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSection) -> Scorer:
@@ -86,6 +92,8 @@ def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSec
     else:
         trunk = load_model(section, device)
         scorer = PolicyScorer(trunk, dtype, _adapter(trunk, config, context))
+    if config.freeze_vision:
+        freeze_vision(scorer.trunk)
     if scorer.adapter is not None and dtype != torch.float32:
         narrow_frozen(scorer.trunk, dtype)
     _prepare(scorer, config, device, None)
@@ -113,6 +121,8 @@ def _sharded(
             if valued
             else PolicyScorer(trunk, dtype, adapter)
         )
+        if config.freeze_vision:
+            freeze_vision(trunk)
         _prepare(scorer, config, device, ranks)
     scorer.parallel = sequence_parallel(context.mesh, context.rank, trunk)
     sharding = Sharding(config, ranks, device)

@@ -5,17 +5,20 @@ Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R s
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.media import produced_placeholders
+from dovetail.training.sequences import Sequences, sent
 from dovetail_train_fsdp2.architecture import select_prompts
 from dovetail_train_fsdp2.attention import PACKED, Pack, attend_by, make_known
 from dovetail_train_fsdp2.layout import Layout, Packed, Padded, Shared
-from dovetail_train_fsdp2.sequences import Sequences, sent
+from dovetail_train_fsdp2.vision import vision_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,15 +52,42 @@ class Trunk:
         with self.autocast():
             if isinstance(layout.fed, Shared):
                 return self._shared(layout.fed)
-            output = self.model.base_model(use_cache=False, **self.inputs(layout.fed))
-            return flat(output.last_hidden_state)
+            with self.inputs(layout.fed) as inputs:
+                output = self.model.base_model(use_cache=False, **inputs)
+            return self.owing_vision(flat(output.last_hidden_state))
 
-    def inputs(self, fed: Padded | Packed) -> dict[str, Any]:
-        """What the model is given: ids [B, L], or [1, F] with positions [1, F] and a `Pack`."""
-        if isinstance(fed, Padded):
-            attend_by(self.model, self._own_attention)
+    def owing_vision(self, output: Tensor) -> Tensor:
+        """The output, whatever its shape, with zero gradients for the vision tower where some rank has images.
+
+        Ranks reduce the gradients of the tower together: who has no image owes them zeros.
+        """
+        if not (self._scorer.vision_everywhere and torch.is_grad_enabled()):
+            return output
+        trained = (p for p in vision_parameters(self.model) if p.requires_grad)
+        return output + sum(0 * p.reshape(-1)[0].to(output.dtype) for p in trained)
+
+    @contextmanager
+    def inputs(self, fed: Padded | Packed) -> Iterator[dict[str, Any]]:
+        """What the model is given within the block: ids [B, L], and what its images take besides; or [1, F] with
+        positions [1, F] and a `Pack`.
+        """
+        if isinstance(fed, Packed):
+            yield self._packed(fed)
+            return
+        attend_by(self.model, self._own_attention)
+        ids_BL = self.tensor(fed.ids_BL)
+        if fed.images is None:
             # Padding is on the right, so that causal attention needs no mask.
-            return {"input_ids": self.tensor(fed.ids_BL)}
+            yield {"input_ids": ids_BL}
+            return
+        images = self._scorer.images()
+        columns_L = torch.arange(ids_BL.shape[1], device=self.device)
+        prompt_BL = columns_L < self.tensor(fed.images.prompt_lengths_B)[:, None]
+        inputs = images.of(ids_BL, prompt_BL, fed.images.media_B)
+        with produced_placeholders(self.model, ids_BL, prompt_BL, images.image_token) as given_BL:
+            yield {"input_ids": given_BL, **inputs}
+
+    def _packed(self, fed: Packed) -> dict[str, Any]:
         attend_by(self.model, PACKED)
         return {
             "input_ids": self.tensor(fed.ids_F)[None],

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
+from dovetail.training.stored import Stored
 from dovetail_train_fsdp2.model import base_of, load_trunk
 from dovetail_train_fsdp2.shards import fill
-from dovetail_train_fsdp2.stored import Stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from dovetail_train_fsdp2.sequences import Sequences
+from dovetail.training.sequences import Sequences
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256

@@ -1,0 +1,1 @@
+"""Training for Dovetail on Megatron-Core."""

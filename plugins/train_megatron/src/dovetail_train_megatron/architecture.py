@@ -1,0 +1,237 @@
+"""Architecture: what a Hugging Face model is in Megatron's terms, through mbridge, and whether a layout divides it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.needs import has_transformer_engine, imported
+from dovetail_train_megatron.parallel import Parallel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+MODEL_TYPES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Those of mbridge's that are plain decoders with rotary positions and full attention."""
+_UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
+
+
+class Architecture:
+    """One model's shape.
+
+    Attributes:
+        hf: its Hugging Face config.
+        bridge: mbridge's object for it, which knows names and formats. It holds no weights.
+        transformer: Megatron's config of its layers.
+        uses_transformer_engine: whether layers are Transformer Engine's.
+        padded_vocabulary: rows of embedding and output layer over all ranks.
+    """
+
+    def __init__(self, section: ModelSection, config: MegatronConfig, parallel: Parallel) -> None:
+        """Read the model's config.
+
+        Raises:
+            ModelError: it can't be read, or Megatron has no such architecture.
+            ConfigError: the layout does not divide the model.
+            PluginNeedsError: megatron-core, mbridge, or what `layers` asks for is not installed.
+        """
+        self.hf = read_config(section)
+        self.dtype: torch.dtype = getattr(torch, section.dtype)
+        _check_architecture(self.hf, section)
+        _check_layout(self.hf, config)
+        self.tied = bool(getattr(self.hf, "tie_word_embeddings", False))
+        if config.layers == "transformer_engine" and not has_transformer_engine():
+            raise ConfigError(
+                "layers=transformer_engine, but Transformer Engine is not installed",
+                hint="pip install 'transformer-engine[pytorch]', or layers=auto",
+            )
+        self.uses_transformer_engine = config.layers != "local" and has_transformer_engine()
+        self.bridge = self._bridge(config, parallel)
+        self.transformer = self.bridge.config
+        # Where it knows a dtype, mbridge would cast whatever it converts.
+        self.bridge.dtype = None
+
+    @property
+    def padded_vocabulary(self) -> int:
+        return int(self.bridge.padded_vocab_size)
+
+    def frequencies(self) -> Tensor:
+        """Rotary frequencies, float32 [half a head's size], as transformers works them out for this model.
+
+        Raises:
+            ModelError: they depend on a sequence's length, or scale attention.
+        """
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        parameters = dict(getattr(self.hf, "rope_parameters", None) or {})
+        kind = str(parameters.get("rope_type", "default"))
+        if (
+            kind in {"dynamic", "longrope", "yarn"}
+            or parameters.get("partial_rotary_factor", 1) != 1
+        ):
+            raise ModelError(
+                f"{self.hf.model_type} with rotary positions of type {kind!r} is not supported by the engine megatron",
+                hint="use engine fsdp2",
+            )
+        if kind == "default":
+            size, base = self.head_size, float(parameters.get("rope_theta", 10000.0))
+            return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+        found: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[kind](self.hf, torch.device("cpu"))
+        return found[0].float()
+
+    @property
+    def head_size(self) -> int:
+        """Dimensions of one attention head."""
+        size = getattr(self.hf, "head_dim", None)
+        return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
+
+    def quadratic(self) -> float:
+        """What attention adds to a token's cost for each token of its sample, by operations."""
+        hf = self.hf
+        heads, layers, hidden = hf.num_attention_heads, hf.num_hidden_layers, hf.hidden_size
+        inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
+        active = getattr(hf, "num_experts_per_tok", None) or 1
+        attention = 2 * hidden * self.head_size * (heads + hf.num_key_value_heads)
+        parameters = layers * (attention + 3 * hidden * inner * active) + hf.vocab_size * hidden
+        return float(layers * heads * self.head_size / parameters)
+
+    def _bridge(self, config: MegatronConfig, parallel: Parallel) -> Any:
+        bridges = imported("mbridge").AutoBridge
+        vocabulary = int(self.hf.vocab_size)
+        described = copy.copy(self.hf)
+        # Where the config leaves it to be worked out, mbridge takes None for a size.
+        described.head_dim = self.head_size
+        bridge = bridges.from_config(
+            described, dtype=self.dtype, make_vocab_size_divisible_by=parallel.tp
+        )
+        bridge.set_extra_args(**self._settings(config))
+        bridge.vocab_size = vocabulary
+        bridge.padded_vocab_size = -(-vocabulary // parallel.tp) * parallel.tp
+        # mbridge keeps its names in the class, where a model with tied weights changes them for all that come after.
+        direct = {**bridge._DIRECT_MAPPING}  # noqa: SLF001
+        direct["output_layer.weight"] = (
+            "model.embed_tokens.weight" if self.tied else "lm_head.weight"
+        )
+        bridge._DIRECT_MAPPING = direct  # noqa: SLF001
+        return bridge
+
+    def _settings(self, config: MegatronConfig) -> dict[str, Any]:
+        """Of Megatron's config, what is not in the model's own."""
+        experts = getattr(self.hf, "num_experts", None) or getattr(self.hf, "num_local_experts", 0)
+        settings: dict[str, Any] = {
+            "sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,
+            # Sums, never means: denominators are the objective's.
+            "calculate_per_token_loss": True,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "gradient_accumulation_fusion": False,
+            "masked_softmax_fusion": False,
+            "persist_layer_norm": False,
+            "bias_activation_fusion": config.fused_activations,
+            "bias_dropout_fusion": config.fused_activations,
+            "variable_seq_lengths": True,
+            "moe_token_dispatcher_type": "alltoall",
+            "kv_channels": self.head_size,
+        }
+        if experts:
+            # Routing as it is in the rollout: nothing is dropped, and no loss but the objective.
+            settings |= {
+                "moe_grouped_gemm": self.uses_transformer_engine,
+                "moe_router_load_balancing_type": "none",
+                "moe_aux_loss_coeff": 0.0,
+                "moe_router_dtype": "fp32",
+                # Softmax over the chosen experts is softmax over all, normalised again; mbridge's guess differs for some.
+                "moe_router_pre_softmax": not getattr(self.hf, "norm_topk_prob", True),
+            }
+        if config.gradient_checkpointing is True:
+            settings |= {
+                "recompute_granularity": "full",
+                "recompute_method": "uniform",
+                "recompute_num_layers": 1,
+            }
+        elif config.gradient_checkpointing == "selective":
+            settings |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+        return settings
+
+
+def read_config(section: ModelSection) -> PretrainedConfig:
+    """The Hugging Face config of a model.
+
+    Raises:
+        ModelError: it can't be read.
+    """
+    from transformers import AutoConfig
+
+    path = Path(section.path).expanduser()
+    if section.path.startswith(("/", ".", "~")) and not path.is_dir():
+        raise ModelError(
+            f"model directory {section.path!r} does not exist",
+            hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
+        )
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(path), revision=section.revision, trust_remote_code=section.trust_remote_code
+        )
+    except _UNREADABLE as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"model {section.path!r} can't be loaded: {first[0]}") from error
+    return config
+
+
+def _check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
+    kind = str(hf.model_type)
+    if kind not in MODEL_TYPES:
+        near = nearest(kind, MODEL_TYPES)
+        raise ModelError(
+            f"the engine megatron has no architecture {kind!r} ({section.path}); it has {', '.join(MODEL_TYPES)}"
+            + (f", of which {near!r} is nearest" if near else ""),
+            hint="use engine fsdp2, which trains every causal language model of transformers",
+        )
+    windowed = getattr(hf, "sliding_window", None) and getattr(hf, "use_sliding_window", True)
+    if windowed:
+        raise ModelError(
+            f"{section.path} attends within windows of {hf.sliding_window} tokens, which the engine megatron does not",
+            hint="use engine fsdp2",
+        )
+    if section.dtype == "float16":
+        raise ModelError(
+            "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
+            hint="use model.dtype=bfloat16",
+        )
+
+
+def _check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
+    """See that a layout divides the model.
+
+    Raises:
+        ConfigError: it does not; names what is divided, and what would fit.
+    """
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    experts = getattr(hf, "num_experts", None) or getattr(hf, "num_local_experts", None)
+    if experts and cp > 1 and config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"context_parallel_size {cp} with pipeline_parallel_size {config.pipeline_parallel_size} is not possible "
+            "in a mixture of experts",
+            hint="use one of them, with tensor parallelism",
+        )
+    for name, size, number, of in (
+        ("tensor_parallel_size", tp, hf.num_attention_heads, "attention heads"),
+        ("tensor_parallel_size", tp, hf.num_key_value_heads, "key and value heads"),
+        ("tensor_parallel_size", tp, hf.intermediate_size, "inner features"),
+        ("context_parallel_size", cp, hf.num_attention_heads // tp, "attention heads of a tensor-parallel rank"),
+        ("pipeline_parallel_size", config.pipeline_parallel_size, hf.num_hidden_layers, "layers"),
+        ("expert_parallel_size", config.expert_parallel_size, experts or 1, "experts"),
+    ):  # fmt: skip
+        if number % size:
+            fitting = [n for n in range(1, min(number, 64) + 1) if not number % n]
+            raise ConfigError(
+                f"{name} {size} does not divide the model's {number} {of}",
+                hint=f"use one of {', '.join(map(str, fitting))}",
+            )

@@ -1,0 +1,202 @@
+"""Saving and loading one model's training state: the form that the engine `fsdp2` writes and reads too.
+
+    training.json            what they hold: steps taken, and each parameter's own count of them
+    weights/*.safetensors    float32 weights under Hugging Face's names, each from the rank that has its first part
+    moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`
+    random-RANK.safetensors  each rank's random state
+
+Nothing in them depends on the layout, so that any other reads them; and nothing is unpickled. All ranks must see the directory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.errors import CheckpointError
+from dovetail.training.random_state import (
+    random_file,
+    random_state,
+    set_random_state,
+    stored_random_state,
+)
+from dovetail.training.ranks import Ranks
+from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
+from dovetail_train_megatron.network import Network
+from dovetail_train_megatron.optim import Optimizer
+from dovetail_train_megatron.shelf import Shelf, Writer
+from dovetail_train_megatron.weights import outgoing, tied_copy
+
+FORMAT = 1
+TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
+
+
+def save(
+    directory: Path, network: Network, table: Table, optimizer: Optimizer | None, ranks: Ranks
+) -> None:
+    """Write weights, optimizer and random state below the directory, which is made. Collective.
+
+    Raises:
+        CheckpointError: it can't be written; on every rank.
+    """
+    from safetensors.torch import save_file
+
+    with ranks.together():
+        try:
+            if ranks.first:
+                directory.mkdir(parents=True, exist_ok=True)
+                # Files of a layout of before would be read as well.
+                for part in (WEIGHTS, MOMENTS):
+                    shutil.rmtree(directory / part, ignore_errors=True)
+        except OSError as error:
+            raise unwritable(directory, error) from error
+    with ranks.together():
+        try:
+            save_file(random_state(network.device), directory / random_file(ranks.rank))
+        except OSError as error:
+            raise unwritable(directory, error) from error
+    kinds = ("weight", *(optimizer.kinds if optimizer is not None and optimizer.steps else ()))
+    for kind in kinds:
+        folder = directory / (WEIGHTS if kind == "weight" else MOMENTS)
+        prefix = "" if kind == "weight" else f"{kind}."
+        writer = Writer(folder, f"{prefix}{ranks.rank:05}")
+        # Tensors are gathered to the end, whatever becomes of the files: other ranks wait for it.
+        for name, tensor in _gathered(network, table, optimizer, kind, ranks):
+            writer.add(prefix + kept_name(name, network), tensor)
+        with ranks.together():
+            writer.finish()
+    names = [kept_name(n, network) for e in table.entries for n in table.hf_names(e)]
+    trained = None
+    if optimizer is not None:
+        steps = optimizer.steps
+        counts = dict.fromkeys(names, float(steps)) if steps and optimizer.kinds else {}
+        trained = {"steps": steps, "parameters": counts}
+    with ranks.together():
+        if ranks.first:
+            facts = {"format": FORMAT, "ranks": ranks.size, "optimizer": trained}
+            try:
+                (directory / TRAINING).write_text(json.dumps(facts, indent=1) + "\n")
+            except OSError as error:
+                raise unwritable(directory, error) from error
+
+
+def was_trained(directory: Path) -> bool:
+    """Whether a checkpoint holds an optimizer.
+
+    Raises:
+        CheckpointError: there is no checkpoint.
+    """
+    return _facts(directory)["optimizer"] is not None
+
+
+@torch.no_grad()
+def load(
+    directory: Path, network: Network, table: Table, optimizer: Optimizer | None, ranks: Ranks
+) -> None:
+    """Restore what `save` wrote, in any layout, or what the engine fsdp2 wrote. Collective.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+    """
+    with ranks.together():
+        facts = _facts(directory)
+        shelf = Shelf(directory / WEIGHTS)
+        shelf.check(_expected(network, table))
+        moments: Shelf | None = None
+        trained = facts["optimizer"]
+        if optimizer is not None and trained is not None:
+            optimizer.restore(int(trained["steps"]))
+            if trained["steps"] and optimizer.kinds:
+                moments = Shelf(directory / MOMENTS)
+                moments.check(_expected(network, table, optimizer.kinds))
+        random = stored_random_state(directory, ranks.rank)
+        for entry, parameter in _own(network, table):
+            names = [kept_name(name, network) for name in table.hf_names(entry)]
+            part = _part(table, network, entry, shelf.read(names))
+            parameter.copy_(part)
+            if optimizer is None:
+                continue
+            optimizer.fill(parameter, "weight", part)
+            if moments is None:
+                continue
+            for kind in optimizer.kinds:
+                found = moments.read([f"{kind}.{name}" for name in names])
+                optimizer.fill(parameter, kind, _part(table, network, entry, found))
+    set_random_state(network.device, random)
+
+
+def kept_name(name: str, network: Network) -> str:
+    """A tensor's name in a checkpoint: that of a language model, or of a critic's trunk and head."""
+    if network.head == "lm" or name.startswith(VALUE_HEAD):
+        return name
+    return f"trunk.{name.removeprefix('model.')}"
+
+
+def unwritable(directory: Path, error: BaseException) -> CheckpointError:
+    """What is raised where a directory can't be written to."""
+    return CheckpointError(
+        f"the training state can't be written to {directory}: {error}",
+        hint="see that there is room on the disk, and that every rank sees the directory",
+    )
+
+
+def _gathered(
+    network: Network, table: Table, optimizer: Optimizer | None, kind: str, ranks: Ranks
+) -> Iterator[tuple[str, Tensor]]:
+    def values(entry: Entry, parameter: nn.Parameter) -> Tensor:
+        if optimizer is None:
+            return parameter.detach().float()
+        return optimizer.whole(parameter, kind, expert=entry.expert)
+
+    return outgoing(network, table, ranks.rank, values, to=None)
+
+
+def _own(network: Network, table: Table) -> Iterator[tuple[Entry, nn.Parameter]]:
+    for entry in table.entries:
+        if entry.name in table.parameters:
+            yield entry, table.parameters[entry.name]
+    if (copy := tied_copy(network, table)) is not None:
+        yield copy
+
+
+def _part(table: Table, network: Network, entry: Entry, tensors: list[Tensor]) -> Tensor:
+    return table.from_hf(entry, tensors, network.parallel.tp, network.parallel.tp_rank)
+
+
+def _expected(
+    network: Network, table: Table, kinds: tuple[str, ...] = ("",)
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what a part of the checkpoint must hold."""
+    shapes = {}
+    for entry in table.entries:
+        parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
+        for name, tensor in table.to_hf(entry, parts):
+            for kind in kinds:
+                prefix = f"{kind}." if kind else ""
+                shapes[prefix + kept_name(name, network)] = tuple(tensor.shape)
+    return shapes
+
+
+def _facts(directory: Path) -> dict[str, Any]:
+    file = directory / TRAINING
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoint {directory} has no {TRAINING}",
+            hint="it is incomplete, or the run that wrote it did not train this model",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {file} can't be read: {error}") from error
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {directory} has format {facts.get('format')!r}; this version reads {FORMAT}",
+            hint="resume with the version of the engine that wrote it",
+        )
+    return facts

@@ -1,0 +1,89 @@
+"""Config of the training engine. Nothing here imports torch or Megatron."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.config.fields import AT_LEAST_ONE
+from dovetail.config.sections import EngineSection
+from dovetail.errors import ConfigError, PlanError
+
+Layers = Literal["auto", "local", "transformer_engine"]
+Recompute = bool | Literal["selective"]
+
+
+def _no_adapter(_: Any, __: Any, value: Any) -> None:
+    if value is not None:
+        raise ConfigError(
+            "the engine megatron trains no adapters: lora must be null",
+            hint="use engine fsdp2 for LoRA, or train all weights",
+        )
+
+
+@attrs.frozen(kw_only=True)
+class MegatronConfig(EngineSection):
+    """Megatron-Core: tensor, pipeline, context and expert parallelism, with its distributed optimizer."""
+
+    tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Ranks over which every weight matrix is divided (axis `tp`). It divides the model's query heads and its key and value
+    heads."""
+    pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Stages over which the layers are divided (axis `pp`). It divides the number of layers."""
+    context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Ranks that share each pack of sequences (axis `cp`): tokens everywhere but in attention, and heads there (Ulysses,
+    arXiv 2309.14509). With `tensor_parallel_size` it divides the query heads."""
+    expert_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Ranks over which the experts of a mixture are divided; they are data-parallel ranks otherwise, whose number it divides.
+    With several stages it must be 1."""
+    sequence_parallel: bool = True
+    """Divide activations between tensor-parallel regions by tokens (arXiv 2205.05198): less memory for the same
+    communication. It has no effect without tensor parallelism."""
+    layers: Layers = "auto"
+    """What layers are made of: plain modules of Megatron-Core (`local`), Transformer Engine's fused ones
+    (`transformer_engine`), or those where they are installed (`auto`)."""
+    gradient_checkpointing: Recompute = False
+    """Compute activations again in the backward pass: all of a layer's (`true`), attention's alone (`selective`), or none."""
+    fused_activations: bool = False
+    """Compile the gated activation and the residual addition to one kernel each."""
+    overlap_gradients: bool = False
+    """Reduce the gradients of some layers over data-parallel ranks while others still compute theirs."""
+    lora: None = attrs.field(default=None, validator=_no_adapter)
+    """This engine trains no adapters; anything but null is refused."""
+    logits_chunk: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Tokens whose logits exist at once; None: as many as make 1 GiB in float32."""
+
+    def mesh_axes(self) -> dict[str, int]:
+        """The inner axes: pipeline stages apart, the ranks of one tensor-parallel group next to each other."""
+        return {
+            "pp": self.pipeline_parallel_size,
+            "cp": self.context_parallel_size,
+            "tp": self.tensor_parallel_size,
+        }
+
+    def shards(self, ranks: int) -> int:
+        """Of a parameter: tensor-parallel ranks and stages; optimizer states are further divided over data-parallel ranks.
+
+        Raises:
+            PlanError: the layout does not divide the ranks.
+        """
+        inner = self.pipeline_parallel_size * self.context_parallel_size * self.tensor_parallel_size
+        if ranks % inner:
+            raise PlanError(
+                f"{ranks} ranks can't be divided into groups of {inner} (tensor × pipeline × context parallel)",
+                hint=f"use a multiple of {inner} ranks, or smaller sizes",
+            )
+        replicas = ranks // inner * self.context_parallel_size
+        if replicas % self.expert_parallel_size:
+            raise PlanError(
+                f"expert_parallel_size={self.expert_parallel_size} does not divide the {replicas} ranks that hold copies",
+                hint=f"use one of {', '.join(str(n) for n in range(1, replicas + 1) if not replicas % n)}",
+            )
+        if self.expert_parallel_size > 1 and self.pipeline_parallel_size > 1:
+            raise PlanError(
+                f"expert_parallel_size={self.expert_parallel_size} with pipeline_parallel_size="
+                f"{self.pipeline_parallel_size} is not possible here",
+                hint="use one of them, with tensor or context parallelism",
+            )
+        return self.pipeline_parallel_size * self.tensor_parallel_size

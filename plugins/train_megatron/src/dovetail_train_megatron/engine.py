@@ -1,0 +1,346 @@
+"""MegatronEngine: the training engine on Megatron-Core, over dp × tp × pp × cp (× ep)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dovetail.batch import Batch
+from dovetail.config.sections import ModelSection, TrainingSection
+from dovetail.dispatch.division import PADDING
+from dovetail.errors import ConfigError, DispatchError, ModelError, NumericsError, PluginNeedsError
+from dovetail.interfaces.engine import TrainEngine
+from dovetail.interfaces.objective import AnyObjectiveSpec
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.numerics import Objective, build_objective, listed, resolve_metrics, sample_names
+from dovetail.telemetry.metrics import Last, Max, Mean, Metric
+from dovetail.training.columns import READS, check_columns
+from dovetail.training.ranks import Ranks
+from dovetail_train_megatron import checkpoint, pipeline
+from dovetail_train_megatron.architecture import Architecture
+from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.export import export
+from dovetail_train_megatron.names import Table
+from dovetail_train_megatron.needs import imported
+from dovetail_train_megatron.network import HEADS, Network
+from dovetail_train_megatron.optim import Optimizer
+from dovetail_train_megatron.packs import Pack, cut, make_pack, token_places
+from dovetail_train_megatron.parallel import Parallel
+from dovetail_train_megatron.residency import Residency
+from dovetail_train_megatron.sending import Sending
+from dovetail_train_megatron.weights import read_weights
+
+
+class MegatronEngine(TrainEngine):
+    """One language model, or the value model of a critic, divided as the config says.
+
+    Every rank of a group that shares samples (tp, pp, cp) is given the same ones; scores and metrics are those of the last
+    stage's first rank. Every call but `weight_manifest` is collective, and what one rank finds wrong is raised on all.
+    """
+
+    name: ClassVar[str] = "megatron"
+    api: ClassVar[str] = ">=1.0,<2"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head"})
+    Config = MegatronConfig
+
+    _ranks: Ranks
+    _parallel: Parallel | None = None
+    _network: Network | None = None
+    _table: Table
+    _residency: Residency
+    _optimizer: Optimizer | None = None
+    _sending: Sending | None = None
+
+    def start(self) -> None:
+        """Load this rank's part of the model onto the context's device.
+
+        Raises:
+            ModelError: the model can't be loaded, or Megatron has no such architecture.
+            PluginNeedsError: megatron-core or mbridge is missing, or there is no CUDA device.
+            ConfigError: the layout does not divide the model, or is not the mesh's.
+            DispatchError: there is no process group of the mesh's size.
+        """
+        section = self.context.model
+        if section is None:
+            raise ModelError("the training engine was given no model", hint="set model.path")
+        self._check_device()
+        self._parallel = Parallel(self.config, self.context)
+        try:
+            self._load(section, self._parallel)
+        except BaseException:
+            # What is half loaded must not keep Megatron's layout for itself.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._sending is not None:
+            self._sending.close()
+        if self._parallel is not None:
+            self._parallel.leave()
+        self._parallel = self._network = self._optimizer = self._sending = None
+        self.__dict__.pop("_table", None)
+        self.__dict__.pop("_residency", None)
+        if torch.device(self.context.device).type != "cpu":
+            # Modules and their hooks refer to each other: only the collector frees them.
+            gc.collect()
+            torch.accelerator.empty_cache()
+
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+        """As the interface says, on the last stage; on other stages the columns hold 0."""
+        network = self._ready("forward")
+        outputs = frozenset(outputs)
+        with self._ranks.together():
+            self._check_computes(network, outputs)
+            check_columns(batch)
+            batch = batch.select(READS)
+        cuts, packs = self._packed(network, batch)
+        mask = batch["response_mask"]
+        columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
+        found = pipeline.score(network, packs, outputs, network.module)
+        for rows, scores in zip(cuts, found, strict=False):
+            places = token_places(mask.offsets, rows)
+            for name, values_T in scores.items():
+                columns[name][places] = values_T.float().cpu().numpy()
+        return Batch(
+            {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
+        )
+
+    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+        """As the interface says. Samples that are marked in the column `padding` count for nothing.
+
+        Raises:
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
+            ConfigError: the objective is of another head than the model's.
+        """
+        network = self._ready("update")
+        with self._ranks.together():
+            goal = build_objective(objective, seed=self.context.seed)
+            self._check_computes(network, goal.outputs)
+            check_columns(mini_batch)
+            mini_batch = _without_padding(mini_batch)
+            mini_batch.require(sorted(goal.requires), "the objective")
+        with self._ranks.together():
+            prepared = goal.prepare(mini_batch, self.context.reduction)
+            denominators = goal.denominators(prepared, self.context.reduction)
+            read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
+            prepared = prepared.select(sorted(read))
+        cuts, packs = self._packed(network, prepared)
+        micro_batches = [prepared.take(rows) for rows in cuts]
+        optimizer = self._made_optimizer()
+        optimizer.begin()
+        try:
+            terms = pipeline.descend(
+                network,
+                packs,
+                goal,
+                lambda i, scores: goal(scores, micro_batches[i], denominators),
+                optimizer.module,
+            )
+        except BaseException:
+            # Half a mini-batch's gradients must not leak into the next update.
+            optimizer.discard_gradients()
+            raise
+        finite = not terms or bool(torch.stack([term.finite for term in terms]).all())
+        try:
+            norm, lr = optimizer.step(finite)
+        except NumericsError as error:
+            rows = self._failing(network, goal, prepared, denominators, cuts, packs)
+            samples = self._ranks.every(sample_names(mini_batch, rows))
+            whence = (
+                f"; it came from {listed(samples)}"
+                if samples
+                else "; each sample's own loss is finite"
+            )
+            raise NumericsError(
+                error.message + whence, hint=error.hint, sample_ids=samples
+            ) from None
+        own: dict[str, Metric] = {
+            f"{self._role}/grad_norm": Mean(norm, 1.0),
+            f"{self._role}/grad_norm_max": Max(norm),
+            f"{self._role}/lr": Last(lr),
+        }
+        return resolve_metrics([term.metrics for term in terms]) | own
+
+    def weight_manifest(self, version: int) -> WeightManifest:
+        return self._with_sending().manifest(version)
+
+    def send_weights(self, version: int, manifest: WeightManifest) -> None:
+        """As the interface says.
+
+        Raises:
+            WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
+        """
+        self._with_sending().send(version, manifest)
+
+    def offload(self) -> None:
+        self._started()
+        self._residency.offload(self._optimizer)
+
+    def onload(self) -> None:
+        self._started()
+        self._residency.onload(self._optimizer)
+
+    def save(self, directory: Path) -> None:
+        network = self._ready("save")
+        checkpoint.save(Path(directory), network, self._table, self._optimizer, self._ranks)
+
+    def load(self, directory: Path) -> None:
+        """As the interface says; also of a checkpoint that another layout, or the engine fsdp2, has written.
+
+        Raises:
+            CheckpointError: a file is missing or unreadable, or of another model.
+        """
+        network = self._ready("load")
+        with self._ranks.together():
+            trained = checkpoint.was_trained(Path(directory))
+        optimizer = self._made_optimizer() if trained else self._optimizer
+        checkpoint.load(Path(directory), network, self._table, optimizer, self._ranks)
+
+    def export(self, directory: Path) -> None:
+        network = self._ready("export")
+        export(
+            Path(directory),
+            network,
+            self._table,
+            self._section,
+            self.context.tokenizer,
+            self._ranks,
+        )
+
+    def _load(self, section: ModelSection, parallel: Parallel) -> None:
+        self._ranks = Ranks(self.context.mesh, self.context.rank)
+        # Megatron asks its generators in sequence parallelism, where there is no dropout either.
+        imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(self.context.seed)
+        device = torch.device(self.context.device)
+        with self._ranks.together():
+            architecture = Architecture(section, self.config, parallel)
+            network = Network(architecture, self.config, parallel, device, self.context.head)
+        self._table = Table(network, self.context.rank)
+        with self._ranks.together():
+            had_head = read_weights(network, self._table, section, _copied)
+        if not had_head:
+            self.context.logger.info(
+                f"{section.path} holds no value head: the critic starts with a value of 0"
+            )
+        self._network, self._residency = network, Residency(network)
+
+    @property
+    def _role(self) -> str:
+        return self.context.role or "actor"
+
+    @property
+    def _section(self) -> ModelSection:
+        section: ModelSection | None = self.context.model
+        assert section is not None
+        return section
+
+    @property
+    def _training(self) -> TrainingSection:
+        return self.context.training or TrainingSection()
+
+    def _check_device(self) -> None:
+        if torch.device(self.context.device).type != "cuda":
+            raise PluginNeedsError(
+                f"the engine megatron computes on CUDA devices, and role {self._role!r} is on {self.context.device}",
+                hint="use engine fsdp2 on a CPU",
+            )
+
+    def _check_computes(self, network: Network, outputs: frozenset[str]) -> None:
+        unknown = sorted(outputs - network.computes)
+        if unknown:
+            raise ConfigError(
+                f"engine 'megatron' of role {self._role!r} can't compute {unknown[0]!r}: its model ends in "
+                f"{HEADS[network.head]}, which gives {', '.join(sorted(network.computes))}",
+                hint="values come from the role critic" if unknown[0] == "values" else None,
+            )
+
+    def _packed(self, network: Network, batch: Batch) -> tuple[list[np.ndarray], list[Pack]]:
+        """Rows and pack of every micro-batch: as many on every rank, since stages and experts' ranks wait for each other."""
+        budget = self._training.max_tokens_per_micro_batch
+        quadratic = network.architecture.quadratic()
+        cuts = cut(batch, budget, quadratic)
+        most = self._ranks.largest(len(cuts))
+        if len(cuts) != most:
+            cuts = cut(batch, budget, quadratic, at_least=most)
+        return cuts, [make_pack(batch.take(rows), network.multiple) for rows in cuts]
+
+    def _failing(
+        self,
+        network: Network,
+        goal: Objective,
+        batch: Batch,
+        denominators: Mapping[str, float],
+        cuts: Sequence[np.ndarray],
+        packs: Sequence[Pack],
+    ) -> list[int]:
+        """Positions of the samples whose outputs or loss are not finite, found by scoring again."""
+        failing: list[int] = []
+        found = pipeline.score(network, packs, goal.outputs, network.module)
+        for rows, scores in zip(cuts, found, strict=False):
+            micro_batch = batch.take(rows)
+            offsets = micro_batch["response_mask"].offsets
+            for i, row in enumerate(rows.tolist()):
+                tokens = slice(int(offsets[i]), int(offsets[i + 1]))
+                alone = {name: values[tokens] for name, values in scores.items()}
+                if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
+                    failing.append(row)
+        return sorted(failing)
+
+    def _made_optimizer(self) -> Optimizer:
+        """The optimizer, made when it is first needed: a model that only scores has none."""
+        if self._optimizer is None:
+            network = self._started()
+            self._optimizer = Optimizer(
+                network,
+                self._training,
+                self.context.total_steps,
+                self._ranks,
+                overlap=self.config.overlap_gradients,
+            )
+            if self._optimizer.half:
+                # The modules hold the checkpoint's weights rounded; the float32 ones are the optimizer's.
+                masters = self._optimizer
+                with self._ranks.together():
+                    read_weights(
+                        network,
+                        self._table,
+                        self._section,
+                        lambda parameter, values: masters.fill(parameter, "weight", values),
+                    )
+        return self._optimizer
+
+    def _started(self) -> Network:
+        if self._network is None:
+            raise DispatchError("the training engine has no model yet", hint="call start() first")
+        return self._network
+
+    def _with_sending(self) -> Sending:
+        network = self._started()
+        if self._sending is None:
+            self._sending = Sending(self.context, self._ranks, network, self._table)
+        return self._sending
+
+    def _ready(self, method: str) -> Network:
+        network = self._started()
+        if self._residency.offloaded:
+            raise DispatchError(
+                f"{method}() was called while the model is offloaded", hint="call onload() first"
+            )
+        return network
+
+
+def _copied(parameter: nn.Parameter, values: Tensor) -> None:
+    parameter.data.copy_(values)
+
+
+def _without_padding(mini_batch: Batch) -> Batch:
+    """Without the masked copies that dispatch gives to ranks without samples of their own."""
+    if PADDING not in mini_batch:
+        return mini_batch
+    return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])

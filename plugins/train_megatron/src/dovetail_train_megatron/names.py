@@ -1,0 +1,154 @@
+"""Table: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
+
+Every rank has the whole table; it is put together once, from what each rank says of its own parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dovetail_train_megatron.network import Network
+
+LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
+EXPERT = re.compile(r"^mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
+GROUPED = re.compile(r"^mlp\.experts\.(linear_fc[12])\.weight(\d+)$")
+VALUE_HEAD = "value_head."
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """One tensor of Megatron's, whole over its tensor-parallel ranks."""
+
+    name: str
+    """As mbridge knows it, with the layer's and the expert's number in the whole model."""
+    holders: tuple[int, ...]
+    """The ranks of its first copy that have its parts, in the order of the parts; one where it is not divided."""
+    shape: tuple[int, ...]
+    """Of one part."""
+    dim: int | None
+    """The dimension that is divided; None: every rank has it whole."""
+
+    @property
+    def expert(self) -> bool:
+        """Whether it is divided among experts' ranks."""
+        return ".mlp.experts." in self.name
+
+
+class Table:
+    """The tensors of one model.
+
+    Attributes:
+        entries: each once, in the order of the model's layers.
+        parameters: this rank's own, by entry name.
+    """
+
+    def __init__(self, network: Network, rank: int) -> None:
+        """Put the table together. Collective over all ranks of the default process group."""
+        self._bridge = network.architecture.bridge
+        self.parameters: dict[str, nn.Parameter] = {}
+        mine: list[tuple[str, tuple[int, ...], int | None]] = []
+        for local, parameter in network.module.named_parameters():
+            name = _whole_name(local, network)
+            if name == "output_layer.weight" and network.tied:
+                # The last stage's copy of the embedding, whose gradients Megatron adds up.
+                continue
+            self.parameters[name] = parameter
+            mine.append((name, tuple(parameter.shape), _divided(parameter)))
+        coordinates = (network.parallel.tp_rank, network.parallel.cp_rank)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (rank, coordinates, mine))
+        self.entries = _entries(everyone, network.parallel.tp)
+
+    def hf_names(self, entry: Entry) -> list[str]:
+        """The Hugging Face tensors that it is made of."""
+        if entry.name.startswith(VALUE_HEAD):
+            return [entry.name]
+        found: list[str] = self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
+        return found
+
+    def to_hf(self, entry: Entry, parts: list[Tensor]) -> list[tuple[str, Tensor]]:
+        """Put the parts together, and take them apart into Hugging Face's tensors."""
+        if entry.name.startswith(VALUE_HEAD):
+            return [(entry.name, parts[0])]
+        whole = parts[0]
+        if len(parts) > 1:
+            described = torch.empty(entry.shape, device="meta")
+            described.tensor_model_parallel = True  # type: ignore[attr-defined]
+            described.partition_dim = entry.dim  # type: ignore[attr-defined]
+            whole = self._bridge._weight_merge_across_tp(entry.name, parts, described)  # noqa: SLF001
+        names, tensors = self._bridge._weight_to_hf_format(entry.name, whole)  # noqa: SLF001
+        return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
+
+    def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
+        """This rank's part, from Hugging Face's tensors in the order of `hf_names`."""
+        if entry.name.startswith(VALUE_HEAD):
+            return tensors[0]
+        whole: Tensor = self._bridge._weight_to_mcore_format(entry.name, tensors)  # noqa: SLF001
+        if entry.dim is None:
+            return whole
+        described = torch.empty(entry.shape, device="meta")
+        parts = self._bridge._weight_split_across_tp(entry.name, whole, described, tp)  # noqa: SLF001
+        part: Tensor = parts[tp_rank]
+        return part
+
+
+def _entries(everyone: list[Any], tp: int) -> list[Entry]:
+    found: dict[str, Entry] = {}
+    for rank, (tp_rank, cp_rank), tensors in everyone:
+        if tp_rank or cp_rank:
+            continue
+        for name, shape, dim in tensors:
+            if name not in found:
+                # Ranks of a tensor-parallel group are neighbours.
+                holders = (rank,) if dim is None else tuple(range(rank, rank + tp))
+                found[name] = Entry(name=name, holders=holders, shape=shape, dim=dim)
+    return sorted(found.values(), key=_place)
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    """Embedding, layers by number, the rest; within a layer by name, with numbers as numbers."""
+    layer = LAYER.match(entry.name)
+    if layer is None:
+        return (0 if entry.name.startswith("embedding") else 2, 0, [entry.name])
+    parts = re.split(r"(\d+)", layer.group(2))
+    return (1, int(layer.group(1)), [f"{int(p):08}" if p.isdigit() else p for p in parts])
+
+
+def _divided(parameter: nn.Parameter) -> int | None:
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    return int(parameter.partition_dim)  # type: ignore[attr-defined]
+
+
+def _whole_name(local: str, network: Network) -> str:
+    """Mbridge's name of a parameter: that of Transformer Engine's layers, numbered over the whole model."""
+    layer = LAYER.match(local)
+    if layer is None:
+        return local
+    number = int(network.module.decoder.layers[int(layer.group(1))].layer_number) - 1
+    rest = layer.group(2)
+    own = _experts_here(network)
+    if (expert := EXPERT.match(rest)) is not None:
+        rest = f"mlp.experts.{expert.group(2)}.weight{own + int(expert.group(1))}"
+    elif (grouped := GROUPED.match(rest)) is not None:
+        rest = f"mlp.experts.{grouped.group(1)}.weight{own + int(grouped.group(2))}"
+    elif rest == "input_layernorm.weight":
+        rest = "self_attention.linear_qkv.layer_norm_weight"
+    elif (
+        rest == "pre_mlp_layernorm.weight"
+        and network.architecture.transformer.num_moe_experts is None
+    ):
+        rest = "mlp.linear_fc1.layer_norm_weight"
+    return f"decoder.layers.{number}.{rest}"
+
+
+def _experts_here(network: Network) -> int:
+    """The number of this rank's first expert."""
+    experts = int(network.architecture.transformer.num_moe_experts or 0)
+    return experts // network.parallel.ep * network.parallel.ep_rank

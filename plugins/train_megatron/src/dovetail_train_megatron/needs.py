@@ -1,0 +1,33 @@
+"""Megatron-Core and mbridge as they are imported: late, quietly, and with an error that says how to install them."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from dovetail.errors import PluginNeedsError
+
+
+def imported(module: str) -> Any:
+    """A module of megatron-core or mbridge.
+
+    Raises:
+        PluginNeedsError: it can't be imported here.
+    """
+    try:
+        with warnings.catch_warnings():
+            # It tells at every import which faster libraries it would like to have.
+            warnings.simplefilter("ignore")
+            return import_module(module)
+    except ImportError as error:
+        raise PluginNeedsError(
+            f"the engine megatron needs megatron-core and mbridge, and {module} can't be imported here: {error}",
+            hint="pip install 'dovetail-train-megatron[engine]'",
+        ) from error
+
+
+def has_transformer_engine() -> bool:
+    """Whether Transformer Engine is installed."""
+    return find_spec("transformer_engine") is not None

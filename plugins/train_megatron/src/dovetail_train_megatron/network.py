@@ -1,0 +1,270 @@
+"""Network: this rank's part of a model as Megatron's modules, ready to be filled, and its scores.
+
+Legend: T fed tokens of this rank, H hidden size, R scored tokens, M scored tokens of the context-parallel rank with most.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dovetail.training.sequences import sent
+from dovetail_train_megatron.architecture import Architecture
+from dovetail_train_megatron.attention import PackedAttention, Packs, Rotary
+from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.head import Vocabulary, score_tokens
+from dovetail_train_megatron.needs import imported
+from dovetail_train_megatron.packs import Pack
+from dovetail_train_megatron.parallel import Parallel
+
+HEADS = {"lm": "a language model's head", "value": "a value head"}
+
+
+class Norm(nn.Module):
+    """Root mean square norm (arXiv 1910.07467) for layers without Transformer Engine; its weight knows of sequence parallelism."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the last dimension."""
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Network:
+    """One rank's modules.
+
+    Attributes:
+        module: Megatron's GPTModel for this stage, whose output is hidden states; on a critic's last stage it has `value_head`.
+        device: where it computes.
+        head: "lm" or "value".
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: MegatronConfig,
+        parallel: Parallel,
+        device: torch.device,
+        head: Literal["lm", "value"],
+    ) -> None:
+        self.architecture, self.parallel, self.device, self.head = (
+            architecture,
+            parallel,
+            device,
+            head,
+        )
+        self._chunk = config.logits_chunk
+        self._packs = Packs()
+        self.module = self._made()
+        self._sequence_parallel = bool(architecture.transformer.sequence_parallel)
+        self.multiple = parallel.cp * (parallel.tp if self._sequence_parallel else 1)
+
+    @property
+    def computes(self) -> frozenset[str]:
+        """The outputs that it can be asked for."""
+        if self.head == "value":
+            return frozenset({"values"})
+        return frozenset({"log_probs", "entropies", "sum_pi_squared"})
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer is the embedding."""
+        return self.architecture.tied and self.head == "lm"
+
+    def run(self, module: nn.Module, pack: Pack) -> Tensor:
+        """This stage's pass over a pack: hidden states, float [T or a tensor-parallel rank's share of it, 1, H].
+
+        Args:
+            module: `module`, possibly within wrappers.
+            pack: the same on all ranks that share it.
+        """
+        mine = pack.on(self.parallel.cp_rank, self.parallel.cp)
+        self.module.rotary_pos_emb.place(pack.positions_F[mine])
+        number = self._packs.add(pack, self.device)
+        ids = sent(pack.ids_F[mine], self.device)[None] if self.parallel.first_stage else None
+        hidden: Tensor = module(input_ids=ids, position_ids=None, attention_mask=number)
+        return hidden
+
+    def scores(self, hidden: Tensor, pack: Pack, outputs: frozenset[str]) -> dict[str, Tensor]:
+        """Score a pack from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
+
+        Returns:
+            float32 [T] for each output, aligned with the micro-batch's response tokens; masked tokens hold 0. The same on
+            all ranks. They carry the gradient, also where no token is scored.
+        """
+        count = len(pack.ids_F) // self.parallel.cp
+        owner_R, at_R = np.divmod(pack.source_R, count)
+        own_M = np.flatnonzero(owner_R == self.parallel.cp_rank)
+        scored_C = np.bincount(owner_R, minlength=self.parallel.cp)
+        # Ranks score equally many, and at least one: a weight that one of them did not touch would have no gradient there.
+        most = max(1, int(scored_C.max(initial=0)))
+        states_MH = self._whole(hidden).index_select(0, self._filled(at_R[own_M], most, 0))
+        if self.head == "value":
+            values: Tensor = self.module.value_head(states_MH.float())[:, 0]
+            found = {"values": values}
+        else:
+            found = score_tokens(
+                states_MH,
+                self._output_weight(),
+                self._filled(pack.targets_R[own_M], most, 0),
+                self._filled(pack.temperature_R[own_M], most, 1),
+                self._vocabulary(),
+                outputs=outputs,
+                chunk=self._chunk,
+            )
+        return self._aligned(found, pack, owner_R, scored_C, most)
+
+    def forget(self) -> None:
+        """Let go of all packs."""
+        self._packs.clear()
+
+    def _whole(self, hidden: Tensor) -> Tensor:
+        """[T, H] on every tensor-parallel rank. Of a gradient each gives its part where the vocabulary is divided."""
+        mappings = imported("megatron.core.tensor_parallel.mappings")
+        divided = self.head == "lm"
+        if self._sequence_parallel:
+            gathered: Tensor = mappings.gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=divided
+            )
+            return gathered[:, 0]
+        if divided:
+            return mappings.copy_to_tensor_model_parallel_region(hidden)[:, 0]  # type: ignore[no-any-return]
+        return hidden[:, 0]
+
+    def _aligned(
+        self,
+        found: dict[str, Tensor],
+        pack: Pack,
+        owner_R: np.ndarray,
+        scored_C: np.ndarray,
+        most: int,
+    ) -> dict[str, Tensor]:
+        names = sorted(found)
+        scores_NM = torch.stack([found[name] for name in names])
+        if self.parallel.cp > 1:
+            scores_NM = _Gathered.apply(  # type: ignore[no-untyped-call]
+                scores_NM, self.parallel.cp_group, self.parallel.cp, self.parallel.cp_rank
+            )
+            scores_NM = scores_NM.transpose(0, 1).flatten(1)
+        order_R = np.argsort(owner_R, kind="stable")
+        within = np.arange(len(order_R)) - (np.cumsum(scored_C) - scored_C)[owner_R[order_R]]
+        place_R = np.empty_like(order_R)
+        place_R[order_R] = owner_R[order_R] * most + within
+        whole_NR = scores_NM.index_select(1, sent(place_R, self.device))
+        aligned_NT = whole_NR.new_zeros(len(names), pack.tokens).index_copy(
+            1, sent(pack.token_R, self.device), whole_NR
+        )
+        if not len(pack.token_R):
+            aligned_NT = aligned_NT + 0 * scores_NM.sum()
+        return dict(zip(names, aligned_NT.unbind(), strict=True))
+
+    def _filled(self, values: np.ndarray, length: int, value: float) -> Tensor:
+        filled = np.full(length, value, values.dtype)
+        filled[: len(values)] = values
+        return sent(filled, self.device)
+
+    def _output_weight(self) -> Tensor:
+        weight: Tensor = (
+            self.module.shared_embedding_or_output_weight()
+            if self.tied
+            else self.module.output_layer.weight
+        )
+        return weight
+
+    def _vocabulary(self) -> Vocabulary:
+        own = self.architecture.padded_vocabulary // self.parallel.tp
+        first = own * self.parallel.tp_rank
+        real = int(self.architecture.hf.vocab_size)
+        return Vocabulary(
+            first=first,
+            size=max(0, min(own, real - first)),
+            group=self.parallel.tp_group if self.parallel.tp > 1 else None,
+        )
+
+    def _made(self) -> Any:
+        architecture, parallel = self.architecture, self.parallel
+        hidden_model = _hidden_model()
+        module = hidden_model(
+            config=architecture.transformer,
+            transformer_layer_spec=_layers(architecture),
+            vocab_size=architecture.padded_vocabulary,
+            max_sequence_length=int(architecture.hf.max_position_embeddings),
+            pre_process=parallel.first_stage,
+            post_process=parallel.last_stage,
+            share_embeddings_and_output_weights=self.tied,
+            position_embedding_type="rope",
+        )
+        module.rotary_pos_emb = Rotary(architecture.frequencies())
+        if self.head == "value" and parallel.last_stage:
+            del module.output_layer
+            module.value_head = nn.Linear(
+                architecture.hf.hidden_size, 1, dtype=torch.float32
+            ).requires_grad_(requires_grad=True)
+        group = parallel.cp_group if parallel.cp > 1 else None
+        for layer in module.modules():
+            if isinstance(layer, PackedAttention):
+                layer.packs, layer.cp_group = self._packs, group
+        return module.to(self.device).train()
+
+
+def _hidden_model() -> Any:
+    base = imported("megatron.core.models.gpt.gpt_model").GPTModel
+
+    class HiddenModel(base):  # type: ignore[misc, valid-type]
+        """GPTModel that stops before its output layer."""
+
+        def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+            return hidden_states
+
+    return HiddenModel
+
+
+def _layers(architecture: Architecture) -> Any:
+    """Megatron's description of the stage's layers, with attention over packs."""
+    specs = imported("megatron.core.models.gpt.gpt_layer_specs")
+    identity = imported("megatron.core.transformer.identity_op").IdentityOp
+    block = specs.get_gpt_decoder_block_spec(
+        architecture.transformer,
+        use_transformer_engine=architecture.uses_transformer_engine,
+        normalization="RMSNorm",
+    )
+    if architecture.transformer.num_moe_experts and not architecture.uses_transformer_engine:
+        # The router looks for this product of Transformer Engine's by a name that only exists where it is installed.
+        router = imported("megatron.core.transformer.moe.moe_utils")
+        vars(router).setdefault("te_general_gemm", None)
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if architecture.uses_transformer_engine:
+            continue
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+        for name in ("q_layernorm", "k_layernorm"):
+            if getattr(attention, name) not in (None, identity):
+                setattr(attention, name, Norm)
+    if not architecture.uses_transformer_engine:
+        block.layer_norm = Norm
+    return block
+
+
+class _Gathered(torch.autograd.Function):
+    """Every rank's tensor, stacked. Each rank keeps the gradient of its own: the others hold the same loss."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup, size: int, index: int) -> Tensor:
+        ctx.index = index
+        gathered = mine.new_empty(size, *mine.shape)
+        dist.all_gather_into_tensor(gathered.flatten(0, 1), mine.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return grad[ctx.index], None, None, None

@@ -1,0 +1,232 @@
+"""The optimizer: Megatron's distributed one. Float32 weights and moments are divided over the ranks that hold copies of a
+parameter; gradients are reduced to the rank that owns a piece, and stepped weights gathered from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dovetail.config.sections import TrainingSection
+from dovetail.errors import NumericsError
+from dovetail.training.ranks import Ranks
+from dovetail.training.schedule import learning_rate
+from dovetail_train_megatron.needs import imported
+from dovetail_train_megatron.network import Network
+
+KINDS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+"""The moments that each optimizer keeps of a parameter."""
+
+
+class Optimizer:
+    """One optimizer with its place in the schedule.
+
+    Attributes:
+        module: the network's module within Megatron's wrapper, which gathers gradients.
+        steps: taken so far.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        training: TrainingSection,
+        total_steps: int | None,
+        ranks: Ranks,
+        *,
+        overlap: bool,
+    ) -> None:
+        """Take every parameter of the network; they lie in one buffer from now on. Collective.
+
+        Args:
+            network: already filled.
+            training: optimizer, schedule and clipping.
+            total_steps: optimizer steps of the run, where they are known.
+            ranks: all of the mesh.
+            overlap: reduce gradients while others are still computed.
+        """
+        self.steps = 0
+        self._training, self._total_steps, self._ranks = training, total_steps, ranks
+        self._network = network
+        self._half = network.architecture.dtype != torch.float32
+        distributed = imported("megatron.core.distributed")
+        transformer = network.architecture.transformer
+        self.module = distributed.DistributedDataParallel(
+            transformer,
+            distributed.DistributedDataParallelConfig(
+                use_distributed_optimizer=True,
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=overlap,
+                average_in_collective=False,
+            ),
+            network.module,
+        )
+
+        def finalize(model: Any, _: Any = None, **options: Any) -> None:
+            # Without a number of tokens: denominators are in the loss already.
+            distributed.finalize_model_grads(model, None, **options)
+
+        transformer.finalize_model_grads_func = finalize
+        transformer.no_sync_func = self.module.no_sync if overlap else None
+        self._megatron = self._made()
+        if training.optim.optimizer == "sgd":
+            for part in self._parts():
+                part.optimizer = _descent(part.optimizer.param_groups, training.optim.lr)
+
+    def begin(self) -> None:
+        """Start a mini-batch with gradients of 0."""
+        self.module.zero_grad_buffer()
+        self._megatron.zero_grad()
+
+    def step(self, finite: bool) -> tuple[float, float]:
+        """Take exactly one step with the gradients that have gathered. Collective over all ranks.
+
+        Args:
+            finite: whether the losses that this rank knows of are finite.
+
+        Returns:
+            The gradient's norm before clipping, over all ranks, each parameter once; and the learning rate.
+
+        Raises:
+            NumericsError: the losses or the norm are not finite, on some rank; on every rank weights and optimizer are as
+                before.
+        """
+        lr = learning_rate(self._training.optim, self.steps, self._total_steps)
+        self._megatron.prepare_grads()
+        norm = float(self._megatron.get_grad_norm())
+        (broken,) = self._ranks.sums([float(not finite)])
+        if broken or not math.isfinite(norm):
+            self.discard_gradients()
+            what = f"gradient norm of optimizer step {self.steps} is {norm}"
+            if broken:
+                what = f"loss of optimizer step {self.steps}, or an output of the model that it is made of, is not finite"
+            raise NumericsError(
+                f"the {what}; no step was taken",
+                hint="lower the learning rate, and look at the loss, ratio and reward metrics of the steps before",
+            )
+        clip = self._training.grad_clip
+        factor = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+        for group in self._megatron.param_groups:
+            group["lr"] = lr
+            group["weight_decay"] = self._training.optim.weight_decay
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if factor < 1 and gradients:
+                torch._foreach_mul_(gradients, factor)
+        self._megatron.step_with_ready_grads()
+        self.steps += 1
+        return norm, lr
+
+    def discard_gradients(self) -> None:
+        """Drop what a failed backward pass has left."""
+        self.begin()
+
+    def masters(self, parameter: nn.Parameter) -> tuple[Tensor, dict[str, Tensor], slice] | None:
+        """This rank's piece of a parameter: float32 weights and moments, [n] each, and where they lie in it when it is flat.
+
+        None where the rank owns nothing of it.
+        """
+        for part in self._parts():
+            if parameter in part.model_param_group_index_map:
+                place = part._get_model_param_range_map(parameter)["param"]  # noqa: SLF001
+                group, order = part.model_param_group_index_map[parameter]
+                main: Tensor = part.optimizer.param_groups[group]["params"][order]
+                return main, part.optimizer.state[main], slice(place.start, place.end)
+        return None
+
+    def whole(self, parameter: nn.Parameter, kind: str, *, expert: bool) -> Tensor:
+        """A parameter's float32 weights (`weight`) or one of its moments, shaped like it. Collective over its copies."""
+        flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        if (found := self.masters(parameter)) is not None:
+            main, state, place = found
+            piece = main if kind == "weight" else state.get(kind)
+            if piece is not None:
+                flat[place] = piece.detach().float().flatten().to(flat.device)
+        group = self._network.parallel.replicas(expert=expert)
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(flat, group=group)
+        return flat.view(parameter.shape)
+
+    @torch.no_grad()
+    def fill(self, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
+        """Put back what `whole` gave, as far as it is this rank's."""
+        if (found := self.masters(parameter)) is None:
+            return
+        main, state, place = found
+        piece = values.flatten()[place].to(main.device, torch.float32)
+        if kind == "weight":
+            main.copy_(piece)
+        else:
+            state[kind] = piece.clone()
+
+    def restore(self, steps: int) -> None:
+        """Go back to a step; the moments are filled in through `fill` afterwards."""
+        self.steps = steps
+        for part in self._parts():
+            part.optimizer.state.clear()
+            if not steps or not KINDS[self._training.optim.optimizer]:
+                continue
+            for group in part.optimizer.param_groups:
+                for main in group["params"]:
+                    moments = {k: torch.zeros_like(main) for k in self.kinds}
+                    counter = torch.tensor(float(steps), dtype=torch.float32)
+                    part.optimizer.state[main] = {"step": counter, **moments}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The moments that it keeps."""
+        return KINDS[self._training.optim.optimizer]
+
+    @property
+    def half(self) -> bool:
+        """Whether the modules hold narrower copies of the float32 weights."""
+        return self._half
+
+    def states(self) -> Iterator[tuple[Any, Tensor]]:
+        """Every inner optimizer with each of its float32 weights, for moving them."""
+        for part in self._parts():
+            for group in part.optimizer.param_groups:
+                for main in group["params"]:
+                    yield part.optimizer, main
+
+    def _parts(self) -> list[Any]:
+        return list(getattr(self._megatron, "chained_optimizers", [self._megatron]))
+
+    def _made(self) -> Any:
+        optimizers = imported("megatron.core.optimizer")
+        optim = self._training.optim
+        config = optimizers.OptimizerConfig(
+            optimizer="adam",
+            lr=optim.lr,
+            weight_decay=optim.weight_decay,
+            adam_beta1=optim.betas[0],
+            adam_beta2=optim.betas[1],
+            adam_eps=optim.eps,
+            decoupled_weight_decay=True,
+            clip_grad=self._training.grad_clip,
+            bf16=self._half,
+            params_dtype=self._network.architecture.dtype,
+            use_distributed_optimizer=True,
+        )
+        quiet = logging.getLogger("megatron.core.optimizer")
+        level, quiet.level = quiet.level, logging.WARNING
+        try:
+            return optimizers.get_megatron_optimizer(
+                config, [self.module], use_gloo_process_groups=False
+            )
+        finally:
+            quiet.setLevel(level)
+
+
+def _descent(groups: list[dict[str, Any]], lr: float) -> torch.optim.SGD:
+    """Plain descent over groups of Adam's: Megatron divides Adam's weights alone, and any optimizer can step them then.
+
+    Pieces of float32 parameters are views, which torch takes from no one but Megatron.
+    """
+    descent = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    descent.param_groups = [{**group, **descent.defaults} for group in groups]
+    return descent

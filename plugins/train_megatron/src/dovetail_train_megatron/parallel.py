@@ -1,0 +1,151 @@
+"""Parallel: this rank's place in Megatron's layout, and the process groups that go with it.
+
+Ranks are those of the mesh: dp outermost, then pp, cp, and tp, whose ranks are neighbours. Expert parallelism divides
+the data-parallel ranks. Megatron keeps one layout a process.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dovetail.dispatch import Mesh
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.needs import imported
+
+ORDER = "tp-cp-ep-pp-dp"
+"""Megatron's way to say which axis varies fastest: the first."""
+_users = 0
+
+
+class Parallel:
+    """One rank's place.
+
+    Attributes:
+        tp, pp, cp, ep: sizes.
+        tp_rank, pp_rank, cp_rank, ep_rank: this rank's coordinates.
+        dp_rank: its place among the ranks that hold other samples.
+        state: Megatron's module with the groups.
+    """
+
+    def __init__(self, config: MegatronConfig, context: PluginContext) -> None:
+        """Join Megatron's groups, or find those of an engine that was started before.
+
+        Raises:
+            ConfigError: the mesh is not that of the config, or another engine of this process has another layout.
+        """
+        self.tp, self.pp = config.tensor_parallel_size, config.pipeline_parallel_size
+        self.cp, self.ep = config.context_parallel_size, config.expert_parallel_size
+        mesh = context.mesh or Mesh()
+        _check_mesh(config, mesh)
+        config.shards(mesh.size)
+        _join_alone(torch.device(context.device), mesh.size)
+        self.state = _joined(self, mesh.size)
+        global _users  # noqa: PLW0603 - see `leave`
+        _users += 1
+        where = mesh.coordinates(context.rank)
+        self.tp_rank, self.pp_rank, self.cp_rank = where["tp"], where["pp"], where["cp"]
+        self.dp_rank = where["dp"]
+        self.ep_rank = int(self.state.get_expert_model_parallel_rank())
+        self._joined = True
+
+    def leave(self) -> None:
+        """Give the layout up; where no other engine of this process has it, the next one may have another."""
+        global _users  # noqa: PLW0603 - Megatron's own layout is one a process
+        if self._joined:
+            self._joined = False
+            _users -= 1
+            if not _users:
+                self.state.destroy_model_parallel()
+
+    @property
+    def first_stage(self) -> bool:
+        """Whether this rank embeds tokens."""
+        return self.pp_rank == 0
+
+    @property
+    def last_stage(self) -> bool:
+        """Whether this rank scores them."""
+        return self.pp_rank == self.pp - 1
+
+    @property
+    def tp_group(self) -> Any:
+        """Ranks that divide each weight matrix."""
+        return self.state.get_tensor_model_parallel_group()
+
+    @property
+    def cp_group(self) -> Any:
+        """Ranks that share each pack."""
+        return self.state.get_context_parallel_group()
+
+    def replicas(self, *, expert: bool) -> Any:
+        """Ranks that hold copies of a parameter, whose gradients are added up."""
+        if expert:
+            return self.state.get_expert_data_parallel_group()
+        return self.state.get_data_parallel_group(with_context_parallel=True)
+
+
+def _check_mesh(config: MegatronConfig, mesh: Mesh) -> None:
+    for axis, size in config.mesh_axes().items():
+        if mesh.axis_size(axis) != size:
+            raise ConfigError(
+                f"the config asks for {axis}={size}, but the engine's mesh is {mesh.described()}",
+                hint="make the mesh with the axes that the config's mesh_axes() names",
+            )
+    order = [axis for axis, size in mesh.axes.items() if size > 1]
+    if order != [axis for axis in ("dp", "pp", "cp", "tp") if axis in order]:
+        raise ConfigError(
+            f"the engine's mesh has its axes in the order {', '.join(order)}",
+            hint="make it with Mesh.over(ranks, **config.mesh_axes())",
+        )
+
+
+def _joined(wanted: Parallel, ranks: int) -> Any:
+    state = imported("megatron.core.parallel_state")
+    if not state.model_parallel_is_initialized():
+        state.initialize_model_parallel(
+            tensor_model_parallel_size=wanted.tp,
+            pipeline_model_parallel_size=wanted.pp,
+            context_parallel_size=wanted.cp,
+            expert_model_parallel_size=wanted.ep,
+            # In this order of axes, experts' groups of several stages must cover what context parallelism does; only models
+            # without experts have both.
+            expert_tensor_parallel_size=wanted.tp * (wanted.cp if wanted.pp > 1 else 1),
+            order=ORDER,
+            create_gloo_process_groups=False,
+        )
+        return state
+    there = {
+        "tp": state.get_tensor_model_parallel_world_size(),
+        "pp": state.get_pipeline_model_parallel_world_size(),
+        "cp": state.get_context_parallel_world_size(),
+        "ep": state.get_expert_model_parallel_world_size(),
+    }
+    for axis, size in there.items():
+        if size != getattr(wanted, axis):
+            raise ConfigError(
+                f"an engine of these {ranks} ranks has {axis}={size}, and another one asks for {axis}={getattr(wanted, axis)}",
+                hint="give all megatron engines of a pool one layout, or each a pool of its own",
+            )
+    return state
+
+
+def _join_alone(device: torch.device, ranks: int) -> None:
+    """Megatron needs a process group, also of one; no other process is reached and no port opened."""
+    if ranks > 1 or dist.is_initialized():
+        return
+    if device.type != "cpu" and device.index is not None:
+        torch.accelerator.set_device_index(device.index)
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,105 @@
+"""Micro-batches through the stages of a model, by Megatron's schedules: forward alone, or one forward and one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.numerics import Objective, ObjectiveTerm
+from dovetail_train_megatron.needs import imported
+from dovetail_train_megatron.network import Network
+from dovetail_train_megatron.packs import Pack
+
+Scores = dict[str, Tensor]
+
+
+@torch.no_grad()
+def score(
+    network: Network, packs: Sequence[Pack], outputs: frozenset[str], module: Any
+) -> list[Scores]:
+    """Scores of every pack, float32 [T] each, in order. Collective.
+
+    Returns:
+        On ranks of the last stage; on others nothing.
+    """
+
+    def collect(hidden: Tensor, pack: Pack) -> Any:
+        def found(output: Tensor, **_: Any) -> Scores:
+            return network.scores(output, pack, outputs)
+
+        return hidden, found
+
+    found: list[Scores] = _run(network, packs, collect, module, forward_only=True)
+    return found
+
+
+def descend(
+    network: Network,
+    packs: Sequence[Pack],
+    goal: Objective,
+    term_of: Callable[[int, Scores], ObjectiveTerm],
+    module: Any,
+) -> list[ObjectiveTerm]:
+    """Gather the gradients of a mini-batch's micro-batches, summed over all ranks that share weights. Collective.
+
+    Args:
+        network: the stage.
+        packs: as many on every rank.
+        goal: says which scores are needed.
+        term_of: the objective's term of the i-th pack, from its scores.
+        module: the network's, within Megatron's wrapper.
+
+    Returns:
+        On ranks of the last stage every pack's term; on others nothing.
+    """
+    numbers = {id(pack): i for i, pack in enumerate(packs)}
+
+    def loss(hidden: Tensor, pack: Pack) -> Any:
+        def found(output: Tensor) -> tuple[Tensor, Tensor, ObjectiveTerm]:
+            scores = network.scores(output, pack, goal.outputs)
+            term = term_of(numbers[id(pack)], scores)
+            total = term.loss
+            if not total.requires_grad:
+                # A loss that nothing moves still owes the other ranks its backward pass.
+                total = sum((s.sum() for s in scores.values() if s.requires_grad), total) * 0
+            # Megatron divides by the second, unless it is told not to, and keeps the third.
+            return total, torch.zeros((), dtype=torch.int32, device=total.device), term
+
+        return hidden, found
+
+    terms: list[ObjectiveTerm] = _run(network, packs, loss, module, forward_only=False)
+    return terms
+
+
+def _run(
+    network: Network,
+    packs: Sequence[Pack],
+    then: Callable[[Tensor, Pack], Any],
+    module: Any,
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    schedule = imported("megatron.core.pipeline_parallel").get_forward_backward_func()
+
+    def step(waiting: Any, stage: Any) -> Any:
+        pack = next(waiting)
+        return then(network.run(stage, pack), pack)
+
+    try:
+        found: list[Any] = schedule(
+            forward_step_func=step,
+            data_iterator=iter(packs),
+            model=[module],
+            num_microbatches=len(packs),
+            # Shapes travel along with the activations: packs differ in length.
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+    finally:
+        network.forget()
+    return found if network.parallel.last_stage else []

@@ -1,0 +1,66 @@
+"""Off the accelerator and back: parameters, gradients and optimizer states of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_train_megatron.network import Network
+from dovetail_train_megatron.optim import Optimizer
+
+
+class Residency:
+    """Where a rank's tensors are. Modules and optimizer keep pointing at the same storages, which are emptied meanwhile."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._away: list[tuple[Tensor, Tensor]] = []
+        self.offloaded = False
+
+    def offload(self, optimizer: Optimizer | None) -> None:
+        """Move everything to the host's memory, and give the accelerator's back."""
+        if self.offloaded or self._network.device.type == "cpu":
+            return
+        if optimizer is None:
+            self._network.module.to("cpu")
+        else:
+            optimizer.module.offload_grad_buffers(synchronize=True, empty_cache=False)
+            for buffer in _buffers(optimizer):
+                self._empty(buffer.param_data)
+            for inner, main in optimizer.states():
+                if optimizer.half:
+                    self._empty(main.data)
+                for value in inner.state.get(main, {}).values():
+                    if isinstance(value, Tensor) and value.is_cuda:
+                        self._empty(value)
+        self.offloaded = True
+        torch.accelerator.empty_cache()
+
+    def onload(self, optimizer: Optimizer | None) -> None:
+        """Bring everything back."""
+        if not self.offloaded:
+            return
+        if optimizer is None:
+            self._network.module.to(self._network.device)
+        else:
+            for tensor, kept in self._away:
+                tensor.untyped_storage().resize_(kept.numel() * kept.element_size())
+                tensor.copy_(kept, non_blocking=True)
+            torch.accelerator.synchronize()
+            optimizer.module.restore_grad_buffers(synchronize=True)
+        self._away = []
+        self.offloaded = False
+
+    def _empty(self, tensor: Tensor) -> None:
+        """Keep a copy in pinned memory, and let the storage go. It must be the tensor's own."""
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        kept.copy_(tensor)
+        self._away.append((tensor, kept))
+        tensor.untyped_storage().resize_(0)
+
+
+def _buffers(optimizer: Optimizer) -> list[Any]:
+    module = optimizer.module
+    return [*module.buffers, *module.expert_parallel_buffers]

@@ -1,0 +1,231 @@
+"""Weights in and out, tensor by tensor: from a checkpoint's files to every rank's part, and from the parts to rank 0.
+
+No rank ever holds the whole model. On the way out the tensor-parallel ranks of a stage give their parts to the first of
+them, which sends the whole tensor to rank 0, where the transport takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ModelError, WeightSyncError
+from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.training.stored import Stored
+from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
+
+if TYPE_CHECKING:
+    from dovetail_train_megatron.network import Network
+
+HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
+"""Where checkpoints keep a head of one label."""
+
+
+@torch.no_grad()
+def read_weights(
+    network: Network,
+    table: Table,
+    section: ModelSection,
+    put: Callable[[nn.Parameter, Tensor], None],
+) -> bool:
+    """Give every parameter of this rank its part of the checkpoint.
+
+    Args:
+        network: with parameters of any content.
+        table: of the network.
+        section: names the checkpoint.
+        put: takes a parameter and what belongs into it, in the checkpoint's dtype.
+
+    Returns:
+        Whether a critic's head was there; it is 0 where it was not. True for a language model.
+
+    Raises:
+        ModelError: a tensor is missing.
+    """
+    parallel, found_head = network.parallel, True
+    with Stored(section) as checkpoint:
+        if not checkpoint.names:
+            raise ModelError(
+                f"model {section.path!r} has no weights (model.safetensors)",
+                hint="the download may be incomplete: fetch the model again",
+            )
+        for entry in table.entries:
+            parameter = table.parameters.get(entry.name)
+            if parameter is None:
+                continue
+            if entry.name.startswith(VALUE_HEAD):
+                stored = _head(checkpoint, section, entry, tuple(parameter.shape))
+                found_head = found_head and stored is not None
+                put(parameter, torch.zeros(parameter.shape) if stored is None else stored)
+                continue
+            names = [_stored_name(name, checkpoint, section) for name in table.hf_names(entry)]
+            tensors = [checkpoint.tensor(name) for name in names]
+            put(parameter, table.from_hf(entry, tensors, parallel.tp, parallel.tp_rank))
+    copy = _tied_copy(network)
+    if copy is not None:
+        with Stored(section) as checkpoint:
+            name = _stored_name("model.embed_tokens.weight", checkpoint, section)
+            entry = next(e for e in table.entries if e.name == "embedding.word_embeddings.weight")
+            whole = checkpoint.tensor(name)
+            put(copy, table.from_hf(entry, [whole], parallel.tp, parallel.tp_rank))
+    return found_head
+
+
+def _tied_copy(network: Network) -> nn.Parameter | None:
+    """The last stage's own copy of the embedding, where there are several stages."""
+    parallel = network.parallel
+    if network.tied and parallel.last_stage and not parallel.first_stage:
+        weight: nn.Parameter = network.module.output_layer.weight
+        return weight
+    return None
+
+
+def tied_copy(network: Network, table: Table) -> tuple[Entry, nn.Parameter] | None:
+    """The embedding's entry and the last stage's copy of it, where this rank has one."""
+    copy = _tied_copy(network)
+    if copy is None:
+        return None
+    return next(e for e in table.entries if e.name == "embedding.word_embeddings.weight"), copy
+
+
+def manifest_of(network: Network, table: Table, version: int) -> WeightManifest:
+    """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+    dtype = str(network.architecture.dtype).removeprefix("torch.")
+    tensors = []
+    for entry in table.entries:
+        parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
+        tensors += [
+            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=dtype)
+            for name, tensor in table.to_hf(entry, parts)
+        ]
+    return WeightManifest(version=version, tensors=tuple(tensors))
+
+
+def check_manifest(network: Network, table: Table, manifest: WeightManifest) -> None:
+    """See that a manifest is of this network's weights.
+
+    Raises:
+        WeightSyncError: it names something else.
+    """
+    own = {spec.name: spec for spec in manifest_of(network, table, manifest.version).tensors}
+    for spec in manifest.tensors:
+        mine = own.get(spec.name)
+        if mine is None or mine.shape != spec.shape:
+            have = "nothing of that name" if mine is None else f"shape {mine.shape}"
+            raise WeightSyncError(
+                f"the manifest of version {manifest.version} names {spec.name!r} with shape {spec.shape}, "
+                f"but the model has {have}",
+                hint="make the manifest with the weight_manifest of the engine that sends",
+            )
+
+
+@torch.no_grad()
+def outgoing(
+    network: Network,
+    table: Table,
+    rank: int,
+    values: Callable[[Entry, nn.Parameter], Tensor] | None = None,
+    *,
+    to: int | None = 0,
+) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face's tensors, each gathered as it is asked for. Collective, one tensor after another.
+
+    Args:
+        network: of this rank.
+        table: of the network.
+        rank: this one.
+        values: a parameter's content, for `to` in the module's dtype; by default what the module computes with. Collective
+            over the parameter's copies.
+        to: the rank that gets them; None: each goes to the first rank that has a part of it, and others get nothing.
+
+    Yields:
+        On the receiving rank the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
+    """
+    for entry in table.entries:
+        parameter = table.parameters.get(entry.name)
+        part = None
+        if parameter is not None:
+            part = parameter.detach() if values is None else values(entry, parameter)
+        parts = _gathered(entry, part, rank)
+        if to is not None:
+            parts = _passed(entry, parts, rank, to, network)
+        if parts is not None:
+            yield from table.to_hf(entry, parts)
+        elif to is not None:
+            empty = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
+            for name, tensor in table.to_hf(entry, empty):
+                yield name, torch.zeros((), dtype=_dtype(entry, network)).expand(tensor.shape)
+
+
+def _passed(
+    entry: Entry, parts: list[Tensor] | None, rank: int, to: int, network: Network
+) -> list[Tensor] | None:
+    """All parts on the rank `to`, from the first one that has them; None elsewhere."""
+    first = entry.holders[0]
+    if rank == to:
+        if parts is not None:
+            return parts
+        room = [
+            torch.empty(entry.shape, dtype=_dtype(entry, network), device=network.device)
+            for _ in entry.holders
+        ]
+        for tensor in room:
+            dist.recv(tensor, first)
+        return room
+    for tensor in parts or ():
+        dist.send(tensor.contiguous(), to)
+    return None
+
+
+def _dtype(entry: Entry, network: Network) -> torch.dtype:
+    """Of a parameter in the modules."""
+    return torch.float32 if entry.name.startswith(VALUE_HEAD) else network.architecture.dtype
+
+
+def _gathered(entry: Entry, part: Tensor | None, rank: int) -> list[Tensor] | None:
+    """All parts on the first rank that has one; None elsewhere."""
+    if rank not in entry.holders or part is None:
+        return None
+    first = entry.holders[0]
+    if rank != first:
+        dist.send(part.contiguous(), first)
+        return None
+    parts = [part.contiguous()]
+    for holder in entry.holders[1:]:
+        room = torch.empty_like(parts[0])
+        dist.recv(room, holder)
+        parts.append(room)
+    return parts
+
+
+def _stored_name(name: str, checkpoint: Stored, section: ModelSection) -> str:
+    """Where the checkpoint keeps a tensor: classifiers and bare trunks name the same layers a little differently."""
+    for candidate in (name, name.removeprefix("model.")):
+        if candidate in checkpoint.names:
+            return candidate
+    raise ModelError(
+        f"model {section.path!r} lacks weights, such as {name!r}",
+        hint="is it a causal language model, and complete? Fetch or export it again",
+    )
+
+
+def _head(
+    checkpoint: Stored, section: ModelSection, entry: Entry, shape: tuple[int, ...]
+) -> Tensor | None:
+    """The checkpoint's own value head, or its bias; None where there is none."""
+    kind = entry.name.removeprefix(VALUE_HEAD)
+    name = next((head for head in HEADS if f"{head}.weight" in checkpoint.names), None)
+    if name is None or f"{name}.{kind}" not in checkpoint.names:
+        return None
+    stored = checkpoint.tensor(f"{name}.{kind}")
+    if tuple(stored.shape) != shape:
+        raise ModelError(
+            f"the head {name!r} of model {section.path!r} has shape {tuple(stored.shape)}, not {shape}",
+            hint="a critic gives one number: name a model with one label, or a plain language model",
+        )
+    return stored

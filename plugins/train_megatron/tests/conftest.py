@@ -1,0 +1,182 @@
+"""Tiny models, batches and engines for the tests of the Megatron engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.batch import Batch, Ragged
+from dovetail.config.builtin import TokenMeanConfig
+from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.dispatch import Mesh
+from dovetail.interfaces import (
+    KlTerm,
+    ObjectiveSpec,
+    PluginContext,
+    PluginRef,
+    WorkerSpec,
+    load_plugin_class,
+)
+from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_sdk.testing.processes import ProcessRanks, preload
+from dovetail_train_megatron.config import MegatronConfig
+
+HERE = Path(__file__).parent
+# Ranks find the stand-in by its file, and tests by its name.
+sys.path.insert(0, str(HERE))
+VOCABULARY = 301
+"""Two ranks do not divide it: the vocabulary is padded."""
+
+preload("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "mbridge")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Directory of a tiny Qwen2 with its tokenizer."""
+    return tiny_model_and_tokenizer(
+        tmp_path_factory.mktemp("tiny"),
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        layers=2,
+    )
+
+
+@pytest.fixture(scope="session")
+def two():
+    """Two processes, joined."""
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    pytest.importorskip("mbridge", reason="needs mbridge")
+    with ProcessRanks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four():
+    """Four processes, joined."""
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    pytest.importorskip("mbridge", reason="needs mbridge")
+    with ProcessRanks(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def on_ranks():
+    """Start an engine on every one of some ranks, with CUDA stood in for; close it after the test."""
+    groups = []
+
+    def start(ranks, path, *, head="lm", budget=64, transport=None, optim=None, **config):
+        config = MegatronConfig(name="megatron", **config)
+        context = PluginContext(
+            role="actor" if head == "lm" else "critic",
+            head=head,
+            seed=3,
+            model=ModelSection(path=str(path), dtype="float32"),
+            training=TrainingSection(
+                max_tokens_per_micro_batch=budget,
+                optim=OptimSection(**{"lr": 1e-2, "eps": 1e-3, **(optim or {})}),
+            ),
+        )
+        plugin = PluginRef(
+            kind="engine",
+            name="MegatronOnCpu",
+            path=str(HERE / "cuda_stand_in.py"),
+            attribute="MegatronOnCpu",
+            config=config,
+        )
+        load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
+        spec = WorkerSpec(role=context.role, plugin=plugin, context=context, transport=transport)
+        groups.append(ranks.worker_group(spec, Mesh.over(ranks.world, **config.mesh_axes())))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+@pytest.fixture
+def batch():
+    """Samples of mixed lengths, some tokens of some responses masked, one without a token to score."""
+    rng = np.random.default_rng(5)
+    prompts, responses, masks = [], [], []
+    for i in range(12):
+        length = int(rng.integers(1, 14))
+        prompts.append(rng.integers(5, VOCABULARY, rng.integers(1, 12)))
+        responses.append(rng.integers(5, VOCABULARY, length))
+        masks.append(np.zeros(length, bool) if i == 7 else rng.random(length) < 0.8)
+    mask = Ragged.from_list(masks, dtype=bool)
+    return Batch(
+        {
+            "prompt_ids": Ragged.from_list(prompts, dtype=np.int64),
+            "response_ids": Ragged.from_list(responses, dtype=np.int64),
+            "response_mask": mask,
+            "temperature": rng.uniform(0.5, 1.5, 12).astype(np.float32),
+            "advantages": rng.normal(size=12).astype(np.float32),
+            "ref_log_probs": mask.with_values(
+                rng.uniform(-7, -4, len(mask.values)).astype(np.float32)
+            ),
+            "sample_id": [f"s{i}" for i in range(12)],
+        }
+    )
+
+
+@pytest.fixture
+def objective():
+    """A policy gradient with a KL penalty and an entropy bonus."""
+    return ObjectiveSpec(
+        policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
+        loss_aggregation=PluginRef(
+            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
+        ),
+        old_log_probs_from_current=True,
+        requires=frozenset({"advantages"}),
+        kl=KlTerm(estimator="k2", coef=0.1),
+        entropy_coef=0.01,
+    )
+
+
+@pytest.fixture
+def plain():
+    """The oracle: transformers and torch alone, every sample by itself, one AdamW step.
+
+    Returns the loss, the gradient's norm before clipping, the scores by name, and the weights after the step.
+    """
+
+    def step(path, batch, *, dtype=torch.float32, lr=1e-2, eps=1e-3, clip=1.0):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        scores = {"log_probs": [], "entropies": [], "sum_pi_squared": []}
+        rows = zip(batch["prompt_ids"], batch["response_ids"], batch["temperature"], strict=True)
+        for prompt, response, temperature in rows:
+            ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
+            logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / float(temperature)
+            log_pi = logits.log_softmax(-1)
+            pi = log_pi.exp()
+            chosen = log_pi.gather(-1, torch.from_numpy(response)[:, None])[:, 0]
+            scores["log_probs"].append(chosen)
+            scores["entropies"].append(-(pi * log_pi).sum(-1))
+            scores["sum_pi_squared"].append(pi.square().sum(-1))
+        mask = torch.from_numpy(batch["response_mask"].values)
+        found = {name: torch.cat(parts) * mask for name, parts in scores.items()}
+        advantages = torch.from_numpy(batch["advantages"])[
+            torch.from_numpy(batch["response_mask"].row_index)
+        ]
+        kl = (found["log_probs"] - torch.from_numpy(batch["ref_log_probs"].values)).square() / 2
+        tokens = -advantages * found["log_probs"] + 0.1 * kl - 0.01 * found["entropies"]
+        loss = (tokens * mask).sum() / mask.sum()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optim = OptimSection()
+        torch.optim.AdamW(
+            model.parameters(), lr=lr, betas=optim.betas, eps=eps, weight_decay=optim.weight_decay
+        ).step()
+        weights = {name: p.detach().float() for name, p in model.named_parameters()}
+        arrays = {name: values.detach().numpy() for name, values in found.items()}
+        return loss.item(), norm.item(), arrays, weights
+
+    return step

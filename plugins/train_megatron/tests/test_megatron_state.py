@@ -1,0 +1,202 @@
+"""Training states in any layout and of the other engine, weights on their way to a rollout, and errors on all ranks."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dovetail.config.builtin import DiskTransportConfig
+from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.dispatch import Mesh
+from dovetail.errors import CheckpointError, NumericsError
+from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.telemetry.metrics import values
+
+TP, PP, CP = ({f"{axis}_parallel_size": 2} for axis in ("tensor", "pipeline", "context"))
+
+
+def exported(engine, directory):
+    """The engine's weights by name."""
+    engine.export(directory).result()
+    return load_file(directory / "model.safetensors")
+
+
+def assert_close(got, expected):
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, atol=2e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def other_engine(two):
+    """Start the engine fsdp2 on two ranks, as `on_ranks` starts this one."""
+    pytest.importorskip("dovetail_train_fsdp2", reason="needs dovetail-train-fsdp2")
+    from dovetail_train_fsdp2.config import Fsdp2Config
+
+    groups = []
+
+    def start(path, *, head="lm"):
+        context = PluginContext(
+            role="actor" if head == "lm" else "critic",
+            head=head,
+            seed=3,
+            model=ModelSection(path=str(path), dtype="float32"),
+            training=TrainingSection(optim=OptimSection(lr=1e-2, eps=1e-3)),
+        )
+        plugin = PluginRef(kind="engine", name="fsdp2", config=Fsdp2Config(name="fsdp2"))
+        spec = WorkerSpec(role=context.role, plugin=plugin, context=context)
+        groups.append(two.worker_group(spec, Mesh(dp=2)))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (TP, PP),
+        pytest.param(PP, CP, marks=pytest.mark.nightly),
+        pytest.param(CP, {}, marks=pytest.mark.nightly),
+        pytest.param({}, TP, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_state_is_continued_in_another_layout(
+    two, on_ranks, tiny, batch, objective, tmp_path, first, then
+):
+    engine = on_ranks(two, tiny, **first)
+    engine.update(batch, objective).result()
+    engine.save(tmp_path / "state").result()
+    engine.update(batch, objective).result()
+    expected = exported(engine, tmp_path / "one")
+    engine.close()
+    other = on_ranks(two, tiny, **then)
+    other.load(tmp_path / "state").result()
+    other.update(batch, objective).result()
+    assert_close(exported(other, tmp_path / "two"), expected)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(TP, id="tp2"), pytest.param(PP, id="pp2", marks=pytest.mark.nightly)],
+)
+def test_the_engine_fsdp2_continues_what_this_one_began_and_the_other_way_round(
+    two, on_ranks, other_engine, tiny, batch, objective, tmp_path, layout
+):
+    megatron, fsdp2 = on_ranks(two, tiny, **layout), other_engine(tiny)
+    for engine in (megatron, fsdp2):
+        engine.update(batch, objective).result()
+    megatron.save(tmp_path / "of-megatron").result()
+    fsdp2.save(tmp_path / "of-fsdp2").result()
+    megatron.load(tmp_path / "of-fsdp2").result()
+    fsdp2.load(tmp_path / "of-megatron").result()
+    for engine in (megatron, fsdp2):
+        engine.update(batch, objective).result()
+    assert_close(exported(megatron, tmp_path / "a"), exported(fsdp2, tmp_path / "b"))
+
+
+def test_a_state_of_another_model_is_refused_on_all_ranks(
+    two, on_ranks, tiny, batch, objective, tmp_path
+):
+    engine = on_ranks(two, tiny, **TP)
+    engine.update(batch, objective).result()
+    engine.save(tmp_path).result()
+    before = exported(engine, tmp_path / "before")
+    (file, *_) = sorted((tmp_path / "weights").glob("*.safetensors"))
+    file.unlink()
+    with pytest.raises(CheckpointError):
+        engine.load(tmp_path).result()
+    assert_close(exported(engine, tmp_path / "after"), before)
+
+
+@pytest.mark.parametrize("layout", [TP, PP], ids=["tp2", "pp2"])
+def test_weights_reach_a_rollout_under_hugging_faces_names(
+    two, on_ranks, tiny, batch, objective, tmp_path, layout
+):
+    directory = DiskTransportConfig(name="disk", directory=str(tmp_path / "weights"))
+    transport = PluginRef(kind="weight_transport", name="disk", config=directory)
+    engine = on_ranks(two, tiny, transport=transport, **layout)
+    engine.update(batch, objective).result()
+    expected = exported(engine, tmp_path / "out")
+    manifest: WeightManifest = engine.weight_manifest(1).result()
+    engine.send_weights(1, manifest).result()
+    assert {s.name: s.shape for s in manifest.tensors} == {
+        name: tuple(tensor.shape) for name, tensor in expected.items()
+    }
+    wrong = attrs.evolve(
+        manifest, tensors=(attrs.evolve(manifest.tensors[0], name="no.such.weight"),)
+    )
+    with pytest.raises(Exception, match=r"no\.such\.weight"):
+        engine.send_weights(1, wrong).result()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(TP, id="tp2", marks=pytest.mark.nightly),
+        pytest.param(PP, id="pp2"),
+        pytest.param(CP, id="cp2", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_is_not_finite_stops_the_update_on_all_ranks_and_names_the_sample(
+    two, on_ranks, tiny, batch, objective, tmp_path, layout
+):
+    engine = on_ranks(two, tiny, **layout)
+    engine.update(batch, objective).result()
+    before = exported(engine, tmp_path / "before")
+    huge = batch["advantages"].copy()
+    huge[3] = 3e38
+    spoilt = batch.with_columns({"advantages": huge})
+    with pytest.raises(NumericsError) as caught:
+        engine.update(spoilt, objective).result()
+    assert caught.value.sample_ids == ("s3",)
+    after = exported(engine, tmp_path / "after")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_plain_descent_steps_along_the_gradient(
+    two, on_ranks, tiny, batch, objective, plain, tmp_path
+):
+    engine = on_ranks(two, tiny, optim={"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.0}, **TP)
+    norm = values(engine.update(batch, objective).result())["actor/grad_norm"]
+    start = load_file(tiny / "model.safetensors")
+    step = exported(engine, tmp_path / "out")
+    length = sum(float((step[n] - start[n]).square().sum()) for n in step) ** 0.5
+    assert length == pytest.approx(0.5 * min(1.0, norm), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(TP, id="tp2"),
+        pytest.param({**TP, "sequence_parallel": False}, id="tp2 plain", marks=pytest.mark.nightly),
+        pytest.param(PP, id="pp2", marks=pytest.mark.nightly),
+        pytest.param(CP, id="cp2", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_critic_is_the_same_in_any_layout(two, on_ranks, tiny, batch, tmp_path, layout):
+    from dovetail.interfaces.objective import ValueObjectiveSpec
+
+    spec = ValueObjectiveSpec(
+        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"), clip=None
+    )
+    found = []
+    for config in ({}, layout):
+        critic = on_ranks(two, tiny, head="value", **config)
+        column = critic.forward(batch, frozenset({"values"})).result()["values"]
+        given = np.random.default_rng(2).normal(size=len(column.values)).astype(np.float32)
+        columns = {"values": column, "returns": column.with_values(given)}
+        for _ in range(2):
+            metrics = values(critic.update(batch.with_columns(columns), spec).result())
+        after = critic.forward(batch, frozenset({"values"})).result()["values"].values
+        found.append((metrics["critic/grad_norm"], after))
+        critic.close()
+    (norm, expected), (got_norm, got) = found
+    assert np.abs(expected).max() > 0
+    assert got_norm == pytest.approx(norm, rel=1e-3)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
