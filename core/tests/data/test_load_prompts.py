@@ -167,7 +167,11 @@ def test_each_file_needs_the_column(write, tokenizer) -> None:
         ),
         ({"prompt": user("a"), "extra_info": [1]}, r"'extra_info' is \[1\] \(list\)"),
         ({"prompt": user("a"), "data_source": 3}, r"'data_source' is 3 \(int\); it must be text"),
-        ({"prompt": user("a"), "images": ["x.png"]}, "it has images, and prompts are text alone"),
+        ({"prompt": user("a"), "images": ["x.png"]}, "its prompt refers to 0 images, and it has 1"),
+        (
+            {"prompt": user("a"), "videos": ["x.mp4"]},
+            "it has videos, and prompts are text and images alone",
+        ),
     ],
 )
 def test_a_bad_row_is_named(write, tokenizer, row, message) -> None:

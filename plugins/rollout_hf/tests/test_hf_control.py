@@ -261,7 +261,7 @@ def test_unknown_tokens_and_double_ids_are_refused(start, generate, request_of) 
 
 
 def test_a_missing_model_is_an_error_that_says_so(start, tmp_path) -> None:
-    with pytest.raises(ModelError, match="there is no directory"):
+    with pytest.raises(ModelError, match="there is no model directory"):
         start(path=tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         start(path=tmp_path)

@@ -165,7 +165,7 @@ def test_prefill_keeps_its_token_budget(start, generate, request_of, monkeypatch
     monkeypatch.setattr(
         rollout.decoder,
         "prefill",
-        lambda ids, pad: shapes.append(tuple(ids.shape)) or prefill(ids, pad),
+        lambda ids, *rest: shapes.append(tuple(ids.shape)) or prefill(ids, *rest),
     )
     completions = generate(
         rollout, *(request_of(i, n=2, length=n) for i, n in enumerate((9, 3, 30, 10)))

@@ -148,12 +148,14 @@ class PromptLoader:
         return self._order[1:]
 
     def _fingerprint(self) -> str:
-        """Of the prompts' rows and tokens, in order."""
+        """Of the prompts' rows, tokens and images, in order."""
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=8)
             for prompt in self._prompts:
                 digest.update(prompt.index.to_bytes(8, "little"))
                 digest.update(len(prompt.prompt_ids).to_bytes(8, "little"))
                 digest.update(np.ascontiguousarray(prompt.prompt_ids, dtype=np.int64).data)
+                for reference in prompt.media:
+                    digest.update(reference.digest.encode())
             self._digest = digest.hexdigest()
         return self._digest

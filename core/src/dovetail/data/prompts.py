@@ -1,15 +1,17 @@
-"""Rows to prompts: chat template, tokens, and the limit on their number."""
+"""Rows to prompts: chat template, tokens, images, and the limit on the number of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
 from dovetail.config.sections import DataSection, ModelSection
-from dovetail.data.rows import Rows, where
+from dovetail.data.image_prompts import ImageRenderer, Rendered
+from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import RawRow, check_column, parse_row
 from dovetail.errors import DataError, ModelError
 from dovetail.interfaces.data import DatasetSource, Prompt
@@ -26,6 +28,11 @@ class PromptSet:
     filtered_overlong: int
     """Rows left out because their prompt is longer than the limit."""
 
+    @property
+    def has_images(self) -> bool:
+        """Whether a prompt has an image."""
+        return any(prompt.media for prompt in self.prompts)
+
     def __len__(self) -> int:
         return len(self.prompts)
 
@@ -38,6 +45,7 @@ def load_prompts(
     model: ModelSection,
     *,
     check: Callable[[Prompt], str | None] | None = None,
+    media_dir: Path | None = None,
 ) -> PromptSet:
     """Read, check, template and tokenise every row.
 
@@ -48,28 +56,33 @@ def load_prompts(
         section: the limit on prompts and what happens beyond it, the prompt's column, plain prompts.
         model: for messages.
         check: says what is wrong with a prompt that is kept, or None.
+        media_dir: where images without a file of their own are written; `section.media_dir` where absent, and else
+            `media` in the working directory.
 
     Raises:
-        DataError: a file, column or row is bad, a prompt is too long where that is refused, or none is left.
-        ModelError: messages are to be templated, and the tokenizer has no chat template.
+        DataError: a file, column, row or image is bad, a prompt is too long where that is refused, or none is left.
+        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
+            model takes none.
     """
     rows = source.read(paths)
     if not len(rows):
         raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
     _check_columns(rows, section.prompt_key, paths)
-    parsed = _parse(rows, section.prompt_key)
+    parsed = _parse(rows, section)
+    keep_in = media_dir or Path(section.media_dir or "media")
     render = _renderer(tokenizer, section, model, parsed)
     prompts: list[Prompt] = []
     longest, shortest, overlong = 0, None, 0
-    for index, ids in _token_ids(render, parsed, rows):
+    for index, rendered in _rendered(render, parsed, rows):
+        ids = rendered.ids
         shortest = len(ids) if shortest is None else min(shortest, len(ids))
         longest = max(longest, len(ids))
         if len(ids) > section.max_prompt_length:
             if section.overlong_prompts == "error":
-                raise _too_long(where(rows, index), len(ids), section.max_prompt_length)
+                raise _too_long(where(rows, index), rendered, section.max_prompt_length)
             overlong += 1
             continue
-        prompts.append(_prompt(index, ids, parsed[index], where(rows, index)))
+        prompts.append(_prompt(index, rendered, parsed[index], where(rows, index), keep_in))
     if not prompts:
         raise DataError(
             f"all {overlong} prompts of {', '.join(paths)} are longer than data.max_prompt_length="
@@ -91,9 +104,18 @@ def _check_columns(rows: Sequence[Mapping[str, Any]], key: str, paths: Sequence[
         )
 
 
-def _parse(rows: Sequence[Mapping[str, Any]], key: str) -> list[RawRow]:
+def _parse(rows: Sequence[Mapping[str, Any]], section: DataSection) -> list[RawRow]:
     """Every row checked; plain and message prompts do not mix."""
-    parsed = [parse_row(row, key, where(rows, index)) for index, row in enumerate(rows)]
+    parsed = [
+        parse_row(
+            row,
+            section.prompt_key,
+            where(rows, index),
+            image_key=section.image_key,
+            folder=folder_of(rows, index),
+        )
+        for index, row in enumerate(rows)
+    ]
     plain = isinstance(parsed[0].prompt, str)
     for index, row in enumerate(parsed):
         if isinstance(row.prompt, str) is not plain:
@@ -106,13 +128,36 @@ def _parse(rows: Sequence[Mapping[str, Any]], key: str) -> list[RawRow]:
     return parsed
 
 
-Render = Callable[[Sequence[RawRow]], list[list[int]]]
+Render = Callable[[Sequence[RawRow]], list[Rendered]]
+TextRender = Callable[[Sequence[RawRow]], list[list[int]]]
 
 
 def _renderer(
     tokenizer: Any, section: DataSection, model: ModelSection, parsed: list[RawRow]
 ) -> Render:
-    """What turns rows into token ids: the chat template, or for raw texts the tokenizer alone."""
+    """What turns rows into token ids: rows with images through the model's processor, others as text."""
+    images = None
+    if any(row.images for row in parsed):
+        images = ImageRenderer(tokenizer, section, model)
+    of_text: TextRender | None = None
+    if not all(row.images for row in parsed):
+        of_text = _text_renderer(tokenizer, section, model, parsed)
+
+    def render(rows: Sequence[RawRow]) -> list[Rendered]:
+        texts = [row for row in rows if not row.images]
+        ids_of_texts = iter(of_text(texts) if of_text is not None and texts else ())
+        return [
+            images(row) if images is not None and row.images else Rendered(next(ids_of_texts), ())
+            for row in rows
+        ]
+
+    return render
+
+
+def _text_renderer(
+    tokenizer: Any, section: DataSection, model: ModelSection, parsed: list[RawRow]
+) -> TextRender:
+    """The chat template, or for raw texts the tokenizer alone."""
     if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
         return lambda rows: _raw_ids(tokenizer, [str(row.prompt) for row in rows])
     if not getattr(tokenizer, "chat_template", None):
@@ -144,23 +189,24 @@ def _raw_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
 
 
-def _token_ids(
+def _rendered(
     render: Render, parsed: list[RawRow], rows: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[int, list[int]]]:
-    """Row number and token ids of every row, in batches for speed."""
-    for start in range(0, len(parsed), ROWS_AT_ONCE):
-        batch = parsed[start : start + ROWS_AT_ONCE]
+) -> Iterator[tuple[int, Rendered]]:
+    """Row number, token ids and images of every row, in batches for speed; of images, whose bytes are large, one by one."""
+    at_once = 1 if any(row.images for row in parsed) else ROWS_AT_ONCE
+    for start in range(0, len(parsed), at_once):
+        batch = parsed[start : start + at_once]
         try:
-            ids_of_rows = render(batch)
+            rendered_rows = render(batch)
         except Exception as error:  # templates and tokenizers raise what they like
             raise _bad_row(render, batch, start, rows, error) from error
-        for offset, ids in enumerate(ids_of_rows):
-            if not ids:
+        for offset, rendered in enumerate(rendered_rows):
+            if not rendered.ids:
                 raise DataError(
                     f"{where(rows, start + offset)}: the prompt has no tokens",
                     hint="leave the row out",
                 )
-            yield start + offset, ids
+            yield start + offset, rendered
 
 
 def _bad_row(
@@ -174,6 +220,8 @@ def _bad_row(
     for offset, row in enumerate(batch):
         try:
             render([row])
+        except (DataError, ModelError) as own:
+            return DataError(f"{where(rows, start + offset)}: {own.message}", hint=own.hint)
         except Exception as own:  # noqa: BLE001 - as above
             return DataError(
                 f"{where(rows, start + offset)}: the chat template or tokenizer refused its prompt: "
@@ -183,21 +231,24 @@ def _bad_row(
     return DataError(f"the tokenizer failed on rows {start} to {start + len(batch) - 1}: {error}")
 
 
-def _prompt(index: int, ids: list[int], row: RawRow, place: str) -> Prompt:
+def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: Path) -> Prompt:
     return Prompt(
         index=index,
-        prompt_ids=np.asarray(ids, dtype=np.int64),
+        prompt_ids=np.asarray(rendered.ids, dtype=np.int64),
         raw=row.prompt,
         data_source=row.data_source,
         ground_truth=row.ground_truth,
         extra_info=row.extra_info,
         where=place,
+        media=tuple(image.kept(media_dir) for image in rendered.images),
     )
 
 
-def _too_long(place: str, length: int, limit: int) -> DataError:
+def _too_long(place: str, rendered: Rendered, limit: int) -> DataError:
+    of_images = f", {rendered.image_tokens} of them its images'" if rendered.images else ""
     return DataError(
-        f"{place}: the prompt has {length} tokens, more than data.max_prompt_length={limit}",
+        f"{place}: the prompt has {len(rendered.ids)} tokens{of_images}, more than "
+        f"data.max_prompt_length={limit}",
         hint="raise data.max_prompt_length, or set data.overlong_prompts=filter",
     )
 

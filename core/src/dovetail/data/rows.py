@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, overload
 
 import attrs
@@ -58,6 +59,10 @@ class Rows(Sequence[Mapping[str, Any]]):
         file, row = self._find(index)
         return file.where(row)
 
+    def folder(self, index: int) -> str:
+        """The directory of the row's file."""
+        return str(Path(self._find(index)[0].path).parent)
+
     def _find(self, index: int) -> tuple[FileRows, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
@@ -68,3 +73,8 @@ class Rows(Sequence[Mapping[str, Any]]):
 def where(rows: Sequence[Mapping[str, Any]], index: int) -> str:
     """File and row where the source knows them, else the row's number."""
     return rows.where(index) if isinstance(rows, Rows) else f"row {index}"
+
+
+def folder_of(rows: Sequence[Mapping[str, Any]], index: int) -> str | None:
+    """The directory of the row's file where the source knows it, else None."""
+    return rows.folder(index) if isinstance(rows, Rows) else None

@@ -1,4 +1,4 @@
-"""One row in verl's schema, checked: the prompt as messages or text, and the optional columns beside it."""
+"""One row in verl's schema, checked: the prompt as messages or text, its images, and the optional columns beside it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from dovetail.data.images import RawImage, images_in, with_images
 from dovetail.errors import DataError
 
-_MEDIA = ("images", "videos")
+_VIDEOS = "videos"
 
 
 @attrs.frozen(kw_only=True)
@@ -21,29 +22,47 @@ class RawRow:
     data_source: str | None
     ground_truth: Any
     extra_info: Mapping[str, Any] | None
+    images: tuple[RawImage, ...] = ()
+    """As many as the prompt refers to, in that order."""
+    folder: str | None = None
+    """Of the file that the row is in, where there is one."""
 
 
-def parse_row(row: Mapping[str, Any], prompt_key: str, where: str) -> RawRow:
+def parse_row(
+    row: Mapping[str, Any],
+    prompt_key: str,
+    where: str,
+    *,
+    image_key: str = "images",
+    folder: str | None = None,
+) -> RawRow:
     """Check one row.
 
     Raises:
-        DataError: the prompt is missing, null, of a wrong type, or has a bad message; another column has a
-            wrong type; names the row.
+        DataError: the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
+            it refers to; another column has a wrong type; names the row.
     """
-    for column in _MEDIA:
-        if row.get(column) is not None and len(row[column]):
-            raise DataError(
-                f"{where}: it has {column}, and prompts are text alone", hint="leave such rows out"
-            )
+    if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
+        raise DataError(
+            f"{where}: it has videos, and prompts are text and images alone",
+            hint="leave such rows out",
+        )
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
     if data_source is not None and not isinstance(data_source, str):
         raise _wrong(where, "data_source", data_source, "text")
+    prompt, images = with_images(
+        _prompt(row.get(prompt_key), prompt_key, where),
+        images_in(row.get(image_key), image_key, where),
+        where,
+    )
     return RawRow(
-        prompt=_prompt(row.get(prompt_key), prompt_key, where),
+        prompt=prompt,
         data_source=data_source or None,
         ground_truth=None if reward_model is None else reward_model.get("ground_truth"),
         extra_info=_mapping(row, "extra_info", where),
+        images=images,
+        folder=folder,
     )
 
 

@@ -24,11 +24,14 @@ class Prefill:
         logits_PV: float32 [P, V], at each prompt's last token.
         keys: a tensor [P, H, L, D] a layer.
         values: a tensor [P, H, L, D] a layer.
+        shift_P: int64 [P], what is added to the positions of the tokens after each prompt, since an image takes fewer
+            positions than it has tokens; None where nothing is.
     """
 
     logits_PV: Tensor
     keys: list[Tensor]
     values: list[Tensor]
+    shift_P: Tensor | None = None
 
     @property
     def columns(self) -> int:

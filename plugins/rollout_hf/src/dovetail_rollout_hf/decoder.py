@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import ModelError
+from dovetail.media import ImageInputs
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
+from dovetail_rollout_hf.pictures import Pictures
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest difference of logits that proves a decoder, relative to one plus the largest logit."""
@@ -23,23 +25,29 @@ class Decoder(ABC):
     """Runs a causal language model over left-padded prompts, then one column at a time."""
 
     name: str
+    images: ImageInputs | None = None
+    """What turns images into the model's inputs; None until a prompt has one."""
 
     @abstractmethod
-    def prefill(self, ids_PL: Tensor, pad_P: Tensor | None) -> Prefill:
+    def prefill(
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+    ) -> Prefill:
         """Run whole prompts.
 
         Args:
             ids_PL: int64 [P, L], right-aligned.
             pad_P: int64 [P], padding columns on the left; None where no prompt has any.
+            pictures: the prompts' images; None where no prompt has any.
         """
 
     @abstractmethod
-    def begin(self, cache: KvCache, pad_N: Tensor | None) -> None:
+    def begin(self, cache: KvCache, pad_N: Tensor | None, shift_N: Tensor | None = None) -> None:
         """Get ready to step over these rows; called whenever the rows or columns have changed.
 
         Args:
             cache: the rows' keys and values.
             pad_N: int64 [N], padding columns on the left; None where no row has any.
+            shift_N: int64 [N], what is added to the positions of the next tokens; None where nothing is.
         """
 
     @abstractmethod

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.pictures import Pictures
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROTARY = ("default", "linear", "llama3", "yarn")
@@ -74,7 +75,10 @@ class LeanDecoder(Decoder):
         self._dtype, self._device = self._model.dtype, self._model.device
         self._cos_CD = self._sin_CD = torch.empty(0, self._D, device=self._device)
 
-    def prefill(self, ids_PL: Tensor, pad_P: Tensor | None) -> Prefill:
+    def prefill(
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+    ) -> Prefill:
+        # Of the architectures that it knows, none takes images.
         P, L = ids_PL.shape
         self._rotary_until(L)
         columns_L = torch.arange(L, device=self._device)
@@ -112,7 +116,7 @@ class LeanDecoder(Decoder):
             )
         return Prefill(self._logits(hidden_TE.view(P, L, -1)[:, -1]), keys, values)
 
-    def begin(self, cache: KvCache, pad_N: Tensor | None) -> None:
+    def begin(self, cache: KvCache, pad_N: Tensor | None, shift_N: Tensor | None = None) -> None:
         self._cache, self._pad_N = cache, pad_N
         N, _, C, _ = cache.keys[0].shape
         self._rotary_until(C)

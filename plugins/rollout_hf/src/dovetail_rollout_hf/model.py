@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
+from dovetail.media import model_class
+from dovetail.serving.facts import refuse_missing
 
 
 def load_model(section: ModelSection, device: str) -> Any:
-    """Load a causal language model in the section's dtype, in evaluation mode.
+    """Load a causal language model, or a vision-language model, in the section's dtype, in evaluation mode.
 
     Raises:
         ModelError: there is no such directory, hub model or architecture, or it can't be read.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    _refuse_missing(section.path)
+    refuse_missing(section.path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(
+            section.path,
+            trust_remote_code=section.trust_remote_code,
+            revision=section.revision,
+        )
+        model = model_class(config).from_pretrained(
             section.path,
             dtype=getattr(torch, section.dtype),
             attn_implementation=section.attn_implementation,
@@ -48,19 +54,3 @@ def load_tokenizer(section: ModelSection) -> Any:
         if section.tokenizer_path is None:
             return None
         raise ModelError(f"the tokenizer {path!r} can't be loaded: {error}") from error
-
-
-def _refuse_missing(path: str) -> None:
-    """A path that can't be a hub id and is no model directory gets an error that says so."""
-    directory = Path(path)
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise ModelError(
-                f"the directory {path!r} holds no model: config.json is missing",
-                hint="set model.path to a directory in Hugging Face format",
-            )
-    elif directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ModelError(
-            f"there is no directory {path!r}",
-            hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
-        )

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.interfaces.rollout import RolloutRequest
 from dovetail_rollout_hf.cache import KvCache
 from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.pictures import pictures_of
 
 
 def recompute(
     decoder: Decoder,
     cache: KvCache,
     ids_NL: Tensor,
-    prompts: Sequence[tuple[int, np.ndarray]],
+    prompts: Sequence[tuple[int, RolloutRequest]],
     max_tokens: int,
 ) -> Tensor:
     """Run prompts and responses so far through the model, and write their keys and values over the old ones.
@@ -28,15 +29,16 @@ def recompute(
         decoder: with the new weights.
         cache: the rows' keys and values [N, H, C, D], C ≥ L.
         ids_NL: int64, the response tokens so far, right-aligned.
-        prompts: of each row, the padding columns on its left, and the int64 [P] tokens that stand after them.
+        prompts: of each row, the padding columns on its left, and the request whose prompt stands after them.
         max_tokens: most tokens, padding included, in one pass (or one row).
 
     Returns:
         float32 [N, V]: logits of each row's next token.
     """
     ids_NL = ids_NL.clone()
-    for row, (pad, prompt_ids) in enumerate(prompts):
-        ids_NL[row, pad : pad + len(prompt_ids)] = torch.from_numpy(prompt_ids).to(ids_NL.device)
+    for row, (pad, request) in enumerate(prompts):
+        prompt_P = torch.from_numpy(request.prompt_ids).to(ids_NL.device)
+        ids_NL[row, pad : pad + len(prompt_P)] = prompt_P
     columns = ids_NL.shape[1]
     at_once = max(max_tokens // columns, 1)
     logits = []
@@ -44,7 +46,8 @@ def recompute(
         rows = slice(first, first + at_once)
         pads = [pad for pad, _ in prompts[rows]]
         pad_P = torch.tensor(pads, device=ids_NL.device) if any(pads) else None
-        prefill = decoder.prefill(ids_NL[rows], pad_P)
+        pictures = pictures_of([r for _, r in prompts[rows]], pads, columns, ids_NL.device)
+        prefill = decoder.prefill(ids_NL[rows], pad_P, pictures)
         for layer in range(len(cache.keys)):
             cache.keys[layer][rows, :, :columns] = prefill.keys[layer]
             cache.values[layer][rows, :, :columns] = prefill.values[layer]

@@ -17,6 +17,7 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.interfaces.transport_checks import received_whole
+from dovetail.media import ImageInputs
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.decoder import Decoder, choose_decoder
@@ -38,7 +39,15 @@ class HfRollout(BaseRollout):
     name = "hf"
     api = ">=1.0,<2"
     capabilities = frozenset(
-        {"logprobs", "raw_logprobs", "per_sample_seed", "deterministic", "scores", "sleep"}
+        {
+            "logprobs",
+            "raw_logprobs",
+            "per_sample_seed",
+            "deterministic",
+            "scores",
+            "sleep",
+            "images",
+        }
     )
     Config = HfRolloutConfig
 
@@ -91,6 +100,7 @@ class HfRollout(BaseRollout):
     async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
         scheduler = self._running()
         self._refuse(request)
+        self._ready_for_images(request)
         ticket = Ticket(
             request,
             self._stops.of(request.sampling),
@@ -217,6 +227,25 @@ class HfRollout(BaseRollout):
         if self._scheduler is None:
             raise RolloutError("the rollout is not running", hint="call start first")
         return self._scheduler
+
+    def _ready_for_images(self, request: RolloutRequest) -> None:
+        """Have what turns images into inputs before the first of them reaches the model.
+
+        Raises:
+            ModelError: the model takes no images.
+            RolloutError: the prompt has images, and no token that stands for one.
+        """
+        if not request.media:
+            return
+        if self._decoder.images is None and self.context.model is not None:
+            self._decoder.images = ImageInputs(self._model, self.context.model)
+        images = self._decoder.images
+        if images is not None and not (request.prompt_ids == images.image_token).any():
+            raise RolloutError(
+                f"request {request.request_id!r} has {len(request.media)} images, and its prompt holds no token "
+                f"{images.image_token} that stands for one",
+                hint="expand the prompt with the model's own processor",
+            )
 
     def _refuse(self, request: RolloutRequest) -> None:
         """Refuse what can't be generated, in words, before it reaches the model."""

@@ -39,6 +39,8 @@ class Row:
     """Padding columns on its left."""
     start: int = 0
     """Column of its first response token."""
+    shift: int = 0
+    """What is added to the positions of its tokens after the prompt."""
     done: bool = False
     response: list[int] = attrs.field(factory=list)
     """The tokens so far; kept only where a stop rule watches them."""
@@ -108,7 +110,7 @@ class RunningBatch:
             return
         for row in self._rows:
             row.versions.append((self._end, self.version))
-        prompts = [(row.pad, row.request.prompt_ids) for row in self._rows]
+        prompts = [(row.pad, row.request) for row in self._rows]
         ids_NL = self._columns["ids"][:, : self._end]
         self._logits_NV = recompute(
             self._decoder, self._cache, ids_NL, prompts, self._max_prefill_tokens
@@ -128,6 +130,10 @@ class RunningBatch:
             source = [p for p, rows in enumerate(rows_of_prompt) for _ in rows]
             prompts_M = torch.tensor(source, device=self._device)
             moves.append(Arrival(prefill, prompts_M))
+            if prefill.shift_P is not None:
+                for shift, rows in zip(prefill.shift_P.tolist(), rows_of_prompt, strict=True):
+                    for row in rows:
+                        row.shift = shift
             new_rows += [row for rows in rows_of_prompt for row in rows]
             logits.append(prefill.logits_PV[prompts_M])
         self._rebuild(moves, new_rows, logits)
@@ -210,7 +216,9 @@ class RunningBatch:
         self._next_full = min(row.last_column for row in self._rows)
         pads = [row.pad for row in self._rows]
         pad_N = torch.tensor(pads, device=self._device) if any(pads) else None
-        self._decoder.begin(self._cache, pad_N)
+        shifts = [row.shift for row in self._rows]
+        shift_N = torch.tensor(shifts, device=self._device) if any(shifts) else None
+        self._decoder.begin(self._cache, pad_N, shift_N)
 
     # Decoding
 

@@ -23,6 +23,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import PauseMode, RolloutRequest
 from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.pictures import pictures_of
 from dovetail_rollout_hf.running import Finished, Row, RunningBatch
 from dovetail_rollout_hf.tickets import Ticket, answer, do, nothing, post, told
 
@@ -295,7 +296,8 @@ class Scheduler:
         pads = [longest - length for length in lengths]
         pad_P = torch.tensor(pads, device=self._device) if any(pads) else None
         self._counts.prefill_tokens += sum(lengths)
-        prefill = self._decoder.prefill(torch.from_numpy(ids_PL).to(self._device), pad_P)
+        pictures = pictures_of([r for r, _ in groups], pads, longest, self._device)
+        prefill = self._decoder.prefill(torch.from_numpy(ids_PL).to(self._device), pad_P, pictures)
         return prefill, [rows for _, rows in groups]
 
     def _deliver(self, finished: Sequence[Finished]) -> None:

@@ -13,8 +13,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from dovetail.media import produced_placeholders
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.pictures import Pictures
 
 
 class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
@@ -57,35 +59,60 @@ class TransformersDecoder(Decoder):
         self._extra: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in accepted:
             self._extra["logits_to_keep"] = 1
+        # Such models number the tokens of an image by rows and columns, and tell how far the text after it has moved.
+        self._numbers_images = hasattr(model.base_model, "get_rope_index")
         self._past: Any = None
         self._pad_N: Tensor | None = None
+        self._shift_N: Tensor | None = None
         self._mask_NC: Tensor | None = None
 
-    def prefill(self, ids_PL: Tensor, pad_P: Tensor | None) -> Prefill:
+    def prefill(
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+    ) -> Prefill:
         columns_L = torch.arange(ids_PL.shape[1], device=ids_PL.device)
         mask_PL = positions_PL = None
         if pad_P is not None:
             mask_PL = (columns_L >= pad_P[:, None]).long()
             positions_PL = (columns_L - pad_P[:, None]).clamp_(min=0)
         past = DynamicCache()
-        output = self._model(
-            input_ids=ids_PL,
-            attention_mask=mask_PL,
-            position_ids=positions_PL,
-            past_key_values=past,
-            **self._extra,
-        )
+        fixed: dict[str, Any] = {"attention_mask": mask_PL, "past_key_values": past, **self._extra}
+        if pictures is None:
+            output = self._model(input_ids=ids_PL, position_ids=positions_PL, **fixed)
+        else:
+            output = self._with_images(ids_PL, positions_PL, pictures, fixed)
         keys, values = (
             [getattr(layer, side) for layer in past.layers] for side in ("keys", "values")
         )
-        return Prefill(output.logits[:, -1].float(), keys, values)
+        moved = pictures is not None and self._numbers_images
+        return Prefill(
+            output.logits[:, -1].float(),
+            keys,
+            values,
+            output.rope_deltas.reshape(-1).long() if moved else None,
+        )
 
-    def begin(self, cache: KvCache, pad_N: Tensor | None) -> None:
+    def _with_images(
+        self,
+        ids_PL: Tensor,
+        positions_PL: Tensor | None,
+        pictures: Pictures,
+        fixed: dict[str, Any],
+    ) -> Any:
+        """The model's output; positions are the model's own affair where it numbers images."""
+        assert self.images is not None
+        images, prompt_PL = self.images, pictures.prompt_PL
+        inputs: dict[str, Any] = dict(images.of(ids_PL, prompt_PL, pictures.media))
+        if not self._numbers_images:
+            inputs["position_ids"] = positions_PL
+        with produced_placeholders(self._model, ids_PL, prompt_PL, images.image_token) as given_PL:
+            return self._model(input_ids=given_PL, **inputs, **fixed)
+
+    def begin(self, cache: KvCache, pad_N: Tensor | None, shift_N: Tensor | None = None) -> None:
         self._past = DynamicCache()
         self._past.layers = [
             _ColumnLayer(k, v) for k, v in zip(cache.keys, cache.values, strict=True)
         ]
-        self._pad_N = pad_N
+        self._pad_N, self._shift_N = pad_N, shift_N
         if pad_N is not None:
             columns_C = torch.arange(cache.keys[0].shape[2], device=pad_N.device)
             self._mask_NC = (columns_C >= pad_N[:, None]).long()
@@ -99,6 +126,8 @@ class TransformersDecoder(Decoder):
         else:
             positions_N1 = (column - self._pad_N).unsqueeze(1)
             mask_NT = None if self._mask_NC is None else self._mask_NC[:, : column + 1]
+        if self._shift_N is not None:
+            positions_N1 = positions_N1 + self._shift_N.unsqueeze(1)
         output = self._model(
             input_ids=tokens_N.unsqueeze(1),
             attention_mask=mask_NT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def refuse_misfits(model: Any, manifest: WeightManifest) -> None:
             f"{who} is of kind {manifest.kind!r}; this rollout loads full updates only",
             hint="let the training engine send merged weights (fsdp2: actor.engine.lora.sync=merged)",
         )
-    parameters = _parameters(model)
+    parameters = _parameters(model, [spec.name for spec in manifest.tensors])
     for spec in manifest.tensors:
         parameter = parameters.get(spec.name)
         if parameter is None:
@@ -47,11 +48,28 @@ def refuse_misfits(model: Any, manifest: WeightManifest) -> None:
 
 def copy_weights(model: Any, staged: list[tuple[str, Tensor]]) -> None:
     """Copy staged tensors into the model's parameters, in the model's dtype."""
-    parameters = _parameters(model)
+    parameters = _parameters(model, [name for name, _ in staged])
     with torch.no_grad():
         for name, tensor in staged:
             parameters[name].copy_(tensor)
 
 
-def _parameters(model: Any) -> dict[str, Tensor]:
-    return dict(model.named_parameters(remove_duplicate=False))
+def _parameters(model: Any, wanted: Sequence[str]) -> dict[str, Tensor]:
+    """Parameters by their names in memory; and, where one is wanted that is none of them, by those in checkpoints too."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    if all(name in named for name in wanted):
+        return named
+    return {**_stored(model, named), **named}
+
+
+def _stored(model: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by the names that checkpoints have for them, where only the name differs."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Tensor] = {}
+    for name, parameter in named.items():
+        empty = torch.empty_like(parameter, device="meta")
+        stored = revert_weight_conversion(model, {name: empty})
+        if len(stored) == 1:
+            found[next(iter(stored))] = parameter
+    return found

@@ -17,6 +17,7 @@ _HOME = {
     "table_engine": ("TableEngine",),
     "temporary": ("temporary_plugins",),
     "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),
+    "tiny_vision": ("square", "tiny_vision_model"),
     "transport_ends": ("TransportEnd", "TransportPlace"),
     "scripted_rollout": ("Script", "ScriptedRollout"),
 }

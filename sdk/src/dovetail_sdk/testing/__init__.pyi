@@ -17,5 +17,7 @@ from dovetail_sdk.testing.temporary import temporary_plugins as temporary_plugin
 from dovetail_sdk.testing.tiny import tiny_model as tiny_model
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer as tiny_model_and_tokenizer
 from dovetail_sdk.testing.tiny import tiny_tokenizer as tiny_tokenizer
+from dovetail_sdk.testing.tiny_vision import square as square
+from dovetail_sdk.testing.tiny_vision import tiny_vision_model as tiny_vision_model
 from dovetail_sdk.testing.transport_ends import TransportEnd as TransportEnd
 from dovetail_sdk.testing.transport_ends import TransportPlace as TransportPlace

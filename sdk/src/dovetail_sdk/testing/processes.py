@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0
 """How long processes may take to start and to join."""
 
-_preloaded = ["torch.distributed", "dovetail.dispatch.host", "dovetail.dispatch.processes"]
+_preloaded = [
+    "torch.distributed",
+    "dovetail.dispatch.host",
+    "dovetail.dispatch.processes",
+    "dovetail_sdk.testing.transport_ends",
+]
 
 
 def preload(*modules: str) -> None:
@@ -46,6 +51,23 @@ def preload(*modules: str) -> None:
     Call it in a conftest. It saves time and changes nothing else; a module that is not there is passed over.
     """
     _preloaded.extend(modules)
+
+
+def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
+    """Start processes as forks of the server that has imported torch, and whatever `preload` names.
+
+    Args:
+        processes: each makes a process that has not been started, of the `multiprocessing` context that it is given.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_preloaded)
+    started = []
+    # Read by the server before it loads torch: a process whose threads have begun can't be forked.
+    with _environment({"OMP_NUM_THREADS": "1"}):
+        for make in processes:
+            started.append(make(context))
+            started[-1].start()
+    return started
 
 
 @attrs.frozen(kw_only=True)
@@ -70,24 +92,18 @@ class ProcessRanks:
         self._timeout = timeout
         self._directory = Path(tempfile.mkdtemp(prefix="dovetail-ranks-"))
         self._groups = 0
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_preloaded)
         address = f"file://{self._directory / 'store'}"
-        self._pipes: list[Any] = []
-        self._processes: list[Any] = []
-        # Read by the server before it loads torch: a process whose threads have begun can't be forked.
-        with _environment({"OMP_NUM_THREADS": "1"}):
-            for rank in range(world):
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_serve,
-                    args=(theirs, rank, world, address, timeout, threads, dict(os.environ)),
-                    daemon=True,
-                )
-                process.start()
-                theirs.close()
-                self._pipes.append(ours)
-                self._processes.append(process)
+        pipes = [multiprocessing.Pipe() for _ in range(world)]
+        own = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+        def of(rank: int) -> Callable[[Any], Any]:
+            args = (pipes[rank][1], rank, world, address, timeout, threads, own)
+            return lambda context: context.Process(target=_serve, args=args, daemon=True)
+
+        self._processes = start_forked(*(of(rank) for rank in range(world)))
+        self._pipes: list[Any] = [ours for ours, _ in pipes]
+        for _, theirs in pipes:
+            theirs.close()
         self._readers = ThreadPoolExecutor(world)
         self._gather("start", START_SECONDS)
 

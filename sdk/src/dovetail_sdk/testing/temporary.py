@@ -6,18 +6,33 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
+from pathlib import Path
+from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.plugins.contract import config_of
+from dovetail.plugins.distributions import Installed
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import PluginIndex, default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import PluginManifest
 
 DISTRIBUTION = "temporary-plugins"
+VERSION = "0"
 _MODULE = "_dovetail_temporary_plugins"
+
+
+class _Nowhere(Distribution):
+    """The metadata of a distribution that no file holds."""
+
+    def read_text(self, filename: str) -> str | None:
+        text = f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {VERSION}\n"
+        return text if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        return Path(path)
 
 
 @contextmanager
@@ -39,7 +54,10 @@ def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
     mine = [_entry(cls, kinds[cls], module) for cls in classes]
     taken = {(entry.kind, entry.name) for entry in mine}
     kept = tuple(e for e in before.all_entries if (e.kind, e.name) not in taken)
-    index = PluginIndex((*kept, *mine), before.problems, before.distributions)
+    points = tuple(entry.entry_point for entry in mine if entry.entry_point is not None)
+    home = Installed(DISTRIBUTION, VERSION, None, points, _Nowhere())
+    others = tuple(one for one in before.distributions if one.name != DISTRIBUTION)
+    index = PluginIndex((*kept, *mine), before.problems, (*others, home))
     sys.modules[module.__name__] = module
     _put(index)
     try:
@@ -90,7 +108,7 @@ def _entry(cls: type[Plugin], kind: str, module: types.ModuleType) -> PluginEntr
         kind=kind,
         name=cls.name,
         distribution=DISTRIBUTION,
-        version="0",
+        version=VERSION,
         target=target,
         state="compatible",
         manifest=manifest,

@@ -16,6 +16,7 @@ from torch import Tensor
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightTransport
+from dovetail_sdk.testing.processes import start_forked
 
 START_SECONDS = 120.0
 """How long a process may take to start."""
@@ -104,12 +105,16 @@ class TransportEnd:
     def __init__(
         self, place: TransportPlace, side: Literal["sender", "receiver"], rank: int = 0
     ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, place, side, rank), daemon=True
-        )
-        self._process.start()
+        self._pipe, theirs = multiprocessing.Pipe()
+
+        def make(context: Any) -> Any:
+            return context.Process(target=_serve, args=(theirs, place, side, rank), daemon=True)
+
+        if place.device == "cpu":
+            [self._process] = start_forked(make)
+        else:  # an accelerator's libraries are begun in a process that has begun nothing else
+            self._process = make(multiprocessing.get_context("spawn"))
+            self._process.start()
         theirs.close()
         self.answer(START_SECONDS)
 

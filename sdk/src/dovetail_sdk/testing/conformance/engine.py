@@ -136,7 +136,7 @@ class EngineConformance(ValueRoleConformance):
         if self.device != "cpu":
             pytest.skip("bit-identity is promised on the CPU; on an accelerator kernels may differ")
         if "deterministic" not in self.plugin.capabilities:
-            pytest.skip(f"{self.plugin.name} does not claim the capability 'deterministic'")
+            pytest.skip("it does not claim the capability 'deterministic'")
         batch = self.batch(5)
         engine = self.start(model_directory, schedule="cosine", warmup_steps=2)
         engine.update(batch, self.objective())

@@ -33,7 +33,7 @@ class ValueRoleConformance(EngineCases):
     ) -> Path:
         """A tiny checkpoint with a value head of its own: a token classifier of one label."""
         if "value_head" not in cls.plugin.capabilities:
-            pytest.skip(f"{cls.plugin.name} does not claim the capability 'value_head'")
+            pytest.skip("it does not claim the capability 'value_head'")
         directory = tmp_path_factory.mktemp("tiny_value")
         tokenizer = AutoTokenizer.from_pretrained(str(model_directory))
         tiny_model(directory, tokenizer, head="value")
@@ -152,7 +152,7 @@ class ValueRoleConformance(EngineCases):
         if self.device != "cpu":
             pytest.skip("bit-identity is promised on the CPU; on an accelerator kernels may differ")
         if "deterministic" not in self.plugin.capabilities:
-            pytest.skip(f"{self.plugin.name} does not claim the capability 'deterministic'")
+            pytest.skip("it does not claim the capability 'deterministic'")
         engine = self.start(value_directory, head="value")
         batch = self.value_batch(engine, 14)
         engine.update(batch, self.value_objective())

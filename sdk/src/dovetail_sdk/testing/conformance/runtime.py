@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from dovetail.config import config_from_mapping
+from dovetail.config.placement import Pool
 from dovetail.dispatch import Mesh
-from dovetail.errors import DispatchError
+from dovetail.errors import DispatchError, PlanError
+from dovetail.flow.plan import make_plan
 from dovetail.interfaces.dispatch_mode import Call, DispatchMode
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding, PreflightRule
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
+from dovetail.interfaces.rollout import BaseRollout, RolloutRequest, SamplingParams
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.numerics.streams import SampleStream
 from dovetail_sdk.testing.conformance import runtime_workers
@@ -28,33 +30,55 @@ class RuntimeConformance(PluginConformance):
     kind = "runtime"
     plugin: ClassVar[type[Runtime]]
 
-    @pytest.fixture
-    def runtime(self) -> Iterator[Runtime]:
-        """A started runtime, closed afterwards."""
-        runtime: Runtime = self.make()
-        runtime.start()
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls) -> Iterator[Runtime]:
+        """A started runtime with room for two replicas, which all tests share: starting one may take a while."""
+        runtime = cls().placed()
         yield runtime
         runtime.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def replicas(cls, runtime: Runtime) -> list[BaseRollout]:
+        """Two replicas on it."""
+        return runtime.rollout_replicas(cls().spec("rollout", "EchoRollout"), 2)
+
+    def placed(self) -> Runtime:
+        """A started runtime with a pool of two CPU ranks for the suite's replicas."""
+        runtime: Runtime = self.make()
+        runtime.start()
+        runtime.place([Pool(name="suite", roles=("rollout",), ranks_per_node=2)])
+        return runtime
 
     def spec(self, kind: str, attribute: str) -> WorkerSpec:
         """A group of one of the suite's workers."""
         ref = PluginRef(
             kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
         )
-        return WorkerSpec(role="suite", plugin=ref, context=PluginContext(seed=7))
+        return WorkerSpec(role="rollout", plugin=ref, context=PluginContext(seed=7))
 
     def test_it_says_on_which_device_workers_are(self, runtime: Runtime) -> None:
         assert runtime.device().partition(":")[0]
 
-    def test_replicas_generate_and_know_their_number(self, runtime: Runtime) -> None:
-        replicas = runtime.rollout_replicas(self.spec("rollout", "EchoRollout"), 2)
+    def test_replicas_generate_and_know_their_number(self, replicas: list[BaseRollout]) -> None:
         found = [asyncio.run(_echoed(replica)) for replica in replicas]
         assert found == [[7, 0, 5, 6], [7, 1, 5, 6]]
+
+    def test_a_replica_is_started_again_in_its_place(
+        self, runtime: Runtime, replicas: list[BaseRollout]
+    ) -> None:
+        if type(runtime).restart_replica is Runtime.restart_replica:
+            pytest.skip("it does not start replicas again, which came with version 1.2")
+        again = runtime.restart_replica(replicas[1])
+        assert [asyncio.run(_echoed(one)) for one in (replicas[0], again)] == [
+            [7, 0, 5, 6],
+            [7, 1, 5, 6],
+        ]
 
     def test_closing_twice_is_no_error(self) -> None:
         runtime: Runtime = self.make()
         runtime.start()
-        runtime.rollout_replicas(self.spec("rollout", "EchoRollout"), 1)
         runtime.close()
         runtime.close()
 
@@ -140,10 +164,17 @@ class PreflightConformance(PluginConformance):
     wrong: ClassVar[tuple[Sequence[str], ...]] = ()
     """Configs that it finds something wrong with."""
 
-    def findings(self, overrides: Sequence[str], plan: Any = None) -> list[Finding]:
-        """What the rule says of a config."""
-        loaded = config_from_mapping({"model": {"path": "tiny"}}, list(overrides))
-        return list(self.make().check(loaded.config, plan))
+    prompts: ClassVar[int | None] = 1280
+    """Training prompts that the plans count: by default 10 batches of 128."""
+
+    def findings(self, overrides: Sequence[str]) -> list[Finding]:
+        """What the rule says of a config and its plan; of the config alone where it can't be planned."""
+        config = config_from_mapping({"model": {"path": "tiny"}}, list(overrides)).config
+        try:
+            plan = make_plan(config, prompts=self.prompts)
+        except PlanError:
+            plan = None
+        return list(self.make().check(config, plan))
 
     def test_sound_configs_are_left_alone(self) -> None:
         for overrides in self.sound:

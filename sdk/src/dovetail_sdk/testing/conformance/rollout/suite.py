@@ -248,4 +248,4 @@ class RolloutSuite(PluginConformance):
     def needs(self, capability: str) -> None:
         """Skip the test where the plugin does not claim this capability."""
         if not self.claims(capability):
-            pytest.skip(f"{self.plugin.name} does not claim the capability {capability!r}")
+            pytest.skip(f"it does not claim the capability {capability!r}")

@@ -102,7 +102,7 @@ class EndsOfATransport(PluginConformance):
     def needs_processes(self) -> None:
         """Skip where the ends must be in one process."""
         if "across_processes" not in self.plugin.capabilities:
-            pytest.skip("the transport does not declare across_processes")
+            pytest.skip("it does not claim the capability 'across_processes'")
 
 
 def outcome_of(receiver: WeightReceiver, manifest: WeightManifest) -> Outcome:

@@ -1,0 +1,42 @@
+"""Which class of transformers a model is loaded as, and whether it looks at images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def model_class(config: Any) -> Any:
+    """The auto class that loads a model with the head of a language model, its vision tower included.
+
+    Args:
+        config: a transformers config.
+
+    Returns:
+        `AutoModelForImageTextToText` for models that only it knows; `AutoModelForCausalLM` for all others.
+    """
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    known, vision = (
+        type(config) in mapping
+        for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    )
+    return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
+
+
+def image_token_of(config: Any) -> int | None:
+    """The token that stands in a prompt for a part of an image; None where the model has none."""
+    for name in ("image_token_id", "image_token_index"):
+        token = getattr(config, name, None)
+        if isinstance(token, int):
+            return token
+    return None
+
+
+def takes_images(config: Any) -> bool:
+    """Whether a model with this config looks at images: it has a vision tower and a token that stands for one."""
+    return getattr(config, "vision_config", None) is not None and image_token_of(config) is not None

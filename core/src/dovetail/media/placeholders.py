@@ -1,0 +1,48 @@
+"""Placeholders that a policy itself has produced: tokens like any other, which stand for no image.
+
+Legend: B sequences, L tokens of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+
+@contextmanager
+def produced_placeholders(
+    model: Any, ids_BL: Tensor, prompt_BL: Tensor, token: int
+) -> Iterator[Tensor]:
+    """Keep a model from taking produced placeholders for images, of which there are fewer then than tokens.
+
+    Within the block the model is given other ids in their place, and embeds the true ones all the same, as it did when
+    it generated after them.
+
+    Args:
+        model: of transformers, whose `forward` runs within the block.
+        ids_BL: int64 [B, L].
+        prompt_BL: bool [B, L], True on tokens of prompts.
+        token: the placeholder.
+
+    Yields:
+        int64 [B, L] to give to the model.
+    """
+    produced_BL = (ids_BL == token) & ~prompt_BL
+    if not bool(produced_BL.any()):
+        yield ids_BL
+        return
+
+    def true_ids(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        given = args[0] if args else None
+        if not isinstance(given, Tensor) or given.shape != produced_BL.shape:
+            return None
+        return (given.masked_fill(produced_BL, token), *args[1:])
+
+    handle = model.get_input_embeddings().register_forward_pre_hook(true_ids)
+    try:
+        yield ids_BL.masked_fill(produced_BL, 0 if token else 1)
+    finally:
+        handle.remove()
