@@ -4,6 +4,7 @@
     python benchmarks/rewards.py --rule gsm8k          # a rule of microseconds: what a manager itself costs
     python benchmarks/rewards.py --rule math_verify    # math-verify, called directly (it must be installed);
                                                        # under `naive` every answer fails, since it refuses threads
+    python benchmarks/rewards.py --run runs/p/e        # of a run: how much of its scoring generation has hidden
 
 Systems take turns, and the fastest of several rounds counts: other work on the machine only adds. Starting the workers is timed
 apart, since a run does it once.
@@ -102,6 +103,19 @@ def plain_loop(functions: RewardFunctions, rows: Sequence[RewardSample]) -> tupl
     return time.perf_counter() - began, 0
 
 
+def hidden(run: Path) -> dict[str, float]:
+    """Seconds in which a run's samples were scored, those of them after generation had ended, and the share of the others."""
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scoring = [s["time/rollout/scoring"] for s in steps if "time/rollout/scoring" in s]
+    left = [s["time/rollout/scoring_left"] for s in steps if "time/rollout/scoring_left" in s]
+    return {
+        "steps": len(scoring),
+        "scoring_s": sum(scoring),
+        "left_s": sum(left),
+        "hidden_share": 1.0 - sum(left) / sum(scoring),
+    }
+
+
 def main() -> None:
     """Time the three, and print a table and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -109,7 +123,11 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument("--run", type=Path, help="directory of a run; nothing else is measured")
     args = parser.parse_args()
+    if args.run is not None:
+        print(json.dumps(hidden(args.run)))
+        return
     rows = samples(args.answers, seed=1)
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "rule.py"
@@ -170,7 +188,7 @@ def report(
     console.print(table)
     console.print(f"starting {args.workers} workers: {start:.2f} s; load {os.getloadavg()[0]:.1f}")
     figures = {name: args.answers / min(times) for name, times in seconds.items()}
-    console.print(
+    print(
         json.dumps(
             {"rule": args.rule, "answers_per_second": figures, "failed": failures, "start_s": start}
         )

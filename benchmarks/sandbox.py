@@ -13,7 +13,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="a line of JSON alone")
     options = parser.parse_args()
     levels = [report.level for report in available_levels() if report.available]
     sandboxes = {level: Sandbox(level=level, minimum="limits") for level in levels}
@@ -101,7 +100,7 @@ def main() -> None:
     for sandbox in sandboxes.values():
         sandbox.close()
     if options.json:
-        json.dump(found, sys.stdout, indent=1)
+        print(json.dumps(found))
         return
     for title in ("sum", "sum, ten imports"):
         rows = found[title]
@@ -111,6 +110,7 @@ def main() -> None:
             over = row["ms"] - rows["bare"]["ms"]
             print(f"{name:<18}{row['ms']:>10.2f}{over:>+11.2f}{row['per_second']:>16.1f}")
         print()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

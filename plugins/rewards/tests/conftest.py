@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 
 from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Outcome, RewardManager, RewardSample
+from dovetail.interfaces.reward import (
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+    Score,
+)
 from dovetail.interfaces.reward_calls import RewardFunctions
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
@@ -45,6 +53,32 @@ def sample() -> Callable[..., RewardSample]:
         return RewardSample(sample_id=name, solution_str=text, **{**defaults, **fields})
 
     return make
+
+
+class _Waiting(RunningTime):
+    """Adds up the seconds that a unit says it waits."""
+
+    seconds = 0.0
+
+    def stop(self) -> None:
+        self._since = time.monotonic()
+
+    def go_on(self) -> None:
+        self.seconds += time.monotonic() - self._since
+
+
+@pytest.fixture
+def waited() -> Callable[..., float]:
+    """Scores samples as one unit, all of which must get scores; the seconds that were marked as waiting."""
+
+    def score(manager: RewardManager, samples: Sequence[RewardSample]) -> float:
+        time = _Waiting(0.1)
+        unit = RewardUnit(samples=tuple(samples), time=time)
+        outcomes = asyncio.run(manager.score(unit))
+        assert all(isinstance(outcome, Score) for outcome in outcomes)
+        return time.seconds
+
+    return score
 
 
 @pytest.fixture

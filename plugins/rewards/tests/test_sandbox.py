@@ -333,15 +333,16 @@ def test_closing_while_programs_run_ends_them(any_box) -> None:
 
     def one() -> None:
         try:
-            found.append(sandbox.run(Program(source="import time; time.sleep(0.3)"), Limits()))
+            found.append(
+                sandbox.run(Program(source="import time; time.sleep(60)"), Limits(wall_s=60))
+            )
         except SandboxError as error:
             found.append(error)
 
     thread = threading.Thread(target=one)
     thread.start()
     time.sleep(0.1)
-    began = time.monotonic()
     sandbox.close()
     thread.join()
-    assert time.monotonic() - began < 3
-    assert len(found) == 1
+    (end,) = found
+    assert isinstance(end, SandboxError) or end.verdict is not Verdict.TIMEOUT

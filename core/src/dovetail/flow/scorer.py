@@ -18,15 +18,19 @@ from dovetail.interfaces.reward import (
     RewardManager,
     RewardSample,
     RewardUnit,
-    RunningTime,
     Score,
 )
 from dovetail.interfaces.reward_calls import finite_float
+from dovetail.interfaces.reward_time import CountedTime
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""
 ANY_NUMBER = 1 << 30
 """Places for a manager that queues its units itself."""
+
+
+class BrokenAnswer(Failure):
+    """A failure that the manager did not report: its answer was no list of outcomes."""
 
 
 class Scorer:
@@ -66,6 +70,10 @@ class Scorer:
     """Samples of this rollout without a score, by kind, after all tries."""
     retried: int
     """Further tries of this rollout."""
+    seconds: float
+    """In which at least one sample of this rollout was being scored."""
+    left: float
+    """Of these, those in `finish`: no generation hid them."""
 
     def add(self, sample: RewardSample, *, group: Hashable, group_size: int) -> None:
         """Begin to score a sample; where the manager scores groups, when its group is complete.
@@ -102,7 +110,9 @@ class Scorer:
         for group in list(self._waiting):
             self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
         self._finished = True
+        began = asyncio.get_running_loop().time()
         await asyncio.gather(*self._tasks)
+        self.left = asyncio.get_running_loop().time() - began
         self._manager.sleep()
         outcomes = {
             name: outcome for name, outcome in self._outcomes.items() if outcome is not None
@@ -130,10 +140,23 @@ class Scorer:
         self._free = asyncio.Semaphore(self._places)
         self.counts = Counter()
         self.retried = 0
+        self.seconds = self.left = 0.0
+        self._running, self._since = 0, 0.0
         self._finished = False
 
     def _start(self, unit: RewardUnit) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(self._score(unit)))
+        loop = asyncio.get_running_loop()
+        if not self._running:
+            self._since = loop.time()
+        self._running += 1
+        task = loop.create_task(self._score(unit))
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running -= 1
+        if not self._running:
+            self.seconds += task.get_loop().time() - self._since
 
     async def _score(self, unit: RewardUnit) -> None:
         for attempt in range(self._retries + 1):
@@ -151,7 +174,7 @@ class Scorer:
         """One try; whatever the manager does, one valid outcome a sample."""
         name = type(self._manager).name
         limit = asyncio.timeout(self._timeout)
-        unit = attrs.evolve(unit, time=_CountedTime(self._timeout, limit))
+        unit = attrs.evolve(unit, time=CountedTime(self._timeout, limit))
         try:
             async with limit:
                 answer = await self._manager.score(unit)
@@ -174,27 +197,6 @@ class Scorer:
         return _all_failed(unit, FailureKind.TIMEOUT, message)
 
 
-class _CountedTime(RunningTime):
-    """The running time of one try: moves the end of its time-out by as long as the unit waits."""
-
-    def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
-        super().__init__(seconds)
-        self._limit = limit
-        self._left: float | None = None
-
-    def stop(self) -> None:
-        when = self._limit.when()
-        if when is not None and not self._limit.expired():
-            self._left = when - asyncio.get_running_loop().time()
-            self._limit.reschedule(None)
-
-    def go_on(self) -> None:
-        # None where the time-out struck before, and this is the way out of it
-        if self._left is not None and not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
-            self._left = None
-
-
 def _all_failed(unit: RewardUnit, kind: FailureKind, message: str) -> list[Outcome]:
     failure = Failure(kind=kind, message=message, retryable=True)
     return [failure for _ in unit.samples]
@@ -211,7 +213,7 @@ def _checked(answer: Any, unit: RewardUnit, name: str) -> list[Outcome]:
             _valid(outcome, sample, name)
             for outcome, sample in zip(answer, unit.samples, strict=True)
         ]
-    failure = Failure(kind=FailureKind.CRASH, message=f"reward manager {name!r} {what}")
+    failure = BrokenAnswer(kind=FailureKind.CRASH, message=f"reward manager {name!r} {what}")
     return [failure for _ in unit.samples]
 
 
@@ -221,8 +223,9 @@ def _valid(outcome: Any, sample: RewardSample, name: str) -> Outcome:
     if isinstance(outcome, Score):
         problem = _problem(outcome, sample)
     else:
-        kind = type(outcome).__name__
-        problem = f"{outcome!r:.80} ({kind}) in place of a Score or a Failure"
+        gave = f"{outcome!r:.80} ({type(outcome).__name__}) in place of a Score or a Failure"
+        message = f"reward manager {name!r} gave {gave}"
+        return BrokenAnswer(kind=FailureKind.INVALID_VALUE, message=message)
     if problem is not None:
         message = f"reward manager {name!r} gave {problem}"
         return Failure(kind=FailureKind.INVALID_VALUE, message=message)

@@ -156,21 +156,43 @@ class HybridConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class RemoteConfig(PluginSection):
-    """Scoring by a service, over HTTP."""
+    """Scoring elsewhere: by a service over HTTP (`url`), or by processes on the runtime's machines (`workers`)."""
 
-    url: str = attrs.field(validator=is_url)
+    url: str | None = attrs.field(default=None, validator=attrs.validators.optional(is_url))
     """Where batches are posted."""
+    workers: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
+    )
+    """In place of `url`: processes that the runtime starts, spread over its machines; needs `runtime.name=ray`."""
+    manager: PluginSection = plugin_field("reward_manager", "naive")
+    """What each worker scores with: `naive` or `parallel` over the run's functions, `reward_model`, …"""
+    accelerators: int = attrs.field(default=0, validator=_NOT_NEGATIVE)
+    """Accelerators that each worker has for itself, beside those of the runtime's pools."""
+    cpus: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
+    """CPUs that each worker reserves; 0 takes turns with whoever is there."""
+    restarts: int = attrs.field(default=3, validator=_NOT_NEGATIVE)
+    """How often in a row, without an answer in between, a worker that died is started again."""
+    start_timeout: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
+    """Seconds that workers may take to be ready."""
     size: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
     """Most samples in a request."""
     wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a request is made with fewer."""
     calls: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
-    """Requests at once."""
+    """Requests at once, to each worker where there are several."""
     auth_env: str | None = None
-    """Environment variable that holds the credential; None sends none."""
+    """Environment variable that holds the service's credential; None sends none."""
     auth_header: str = "Authorization"
     """Header that carries it."""
     auth_scheme: str = "Bearer"
     """Word before it; empty for none."""
-    response_ids: bool = False
-    """Send the response's token ids too."""
+    response_ids: bool = attrs.field(default=False)
+    """Send the response's token ids too; workers get them in any case."""
+
+    @response_ids.validator
+    def _has_one_place(self, _: attrs.Attribute[bool], value: bool) -> None:
+        if (self.url is None) == (self.workers is None):
+            given = "neither" if self.url is None else "both"
+            raise ValueError(
+                f"`remote` scores by a service (url) or by worker processes (workers), and {given} is set"
+            )

@@ -10,8 +10,6 @@ import attrs
 import numpy as np
 
 from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.errors import ConfigError
-from dovetail.interfaces import load_plugin_class, make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Failure,
@@ -24,8 +22,8 @@ from dovetail.interfaces.reward import (
     Score,
 )
 from dovetail.interfaces.reward_calls import configured_functions, finite_float
-from dovetail.interfaces.runtime import PluginRef
 from dovetail_rewards.manager_config import HybridConfig, ScorerSection
+from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class, manager_ref
 
 GATED = "gated"
 """The component that is 1 where a gate stopped the sample."""
@@ -58,7 +56,8 @@ class HybridManager(RewardManager):
     @classmethod
     def needs_functions(cls, config: Any) -> bool:
         return any(
-            section.function is None and _class(section).needs_functions(section.manager or _NAIVE)
+            section.function is None
+            and manager_class(section.manager).needs_functions(section.manager or NAIVE)
             for section in config.scorers.values()
         )
 
@@ -66,7 +65,7 @@ class HybridManager(RewardManager):
     def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
         own = {name: s.function for name, s in config.scorers.items() if s.function is not None}
         for name, section in config.scorers.items():
-            inner = _class(section).own_functions(section.manager or _NAIVE)
+            inner = manager_class(section.manager).own_functions(section.manager or NAIVE)
             own |= {f"{name}/{part}": function for part, function in inner.items()}
         return own
 
@@ -74,7 +73,7 @@ class HybridManager(RewardManager):
     def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
         selected: dict[str, tuple[str, PluginSection]] = {}
         for name, section in config.scorers.items():
-            selected[f"scorers.{name}.manager"] = ("reward_manager", section.manager or _NAIVE)
+            selected[f"scorers.{name}.manager"] = ("reward_manager", section.manager or NAIVE)
             if section.function is not None:
                 selected[f"scorers.{name}.function"] = ("reward_function", section.function)
         return selected
@@ -93,15 +92,13 @@ class HybridManager(RewardManager):
                     RewardSection(function=section.function), PluginContext(seed=context.seed)
                 )
                 context = attrs.evolve(context, reward_functions=functions)
-            manager: Any = make_plugin(_ref(section), context)
-            if manager.unit != "sample":
-                raise ConfigError(
-                    f"reward.manager.scorers.{name}.manager={type(manager).name} scores whole groups, and 'hybrid' single "
-                    "samples",
-                    hint="choose another manager for this scorer",
-                )
-            self._parts.append(_Part(name, section, manager))
-            manager.start()
+            inner = InnerManager.open(
+                manager_ref(section.manager),
+                attrs.evolve(context, role=name),
+                f"reward.manager.scorers.{name}.manager",
+                "hybrid",
+            )
+            self._parts.append(_Part(name, section, inner))
 
     async def score(self, unit: RewardUnit) -> list[Outcome]:
         if not self._parts:
@@ -115,7 +112,7 @@ class HybridManager(RewardManager):
         scores: dict[str, Score] = {}
         gated = False
         for stage in self._stages():
-            outcomes = await asyncio.gather(*(part.score(sample, time) for part in stage))
+            outcomes = await asyncio.gather(*(part.inner.score(sample, time) for part in stage))
             for part, outcome in zip(stage, outcomes, strict=True):
                 if isinstance(outcome, Failure):
                     return attrs.evolve(outcome, message=f"scorer {part.name!r}: {outcome.message}")
@@ -181,75 +178,18 @@ class HybridManager(RewardManager):
 
     def sleep(self) -> None:
         for part in self._parts:
-            part.manager.sleep()
+            part.inner.manager.sleep()
 
     def close(self) -> None:
         for part in self._parts:
-            part.manager.close()
+            part.inner.manager.close()
         self._parts.clear()
 
 
-_NAIVE = PluginSection(name="naive")
-
-
 class _Part:
-    """One scorer: its section, its manager, and the places that it has."""
+    """One scorer: its name, its section, and its manager."""
 
-    def __init__(self, name: str, section: ScorerSection, manager: RewardManager) -> None:
+    def __init__(self, name: str, section: ScorerSection, inner: InnerManager) -> None:
         self.name = name
         self.section = section
-        self.manager = manager
-        self._places: asyncio.Semaphore | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def score(self, sample: RewardSample, time: RunningTime) -> Outcome:
-        """The manager's outcome; whatever it does, a valid one."""
-        unit = RewardUnit(samples=(sample,), time=time)
-        capacity = None if self.manager.queues else self.manager.capacity
-        if capacity is None:
-            return await self._ask(unit)
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._loop is not loop:
-            self._places, self._loop = asyncio.Semaphore(capacity), loop
-        places = self._places
-        with time.waiting():
-            await places.acquire()
-        try:
-            return await self._ask(unit)
-        finally:
-            places.release()
-
-    async def _ask(self, unit: RewardUnit) -> Outcome:
-        try:
-            (outcome,) = await self.manager.score(unit)
-        except Exception as error:  # noqa: BLE001 - a manager may raise anything
-            return self._broken(f"raised {type(error).__name__}: {error}")
-        if isinstance(outcome, Failure):
-            return outcome
-        figures = (
-            (outcome.value, *outcome.components.values()) if isinstance(outcome, Score) else ()
-        )
-        if not figures or any(finite_float(figure) is None for figure in figures):
-            return self._broken(f"gave {outcome!r:.80}, which is no score")
-        return outcome
-
-    def _broken(self, what: str) -> Failure:
-        message = f"reward manager {type(self.manager).name!r} {what}"
-        return Failure(kind=FailureKind.CRASH, message=message, retryable=True)
-
-
-def _ref(section: ScorerSection) -> PluginRef:
-    chosen = section.manager or _NAIVE
-    return PluginRef(
-        kind="reward_manager",
-        name=chosen.name or chosen.attribute or "",
-        path=chosen.path,
-        attribute=chosen.attribute,
-        config=chosen,
-    )
-
-
-def _class(section: ScorerSection) -> type[RewardManager]:
-    found: Any = load_plugin_class(_ref(section))
-    chosen: type[RewardManager] = found
-    return chosen
+        self.inner = inner

@@ -1,60 +1,37 @@
-"""`remote`: scoring by a service over HTTP, in JSON batches. The README gives the schema."""
+"""`remote`: scoring elsewhere, by a service over HTTP or by worker processes on the runtime's machines."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
+import attrs
 
-from dovetail.errors import ConfigError
+from dovetail.config.sections import PluginSection
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
-    Failure,
-    FailureKind,
-    Outcome,
-    RewardManager,
-    RewardSample,
-    RewardUnit,
-)
-from dovetail.interfaces.reward_calls import outcome_from
+from dovetail.interfaces.reward import Outcome, RewardManager, RewardSample, RewardUnit
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.collector import Collector
-from dovetail_rewards.managers.event_loop import AsyncLane
-from dovetail_rewards.managers.threads import HungCalls
+from dovetail_rewards.managers.http_service import HttpService
+from dovetail_rewards.managers.inner import NAIVE, manager_class
+from dovetail_rewards.managers.scoring_workers import ScoringWorkers
 
-SCHEMA = 1
-"""Version of the schema."""
-RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which another try may do."""
-CONNECT_TIMEOUT = 10.0
-"""Seconds."""
-_FIELDS = (
-    "sample_id",
-    "data_source",
-    "prompt",
-    "solution_str",
-    "ground_truth",
-    "extra_info",
-    "finish_reason",
-)
-_CLOSE = 2.0
-"""Seconds for open connections to be closed."""
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Sent:
+    """A sample on its way."""
+
+    sample: RewardSample
+    limit: float | None
+    """Seconds that it may run."""
 
 
 class RemoteManager(RewardManager):
-    """Posts batches of samples to `url`, and takes what comes back for scores, entry by entry.
+    """Gathers samples into batches and has them scored elsewhere.
 
-    Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
-    "extra_info", "finish_reason"}, …]}`, and `response_ids` where asked for. Answer, with status 200:
-    `{"results": [entry, …]}`, one for each sample in order: a finite number, a mapping with `score` and further
-    parts, or `{"error": text, "retryable": bool}`.
-
-    No connection, and the statuses 408, 425, 429, 500, 502, 503 and 504, are `unreachable` and may be tried
-    again; any other status is an `exception`; anything else in the place of results is an `invalid_value`.
+    With `url`, by a service: see `HttpService`. With `workers`, by processes that the runtime starts on its machines, each of
+    which runs the manager that `manager` selects over the run's own functions: see `ScoringWorkers`.
     """
 
     name: ClassVar[str] = "remote"
@@ -65,106 +42,75 @@ class RemoteManager(RewardManager):
 
     def __init__(self, config: RemoteConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._lane = AsyncLane(HungCalls(config.calls))
-        self._collector = Collector[RewardSample](
-            self._post_batch, size=config.size, wait=config.wait_ms / 1000, calls=config.calls
+        self._service: HttpService | None = None
+        self._workers: ScoringWorkers | None = None
+        calls = config.calls
+        if config.url is not None:
+            self._service = HttpService(config, config.url)
+        else:
+            self._workers = ScoringWorkers(config, context)
+            calls *= config.workers or 1
+        self._collector = Collector[_Sent](
+            self._score_batch, size=config.size, wait=config.wait_ms / 1000, calls=calls
         )
-        self._client: Any = None
-        self._headers: dict[str, str] = {}
 
     @classmethod
     def needs_functions(cls, config: Any) -> bool:
-        return False
+        inner = config.manager or NAIVE
+        return config.workers is not None and manager_class(inner).needs_functions(inner)
+
+    @classmethod
+    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+        inner = config.manager or NAIVE
+        return {} if config.workers is None else manager_class(inner).own_functions(inner)
+
+    @classmethod
+    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+        if config.workers is None:
+            return {}
+        inner = config.manager or NAIVE
+        below = manager_class(inner).selects(inner)
+        return {
+            "manager": ("reward_manager", inner),
+            **{f"manager.{path}": chosen for path, chosen in below.items()},
+        }
 
     def start(self) -> None:
-        """Read the credential.
+        """Read the credential of the service, or start the workers.
 
         Raises:
-            ConfigError: the environment does not hold it.
+            ConfigError: the environment does not hold the credential; or there is no runtime that starts workers, or the
+                functions can't be made in another process.
+            DovetailError: what a worker met in its start.
         """
-        config = self.config
-        self._headers = {"Content-Type": "application/json"}
-        if config.auth_env is not None:
-            secret = os.environ.get(config.auth_env)
-            if not secret:
-                raise ConfigError(
-                    f"reward.manager.auth_env names the environment variable {config.auth_env!r}, which is not set",
-                    hint=f"export {config.auth_env}=…, or set reward.manager.auth_env=null",
-                )
-            self._headers[config.auth_header] = f"{config.auth_scheme} {secret}".strip()
+        if self._service is not None:
+            self._service.start()
+        if self._workers is not None:
+            self._workers.start()
 
     async def score(self, unit: RewardUnit) -> list[Outcome]:
-        waits = (self._collector.submit(sample, unit.time) for sample in unit.samples)
-        return list(await asyncio.gather(*waits))
-
-    async def _post_batch(self, samples: Sequence[RewardSample]) -> list[Outcome]:
-        bodies = [self._body(sample) for sample in samples]
-        sent = [body for body in bodies if isinstance(body, str)]
-        answers = iter(await self._lane.run(self._post(sent)) if sent else ())
-        return [body if isinstance(body, Failure) else next(answers) for body in bodies]
-
-    def _body(self, sample: RewardSample) -> str | Failure:
-        fields = {field: getattr(sample, field) for field in _FIELDS}
-        if self.config.response_ids:
-            fields["response_ids"] = sample.response_ids
-        try:
-            return json.dumps(fields, default=_plain, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            message = f"the row of {sample.sample_id} can't be written as JSON: {error}"
-            return Failure(kind=FailureKind.EXCEPTION, message=message)
-
-    async def _post(self, bodies: Sequence[str]) -> list[Outcome]:
-        """One request; on the lane's loop, where the client lives."""
-        import httpx2
-
-        if self._client is None:
-            # reward.timeout is what limits an answer
-            self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT))
-        content = f'{{"schema": {SCHEMA}, "samples": [{", ".join(bodies)}]}}'.encode()
-        try:
-            answer = await self._client.post(
-                self.config.url, content=content, headers=self._headers
+        sent = [_Sent(sample=sample, limit=unit.time.limit) for sample in unit.samples]
+        if self._service is not None:
+            waits = (self._collector.submit(one, unit.time) for one in sent)
+            return list(await asyncio.gather(*waits))
+        with unit.time.waiting():  # the worker sees to the limit, from when the sample is worked on
+            return list(
+                await asyncio.gather(*(self._collector.submit(one, unit.time) for one in sent))
             )
-        except httpx2.HTTPError as error:
-            what = f"can't be reached: {type(error).__name__}: {error}"
-            return [self._failure(FailureKind.UNREACHABLE, what, retryable=True)] * len(bodies)
-        if answer.status_code != 200:
-            retryable = answer.status_code in RETRYABLE_STATUS
-            kind = FailureKind.UNREACHABLE if retryable else FailureKind.EXCEPTION
-            what = f"answered with status {answer.status_code}: {answer.text[:200]!r}"
-            return [self._failure(kind, what, retryable=retryable)] * len(bodies)
-        return self._judge(answer.content, len(bodies))
 
-    def _judge(self, content: bytes, count: int) -> list[Outcome]:
-        try:
-            results = json.loads(content)["results"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            what = f"answered with what is no {{'results': […]}}: {content[:80]!r}"
-            return [self._failure(FailureKind.INVALID_VALUE, what)] * count
-        if not isinstance(results, list) or len(results) != count:
-            given = f"{len(results)} results" if isinstance(results, list) else repr(results)[:80]
-            what = f"answered with {given} for {count} samples"
-            return [self._failure(FailureKind.INVALID_VALUE, what)] * count
-        return [self._outcome(result) for result in results]
+    async def _score_batch(self, sent: Sequence[_Sent]) -> list[Outcome]:
+        samples = [one.sample for one in sent]
+        if self._service is not None:
+            return await self._service.score(samples)
+        assert self._workers is not None
+        return await self._workers.score(samples, sent[0].limit)
 
-    def _outcome(self, result: Any) -> Outcome:
-        if isinstance(result, Mapping) and result.get("error") is not None:
-            what = f"could not score it: {str(result['error'])[:300]}"
-            again = result.get("retryable") is True
-            return self._failure(FailureKind.EXCEPTION, what, retryable=again)
-        return outcome_from(result, self.config.url)
-
-    def _failure(self, kind: FailureKind, what: str, *, retryable: bool = False) -> Failure:
-        return Failure(kind=kind, message=f"{self.config.url} {what}", retryable=retryable)
+    def sleep(self) -> None:
+        if self._workers is not None:
+            self._workers.sleep()
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            self._lane.finish(client.aclose(), _CLOSE)
-        self._lane.close()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+        if self._service is not None:
+            self._service.close()
+        if self._workers is not None:
+            self._workers.close()

@@ -1,14 +1,10 @@
-"""ChatClient: one request to an OpenAI-compatible endpoint, and what comes of it. Nothing else of the protocol is needed.
-
-Where the endpoint is, a `JudgeServer` knows: one that is given by its address, or one that is started for the run.
-"""
+"""ChatClient: one request to an OpenAI-compatible endpoint, and what comes of it. Nothing else of the protocol is needed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,31 +14,10 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.reward import Failure, FailureKind
 from dovetail.interfaces.reward_calls import finite_float
 from dovetail_rewards.judge_config import JudgeConfig
-from dovetail_rewards.managers.remote import CONNECT_TIMEOUT, RETRYABLE_STATUS
+from dovetail_rewards.managers.http_service import CONNECT_TIMEOUT, RETRYABLE_STATUS
 
 LONGEST_PAUSE = 60.0
 """Seconds that an endpoint's `Retry-After` may ask for, at most."""
-
-
-class JudgeServer(ABC):
-    """Where a judge answers."""
-
-    @abstractmethod
-    def start(self) -> str:
-        """The endpoint's base, once it answers: `http://…/v1`."""
-
-    def close(self) -> None:
-        """End what `start` began; safe to call twice."""
-
-
-class GivenServer(JudgeServer):
-    """One that runs already."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def start(self) -> str:
-        return self._url
 
 
 @attrs.frozen(kw_only=True)
@@ -70,15 +45,16 @@ class ChatClient:
     Args:
         config: model, sampling and credential.
         url: the endpoint's base.
+        key: what it wants as a bearer token; None takes what `auth_env` names.
 
     Raises:
         ConfigError: the environment does not hold the credential.
     """
 
-    def __init__(self, config: JudgeConfig, url: str) -> None:
+    def __init__(self, config: JudgeConfig, url: str, key: str | None = None) -> None:
         self._config = config
         self._url = f"{url.rstrip('/')}/chat/completions"
-        self._headers = {"Content-Type": "application/json", **_credential(config)}
+        self._headers = {"Content-Type": "application/json", **_credential(config, key)}
         self._client: Any = None
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> Answer | Refusal:
@@ -141,7 +117,9 @@ class ChatClient:
         return Refusal(failure=failure, pause=pause)
 
 
-def _credential(config: JudgeConfig) -> dict[str, str]:
+def _credential(config: JudgeConfig, key: str | None) -> dict[str, str]:
+    if key is not None:
+        return {"Authorization": f"Bearer {key}"}
     if config.auth_env is None:
         return {}
     secret = os.environ.get(config.auth_env)

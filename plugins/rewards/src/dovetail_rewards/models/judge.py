@@ -8,6 +8,8 @@ import json
 from statistics import pstdev
 from typing import Any, ClassVar
 
+import attrs
+
 from dovetail.errors import RewardError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
@@ -25,13 +27,8 @@ from dovetail_rewards.managers.budget import Budget
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
-from dovetail_rewards.models.chat_client import (
-    Answer,
-    ChatClient,
-    GivenServer,
-    JudgeServer,
-    Refusal,
-)
+from dovetail_rewards.models.chat_client import Answer, ChatClient, Refusal
+from dovetail_rewards.models.judge_server import GivenServer, JudgeServer
 from dovetail_rewards.models.question import Question
 from dovetail_rewards.models.verdict import NoVerdict, Verdicts
 
@@ -66,7 +63,7 @@ class JudgeManager(RewardManager):
             config.requests_per_minute, config.tokens_per_minute, window=config.window
         )
         self.cache = OutcomeCache(config.cache_size)
-        self._server: JudgeServer = GivenServer(config.url)
+        self._server = _server(config, context)
         self._lane = AsyncLane(HungCalls(config.workers))
         self._client: ChatClient | None = None
         self._places: asyncio.Semaphore | None = None
@@ -77,14 +74,16 @@ class JudgeManager(RewardManager):
         return False
 
     def start(self) -> None:
-        """Compile the templates and read the credential.
+        """Compile the templates, read the credential, and start the server, where it is the judge's own.
 
         Raises:
             ConfigError: a template has errors, or the environment does not hold the credential.
+            RewardError: the server did not start.
         """
         self._question = Question(self.config)
         self._verdicts = Verdicts(self.config)
-        self._client = ChatClient(self.config, self._server.start())
+        url = self._server.start()
+        self._client = ChatClient(self.config, url, self._server.key)
 
     async def score(self, unit: RewardUnit) -> list[Outcome]:
         if self._client is None:
@@ -159,6 +158,8 @@ class JudgeManager(RewardManager):
             with time.waiting():
                 spending = await self.budget.spend(estimate)
             reply: Answer | Refusal = await self._lane.run(client.ask(messages))
+            if isinstance(reply, Refusal) and reply.failure.kind is FailureKind.UNREACHABLE:
+                reply = attrs.evolve(reply, failure=await self._seen_to(reply.failure, time))
         except TooManyHungError as error:
             return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
         finally:
@@ -166,6 +167,16 @@ class JudgeManager(RewardManager):
         if isinstance(reply, Answer) and reply.tokens is not None:
             spending.tokens = reply.tokens
         return reply
+
+    async def _seen_to(self, failure: Failure, time: RunningTime) -> Failure:
+        """The failure with what became of the server; not to be tried again where that is gone for good."""
+        with time.waiting():
+            mended = await self._server.mend()
+        if not mended.there:
+            return Failure(kind=FailureKind.CRASH, message=mended.words or "the judge was closed")
+        if not mended.words:
+            return failure
+        return attrs.evolve(failure, message=f"{failure.message}; {mended.words}")
 
     def _without(self, error: NoVerdict, text: str) -> Failure:
         """The failure of an answer without a verdict."""
@@ -194,3 +205,11 @@ class JudgeManager(RewardManager):
             self._lane.finish(client.close(), _CLOSE)
         self._lane.close()
         self._server.close()
+
+
+def _server(config: JudgeConfig, context: PluginContext) -> JudgeServer:
+    if config.url is not None:
+        return GivenServer(config.url)
+    from dovetail_rewards.models.own_server import OwnServer
+
+    return OwnServer(config, context)

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Score
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Score,
+)
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.judge import JudgeManager
 
@@ -225,8 +228,13 @@ def test_what_passes_is_tried_again_until_it_has_passed(judge, sample, run) -> N
     manager, server = judge(
         in_turn((429, "slow down", {"Retry-After": "0.2"}), (500, "broken", {}), "score: 2")
     )
-    assert run(manager, [sample()], timeout=0.15)["s0"].value == 2.0, "a pause is no running time"
+    assert run(manager, [sample()])["s0"].value == 2.0
     assert len(server.requests) == 3
+
+
+def test_pauses_are_no_running_time(judge, sample, waited) -> None:
+    manager, _ = judge(in_turn((429, "slow down", {"Retry-After": "0.2"}), "score: 2"))
+    assert waited(manager, [sample()]) >= 0.2
 
 
 def test_a_judge_that_is_not_there_is_unreachable(sample, run) -> None:
@@ -243,7 +251,7 @@ def test_a_judge_that_is_not_there_is_unreachable(sample, run) -> None:
     assert "can't be reached" in outcome.message
 
 
-@pytest.mark.parametrize("request_timeout", [0.1, None])
+@pytest.mark.parametrize("request_timeout", [0.5, None])
 def test_a_judge_that_hangs_is_a_timeout(judge, sample, run, request_timeout) -> None:
     release = threading.Event()
 
@@ -252,7 +260,7 @@ def test_a_judge_that_hangs_is_a_timeout(judge, sample, run, request_timeout) ->
         return says("score: 1")
 
     manager, server = judge(hang, request_timeout=request_timeout, tries=2)
-    outcome = run(manager, [sample()], timeout=30.0 if request_timeout else 0.3)["s0"]
+    outcome = run(manager, [sample()], timeout=30.0 if request_timeout else 0.5)["s0"]
     release.set()
     assert outcome.kind is FailureKind.TIMEOUT
     assert len(server.requests) == (2 if request_timeout else 1)
@@ -297,24 +305,10 @@ def test_all_requests_are_one_budget(judge, sample, run) -> None:
     assert sorted(spending.tokens for spending in manager.budget._spent)[1:] == [11.0] * 12
 
 
-def test_waiting_for_the_budget_is_no_timeout(judge, sample, run) -> None:
+def test_waiting_for_the_budget_is_no_running_time(judge, sample, waited) -> None:
     manager, _ = judge("score: 1", requests_per_minute=300, window=0.4)
-    outcomes = run(manager, [sample(f"s{i}", str(i)) for i in range(5)], timeout=0.35)
-    assert all(isinstance(outcome, Score) for outcome in outcomes.values())
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ prompt", "template is no Jinja template"),
-        ("{{ reponse }}", "names 'reponse', which no row has; nearest: 'response'"),
-        ("nothing.jinja", "can't be read"),
-    ],
-)
-def test_a_template_with_errors_is_refused_before_a_run(template, message) -> None:
-    config = JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template=template)
-    with pytest.raises(ConfigError, match=message):
-        JudgeManager(config, PluginContext()).start()
+    # two requests fit into each window
+    assert waited(manager, [sample(f"s{i}", str(i)) for i in range(5)]) >= 0.4
 
 
 @pytest.mark.parametrize(
@@ -334,27 +328,6 @@ def test_a_template_that_reaches_out_or_lacks_something_gives_no_score(
     assert outcome.kind is FailureKind.EXCEPTION
     assert "template can't be filled" in outcome.message
     assert not server.requests
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"votes": 2}, "temperature=0 makes all of votes=2 the same"),
-        ({"votes": 2, "min_votes": 3, "temperature": 1.0}, "min_votes=3 is more than votes=2"),
-        ({"normalise": True, "low": 1.0}, "normalise=true needs low < high"),
-        ({"pattern": "("}, "is not a regular expression"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(config, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template=TEMPLATE, **config)
-
-
-def test_a_missing_key_is_refused_before_a_run(monkeypatch) -> None:
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    config = JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template="x", auth_env="JUDGE_KEY")
-    with pytest.raises(ConfigError, match="'JUDGE_KEY', which is not set"):
-        JudgeManager(config, PluginContext()).start()
 
 
 def test_a_question_is_asked_once_at_temperature_0_and_failures_are_not_kept(

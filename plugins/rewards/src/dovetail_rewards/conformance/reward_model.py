@@ -1,0 +1,77 @@
+"""The suite of the reward model, on a tiny random classifier whose scores transformers gives too."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
+from transformers import Qwen2ForSequenceClassification as Classifier
+
+from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.models.reward_model import RewardModelManager
+from dovetail_sdk.testing.conformance import RewardManagerConformance
+from dovetail_sdk.testing.tiny import tiny_tokenizer
+
+_CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+
+
+@functools.cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is there as long as the process."""
+    return tempfile.TemporaryDirectory(prefix="dovetail-reward-model-")
+
+
+@functools.cache
+def tiny_classifier() -> Path:
+    """The directory of a random Qwen2 of one label, with a tokenizer and a chat template."""
+    where = Path(_kept().name)
+    tokenizer = tiny_tokenizer(where, vocab_size=300)
+    tokenizer.chat_template = _CHAT
+    tokenizer.save_pretrained(where)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        num_labels=1,
+        initializer_range=0.3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        Classifier(config).save_pretrained(where)
+    return where
+
+
+@functools.cache
+def plain_score(prompt: str, response: str) -> float:
+    """What transformers makes of one conversation by itself."""
+    where = tiny_classifier()
+    tokenizer: Any = AutoTokenizer.from_pretrained(where)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(where, dtype=torch.float32)
+    ids = tokenizer(f"<user>{prompt}\n<assistant>{response}\n", add_special_tokens=False)
+    with torch.no_grad():
+        return float(model.eval()(input_ids=torch.tensor([ids["input_ids"]])).logits[0, 0])
+
+
+class TestRewardModel(RewardManagerConformance):
+    """Scores of right and wrong responses are those of transformers; nothing in a row makes a model fail."""
+
+    plugin = RewardModelManager
+    fails_on_demand = False
+    tolerance = 1e-4
+
+    def make_config(self) -> Any:
+        model = str(tiny_classifier())
+        return RewardModelConfig(
+            name="reward_model", model=model, dtype="float32", device="cpu", wait_ms=2.0
+        )
+
+    def expected(self, value: float) -> float:
+        return plain_score("2 + 2 =", "4" if value else "5")

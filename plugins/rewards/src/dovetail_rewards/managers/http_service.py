@@ -1,0 +1,146 @@
+"""HttpService: scoring by a service over HTTP, in JSON batches. The README gives the schema."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample
+from dovetail.interfaces.reward_calls import outcome_from
+from dovetail_rewards.manager_config import RemoteConfig
+from dovetail_rewards.managers.event_loop import AsyncLane
+from dovetail_rewards.managers.threads import HungCalls
+
+SCHEMA = 1
+"""Version of the schema."""
+RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers after which another try may do."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds."""
+_FIELDS = (
+    "sample_id",
+    "data_source",
+    "prompt",
+    "solution_str",
+    "ground_truth",
+    "extra_info",
+    "finish_reason",
+)
+_CLOSE = 2.0
+"""Seconds for open connections to be closed."""
+
+
+class HttpService:
+    """Posts batches of samples to `url`, and takes what comes back for scores, entry by entry.
+
+    Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
+    "extra_info", "finish_reason"}, …]}`, and `response_ids` where asked for. Answer, with status 200:
+    `{"results": [entry, …]}`, one for each sample in order: a finite number, a mapping with `score` and further
+    parts, or `{"error": text, "retryable": bool}`.
+
+    No connection, and the statuses 408, 425, 429, 500, 502, 503 and 504, are `unreachable` and may be tried
+    again; any other status is an `exception`; anything else in the place of results is an `invalid_value`.
+
+    Args:
+        config: its `url` is set.
+        url: the same.
+    """
+
+    def __init__(self, config: RemoteConfig, url: str) -> None:
+        self._config, self._url = config, url
+        self._lane = AsyncLane(HungCalls(config.calls))
+        self._client: Any = None
+        self._headers: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Read the credential.
+
+        Raises:
+            ConfigError: the environment does not hold it.
+        """
+        config = self._config
+        self._headers = {"Content-Type": "application/json"}
+        if config.auth_env is not None:
+            secret = os.environ.get(config.auth_env)
+            if not secret:
+                raise ConfigError(
+                    f"reward.manager.auth_env names the environment variable {config.auth_env!r}, which is not set",
+                    hint=f"export {config.auth_env}=…, or set reward.manager.auth_env=null",
+                )
+            self._headers[config.auth_header] = f"{config.auth_scheme} {secret}".strip()
+
+    async def score(self, samples: Sequence[RewardSample]) -> list[Outcome]:
+        bodies = [self._body(sample) for sample in samples]
+        sent = [body for body in bodies if isinstance(body, str)]
+        answers = iter(await self._lane.run(self._post(sent)) if sent else ())
+        return [body if isinstance(body, Failure) else next(answers) for body in bodies]
+
+    def _body(self, sample: RewardSample) -> str | Failure:
+        fields = {field: getattr(sample, field) for field in _FIELDS}
+        if self._config.response_ids:
+            fields["response_ids"] = sample.response_ids
+        try:
+            return json.dumps(fields, default=_plain, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            message = f"the row of {sample.sample_id} can't be written as JSON: {error}"
+            return Failure(kind=FailureKind.EXCEPTION, message=message)
+
+    async def _post(self, bodies: Sequence[str]) -> list[Outcome]:
+        """One request; on the lane's loop, where the client lives."""
+        import httpx2
+
+        if self._client is None:
+            # reward.timeout is what limits an answer
+            self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT))
+        content = f'{{"schema": {SCHEMA}, "samples": [{", ".join(bodies)}]}}'.encode()
+        try:
+            answer = await self._client.post(self._url, content=content, headers=self._headers)
+        except httpx2.HTTPError as error:
+            what = f"can't be reached: {type(error).__name__}: {error}"
+            return [self._failure(FailureKind.UNREACHABLE, what, retryable=True)] * len(bodies)
+        if answer.status_code != 200:
+            retryable = answer.status_code in RETRYABLE_STATUS
+            kind = FailureKind.UNREACHABLE if retryable else FailureKind.EXCEPTION
+            what = f"answered with status {answer.status_code}: {answer.text[:200]!r}"
+            return [self._failure(kind, what, retryable=retryable)] * len(bodies)
+        return self._judge(answer.content, len(bodies))
+
+    def _judge(self, content: bytes, count: int) -> list[Outcome]:
+        try:
+            results = json.loads(content)["results"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            what = f"answered with what is no {{'results': […]}}: {content[:80]!r}"
+            return [self._failure(FailureKind.INVALID_VALUE, what)] * count
+        if not isinstance(results, list) or len(results) != count:
+            given = f"{len(results)} results" if isinstance(results, list) else repr(results)[:80]
+            what = f"answered with {given} for {count} samples"
+            return [self._failure(FailureKind.INVALID_VALUE, what)] * count
+        return [self._outcome(result) for result in results]
+
+    def _outcome(self, result: Any) -> Outcome:
+        if isinstance(result, Mapping) and result.get("error") is not None:
+            what = f"could not score it: {str(result['error'])[:300]}"
+            again = result.get("retryable") is True
+            return self._failure(FailureKind.EXCEPTION, what, retryable=again)
+        return outcome_from(result, self._url)
+
+    def _failure(self, kind: FailureKind, what: str, *, retryable: bool = False) -> Failure:
+        return Failure(kind=kind, message=f"{self._url} {what}", retryable=retryable)
+
+    def close(self) -> None:
+        """Close what connections there are."""
+        client, self._client = self._client, None
+        if client is not None:
+            self._lane.finish(client.aclose(), _CLOSE)
+        self._lane.close()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,124 @@
+"""InnerManager: a reward manager inside of another one, opened from a section and asked with care."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dovetail.config.sections import PluginSection
+from dovetail.errors import ConfigError
+from dovetail.interfaces import load_plugin_class, make_plugin
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+    Score,
+)
+from dovetail.interfaces.reward_calls import finite_float
+from dovetail.interfaces.runtime import PluginRef
+
+NAIVE = PluginSection(name="naive")
+"""What a section that names no manager means."""
+
+
+def manager_ref(section: PluginSection | None) -> PluginRef:
+    """The manager that a section selects."""
+    chosen = section or NAIVE
+    return PluginRef(
+        kind="reward_manager",
+        name=chosen.name or chosen.attribute or "",
+        path=chosen.path,
+        attribute=chosen.attribute,
+        config=chosen,
+    )
+
+
+def manager_class(section: PluginSection | None) -> type[RewardManager]:
+    """Its class.
+
+    Raises:
+        PluginError: it can't be loaded.
+    """
+    found: Any = load_plugin_class(manager_ref(section))
+    chosen: type[RewardManager] = found
+    return chosen
+
+
+class InnerManager:
+    """One manager of single samples, with the places that it has; whatever it does, its outcomes are valid.
+
+    Args:
+        manager: what scores.
+    """
+
+    def __init__(self, manager: RewardManager) -> None:
+        self.manager = manager
+        self._places: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def open(cls, ref: PluginRef, context: PluginContext, key: str, outer: str) -> InnerManager:
+        """Make and start the manager.
+
+        Args:
+            ref: names it.
+            context: what it is told.
+            key: where the config selects it, for messages.
+            outer: the manager that it is inside of, for messages.
+
+        Raises:
+            ConfigError: it scores whole groups.
+            DovetailError: it can't be loaded or started.
+        """
+        manager: Any = make_plugin(ref, context)
+        if manager.unit != "sample":
+            raise ConfigError(
+                f"{key}={type(manager).name} scores whole groups, and {outer!r} single samples",
+                hint="choose another manager there",
+            )
+        try:
+            manager.start()
+        except BaseException:
+            manager.close()
+            raise
+        return cls(manager)
+
+    async def score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+        """Its outcome; waiting for one of its places is no running time."""
+        unit = RewardUnit(samples=(sample,), time=time)
+        capacity = None if self.manager.queues else self.manager.capacity
+        if capacity is None:
+            return await self._ask(unit)
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._loop is not loop:
+            self._places, self._loop = asyncio.Semaphore(capacity), loop
+        places = self._places
+        with time.waiting():
+            await places.acquire()
+        try:
+            return await self._ask(unit)
+        finally:
+            places.release()
+
+    async def _ask(self, unit: RewardUnit) -> Outcome:
+        try:
+            (outcome,) = await self.manager.score(unit)
+        except Exception as error:  # noqa: BLE001 - a manager may raise anything
+            return self._broken(f"raised {type(error).__name__}: {error}")
+        if isinstance(outcome, Failure):
+            return outcome
+        figures = (
+            (outcome.value, *outcome.components.values()) if isinstance(outcome, Score) else ()
+        )
+        if not figures or any(finite_float(figure) is None for figure in figures):
+            return self._broken(f"gave {outcome!r:.80}, which is no score")
+        return outcome
+
+    def _broken(self, what: str) -> Failure:
+        message = f"reward manager {type(self.manager).name!r} {what}"
+        return Failure(kind=FailureKind.CRASH, message=message, retryable=True)

@@ -1,0 +1,99 @@
+"""ScoringTask: what runs in a scoring worker: a reward manager over the run's functions, and the time of each sample."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.interfaces import load_plugin_class
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
+from dovetail.interfaces.reward_time import CountedTime
+from dovetail.interfaces.runtime import PluginRef
+from dovetail_rewards.managers.inner import InnerManager
+from dovetail_rewards.managers.wire import frame, pack_outcome
+
+TARGET = f"{__name__}:make_task"
+"""What a runtime is asked to run."""
+
+
+@attrs.frozen(kw_only=True)
+class TaskSetup:
+    """What a worker makes its manager from."""
+
+    files: tuple[PluginRef, ...]
+    """Plugins in files, which are loaded before anything of them can be unpickled."""
+    manager: bytes
+    """A pickled PluginRef."""
+    functions: bytes
+    """Pickled RewardFunctions, or None."""
+    seed: int
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """One call."""
+
+    what: Literal["score", "ping", "sleep"]
+    samples: tuple[RewardSample, ...] = ()
+    limit: float | None = None
+    """Seconds that each sample may run."""
+
+
+def make_task(given: bytes, logger: Any) -> ScoringTask:
+    """The task of a pickled TaskSetup; it comes from the run's own controller."""
+    setup: TaskSetup = pickle.loads(given)  # noqa: S301
+    for ref in setup.files:
+        load_plugin_class(ref)
+    context = PluginContext(
+        seed=setup.seed,
+        role="reward",
+        reward_functions=pickle.loads(setup.functions),  # noqa: S301
+        logger=logger,
+    )
+    manager: PluginRef = pickle.loads(setup.manager)  # noqa: S301
+    return ScoringTask(InnerManager.open(manager, context, "reward.manager.manager", "remote"))
+
+
+class ScoringTask:
+    """Scores batches; an outcome a sample, each within its own time."""
+
+    def __init__(self, inner: InnerManager) -> None:
+        self._inner = inner
+
+    async def call(self, payload: bytes) -> bytes:
+        """The frames of an Ask's outcomes, as JSON."""
+        ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
+        if ask.what == "sleep":
+            await asyncio.to_thread(self._inner.manager.sleep)
+        outcomes = await asyncio.gather(*(self._score(s, ask.limit) for s in ask.samples))
+        return packed(outcomes)
+
+    def close(self) -> None:
+        """Close the manager."""
+        self._inner.manager.close()
+
+    async def _score(self, sample: RewardSample, seconds: float | None) -> Outcome:
+        if seconds is None:
+            return await self._inner.score(sample, RunningTime())
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                outcome = await self._inner.score(sample, CountedTime(seconds, limit))
+        except TimeoutError:
+            return _late(seconds)
+        return _late(seconds) if limit.expired() else outcome
+
+
+def packed(outcomes: Sequence[Outcome]) -> bytes:
+    """Outcomes as frames of JSON."""
+    return b"".join(frame(pack_outcome(i, outcome)) for i, outcome in enumerate(outcomes))
+
+
+def _late(seconds: float) -> Failure:
+    message = f"no outcome from the worker's reward manager within {seconds:g} s"
+    return Failure(kind=FailureKind.TIMEOUT, message=message, retryable=True)

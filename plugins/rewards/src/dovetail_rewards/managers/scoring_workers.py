@@ -1,0 +1,293 @@
+"""ScoringWorkers: the controller's side of scoring in the runtime's processes: who gets what, and what a death costs."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError, WorkerError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample
+from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
+from dovetail_rewards.manager_config import RemoteConfig
+from dovetail_rewards.managers.inner import manager_ref
+from dovetail_rewards.managers.scoring_task import TARGET, Ask, TaskSetup
+from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
+from dovetail_rewards.managers.wire import Garbled, take_frames, unpack_outcome
+
+QUIET_SECONDS = 30.0
+"""How long a worker may be silent where samples have no time limit."""
+_RESTARTING = 1 << 20
+
+
+@attrs.define(eq=False)
+class _Place:
+    """One worker's place: who is in it now, and what it has to do."""
+
+    worker: TaskWorker
+    running: int = 0
+    """Batches under way."""
+    alone: bool = False
+    """It is kept for one sample."""
+    deaths: int = 0
+    """In a row, without an answer between them."""
+    over: str | None = None
+    """Why nobody is started here any more."""
+
+
+class _LostError(Exception):
+    """A worker died with what it had."""
+
+    def __init__(self, kind: FailureKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class ScoringWorkers:
+    """Workers that score batches, each with a reward manager over the run's functions.
+
+    A batch goes to the worker with the fewest. The worker sees to each sample's time. One that says nothing at all for the
+    time of a sample is asked for a sign of life, and killed where none comes in as long. Where a worker dies, each sample
+    that it had is scored again, alone on a worker: which of them ends a second one is a failure, `crash` or `timeout`;
+    the others get their scores. A dead worker is started again, `restarts` times in a row.
+
+    Args:
+        config: its `workers` is set.
+        context: of the manager; its `runtime` starts the processes.
+    """
+
+    def __init__(self, config: RemoteConfig, context: PluginContext) -> None:
+        self._config, self._context = config, context
+        self._places: list[_Place] = []
+        self._threads = DaemonThreads(HungCalls(_RESTARTING))
+        self._mending = threading.Lock()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start them, and wait until each has made its manager.
+
+        Raises:
+            ConfigError: there is no runtime that starts processes, or the functions can't be made in another one.
+            DovetailError: what a worker met in its start.
+        """
+        config, runtime = self._config, self._context.runtime
+        if runtime is None or "task_workers" not in runtime.capabilities:
+            where = "outside a run" if runtime is None else f"under runtime {runtime.name!r}"
+            raise ConfigError(
+                f"reward.manager.workers={config.workers}: there are no workers {where}",
+                hint="set runtime.name=ray; on one machine reward.manager.name=parallel does the same without it",
+            )
+        spec = TaskSpec(
+            label="reward",
+            target=TARGET,
+            setup=_setup(config, self._context),
+            count=config.workers or 1,
+            cpus=config.cpus,
+            accelerators=config.accelerators,
+            start_timeout=config.start_timeout,
+        )
+        self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
+
+    async def score(self, samples: Sequence[RewardSample], limit: float | None) -> list[Outcome]:
+        """One outcome a sample, in order.
+
+        Args:
+            samples: of a batch.
+            limit: seconds that each may run.
+        """
+        self._here()
+        try:
+            payloads = _payload(samples, limit)
+        except Exception as error:  # noqa: BLE001 - whatever a row holds
+            if len(samples) > 1:
+                parts = [await self.score([sample], limit) for sample in samples]
+                return [outcome for part in parts for outcome in part]
+            message = f"the row can't be sent to a worker process: {type(error).__name__}: {error}"
+            return [Failure(kind=FailureKind.EXCEPTION, message=message)]
+        try:
+            return await self._on_a_worker(payloads, len(samples), limit)
+        except _LostError:
+            return list(await asyncio.gather(*(self._alone(sample, limit) for sample in samples)))
+
+    def sleep(self) -> None:
+        """Let the workers' managers sleep; nobody waits for it."""
+        for place in self._places:
+            if place.worker.lost is None:
+                place.worker.call(pickle.dumps(Ask(what="sleep")))
+
+    def close(self) -> None:
+        """End every worker; safe to call twice."""
+        self._closed = True
+        for place in self._places:
+            place.worker.close()
+        self._places = []
+        self._threads.close()
+
+    def _here(self) -> None:
+        """Begin anew on another event loop: what an abandoned one has left can't be finished."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        self._loop = loop
+        self._changed = asyncio.Condition()
+        self._suspects = asyncio.Lock()
+        for place in self._places:
+            place.running, place.alone = 0, False
+
+    async def _on_a_worker(self, payload: bytes, count: int, limit: float | None) -> list[Outcome]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._open() or not self._living())
+            if not self._living():
+                return [self._nobody()] * count
+            place = min(self._open(), key=lambda place: place.running)
+            place.running += 1
+        try:
+            return await self._ask(place, payload, count, limit)
+        finally:
+            await self._leave(place)
+
+    async def _alone(self, sample: RewardSample, limit: float | None) -> Outcome:
+        """Score one that a worker died with, on a worker that has nothing else; one such sample at a time."""
+        payload = _payload([sample], limit)
+        async with self._suspects:
+            async with self._changed:
+                if not self._living():
+                    return self._nobody()
+                place = min(self._living(), key=lambda place: place.running)
+                place.alone = True
+                try:
+                    await self._changed.wait_for(lambda: place.running == 0)
+                except BaseException:
+                    place.alone = False
+                    raise
+                place.running = 1
+            try:
+                (outcome,) = await self._ask(place, payload, 1, limit)
+            except _LostError as lost:
+                message = f"{sample.sample_id}, scored alone: {lost}"
+                return Failure(kind=lost.kind, message=message, retryable=True)
+            else:
+                return outcome
+            finally:
+                place.alone = False
+                await self._leave(place)
+
+    async def _leave(self, place: _Place) -> None:
+        place.running -= 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _ask(
+        self, place: _Place, payload: bytes, count: int, limit: float | None
+    ) -> list[Outcome]:
+        """The worker's outcomes.
+
+        Raises:
+            _LostError: it died, or had to be killed; another is in its place, where that may be.
+        """
+        worker, quiet = place.worker, limit or QUIET_SECONDS
+        answer = _asked(worker, payload)
+        while not (await asyncio.wait({answer}, timeout=quiet))[0]:
+            ping = _asked(worker, pickle.dumps(Ask(what="ping")))
+            both = {answer, ping}
+            done, _ = await asyncio.wait(both, timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                worker.kill()
+                await self._threads.run(lambda: self._replace(place, worker))
+                text = f"{worker.where} gave no sign of life within {quiet:g} s and was killed"
+                raise _LostError(FailureKind.TIMEOUT, text)
+        try:
+            outcomes = _unpacked(answer.result(), count)
+        except WorkerError as error:
+            if worker.lost is None:
+                return [_crash(error.message)] * count
+            await self._threads.run(lambda: self._replace(place, worker))
+            raise _LostError(FailureKind.CRASH, error.message) from None
+        except Garbled as error:
+            return [_crash(f"{worker.where} sent what are no outcomes: {error}")] * count
+        place.deaths = 0
+        return outcomes
+
+    def _replace(self, place: _Place, dead: TaskWorker) -> None:
+        """Start another worker in the place of a dead one, unless somebody has."""
+        with self._mending:
+            while place.worker is dead and place.over is None and not self._closed:
+                place.deaths += 1
+                if place.deaths > self._config.restarts:
+                    place.over = f"{dead.lost} (the {place.deaths}. in a row: reward.manager.restarts={self._config.restarts})"
+                    self._context.logger.error(f"{place.over}; it is not started again")
+                    return
+                try:
+                    place.worker = dead.again()
+                except Exception as error:  # noqa: BLE001 - a runtime may raise anything; the samples go elsewhere
+                    self._context.logger.warning(f"{dead.where} can't be started again: {error!r}")
+
+    def _living(self) -> list[_Place]:
+        return [place for place in self._places if place.over is None]
+
+    def _open(self) -> list[_Place]:
+        return [place for place in self._living() if not place.alone]
+
+    def _nobody(self) -> Failure:
+        why = "; ".join(str(place.over) for place in self._places) or "they are not started"
+        return _crash(f"no reward worker is left: {why}")
+
+
+def _asked(worker: TaskWorker, payload: bytes) -> asyncio.Future[bytes]:
+    """A call's answer; nobody need fetch it."""
+    answer = asyncio.wrap_future(worker.call(payload))
+    answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return answer
+
+
+def _crash(message: str) -> Failure:
+    return Failure(kind=FailureKind.CRASH, message=message)
+
+
+def _payload(samples: Sequence[RewardSample], limit: float | None) -> bytes:
+    return pickle.dumps(Ask(what="score", samples=tuple(samples), limit=limit))
+
+
+def _unpacked(answer: bytes, count: int) -> list[Outcome]:
+    """The outcomes in order.
+
+    Raises:
+        Garbled: they are not one for each sample.
+    """
+    found = [unpack_outcome(payload) for payload in take_frames(bytearray(answer))]
+    if [number for number, _ in found] != list(range(count)):
+        raise Garbled(f"{len(found)} outcomes for {count} samples")
+    return [outcome for _, outcome in found]
+
+
+def _setup(config: RemoteConfig, context: PluginContext) -> bytes:
+    """What a worker makes its manager from.
+
+    Raises:
+        ConfigError: the functions can't be named in another process.
+    """
+    ref, functions = manager_ref(config.manager), context.reward_functions
+    files: tuple[Any, ...] = () if functions is None else functions.files()
+    if ref.path is not None:
+        files += (attrs.evolve(ref, config=None),)
+    try:
+        return pickle.dumps(
+            TaskSetup(
+                files=files,
+                manager=pickle.dumps(ref),
+                functions=pickle.dumps(functions),
+                seed=context.seed,
+            )
+        )
+    except Exception as error:
+        raise ConfigError(
+            "reward manager 'remote' makes the reward functions again in each worker process, and one of them "
+            f"can't be named there: {type(error).__name__}: {error}",
+            hint="put it at the top level of a file and set reward.function={path: my_reward.py, attribute: compute_score}",
+        ) from error

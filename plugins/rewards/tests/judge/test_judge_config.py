@@ -1,0 +1,45 @@
+"""What a judge refuses before a run: templates with errors, options that make no sense, a missing key."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail_rewards.judge_config import JudgeConfig
+from dovetail_rewards.models.judge import JudgeManager
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ prompt", "template is no Jinja template"),
+        ("{{ reponse }}", "names 'reponse', which no row has; nearest: 'response'"),
+        ("nothing.jinja", "can't be read"),
+    ],
+)
+def test_a_template_with_errors_is_refused_before_a_run(template, message) -> None:
+    config = JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template=template)
+    with pytest.raises(ConfigError, match=message):
+        JudgeManager(config, PluginContext()).start()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"votes": 2}, "temperature=0 makes all of votes=2 the same"),
+        ({"votes": 2, "min_votes": 3, "temperature": 1.0}, "min_votes=3 is more than votes=2"),
+        ({"normalise": True, "low": 1.0}, "normalise=true needs low < high"),
+        ({"pattern": "("}, "is not a regular expression"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(config, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template="{{ response }}", **config)
+
+
+def test_a_missing_key_is_refused_before_a_run(monkeypatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    config = JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template="x", auth_env="JUDGE_KEY")
+    with pytest.raises(ConfigError, match="'JUDGE_KEY', which is not set"):
+        JudgeManager(config, PluginContext()).start()

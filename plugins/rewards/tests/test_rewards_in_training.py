@@ -1,0 +1,164 @@
+"""Every function and every manager by config in a whole run: a step of GRPO on a tiny random model, whose samples all get scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from dovetail.flow.run import train
+from dovetail.plugins.index import default_index
+from dovetail_rewards.sandbox import available_levels
+from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
+from dovetail_sdk.testing.reward_service import reward_service
+
+GROUP = """
+def compute_score(solution_a, solution_b):
+    return float(len(solution_a) > len(solution_b))
+"""
+RULE = """
+def compute_score(solution_str, ground_truth):
+    return {"score": len(solution_str) / 50, "length": len(solution_str)}
+"""
+TOKENS = """
+def compute_score(solution_str, response_ids):
+    return {"token_rewards": [0.1] * len(response_ids)}
+"""
+FUNCTIONS: dict[str, tuple[dict[str, Any], Any]] = {
+    "gsm8k": ({"method": "flexible"}, "18"),
+    "math": ({"processes": 1}, "x+1"),
+    "dapo_math": ({}, "34"),
+    "geometry3k": ({"processes": 1}, "34"),
+    "multiple_choice": ({}, "B"),
+    "exact_match": ({}, "four"),
+    "fuzzy_match": ({}, "four"),
+    "json_schema": ({}, {"type": "array"}),
+    "regex_format": ({"pattern": ".*"}, ""),
+    "instruction_following": ({}, [{"instruction": "punctuation:no_comma"}]),
+    "length_penalty": ({"limit": 4}, ""),
+    "repetition_penalty": ({}, ""),
+    "code": ({}, {"inputs": ["1"], "outputs": ["1"]}),
+}
+"""Options and a ground truth of each function."""
+FORM = {"name": "regex_format", "pattern": ".*"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny Qwen2 with its tokenizer."""
+    return tiny_model_and_tokenizer(tmp_path_factory.mktemp("model"), vocab_size=300)
+
+
+def step(tiny: Path, place: Path, rows: list[Any], reward: dict[str, Any], **algorithm: Any) -> Any:
+    """Metrics of the only step of a run, and its samples."""
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "output_dir": str(place / "runs"),
+        "model": {"path": str(tiny), "dtype": "float32"},
+        "data": {
+            "train_files": [str(place / "rows.jsonl")],
+            "train_batch_size": len(rows),
+            "max_prompt_length": 64,
+            "max_response_length": 8,
+        },
+        "rollout": {"name": "hf", "n": 2},
+        "algorithm": {"advantage": "grpo", **algorithm},
+        "reward": {"max_failure_share": 0.0, **reward},
+        "trainer": {"total_steps": 1, "samples_per_step": -1},
+        "tracking": ["jsonl"],
+    }
+    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    summary = train(place / "config.yaml")
+    run = Path(summary["directory"])
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = next(line for line in lines if "reward/failures" in line)
+    samples = [json.loads(x) for x in (run / "samples" / "step_1.jsonl").read_text().splitlines()]
+    assert metrics["reward/failures"] == 0
+    assert len(samples) == 2 * len(rows)
+    assert all(isinstance(sample["score"], float) for sample in samples)
+    return metrics, samples
+
+
+def row(source: str | None = None, truth: Any = "4") -> dict[str, Any]:
+    made = {"prompt": "2 + 2 =", "reward_model": {"ground_truth": truth}}
+    return made if source is None else {**made, "data_source": source}
+
+
+def test_every_function_scores_its_rows(tiny, tmp_path) -> None:
+    installed = {
+        entry.name
+        for entry in default_index().entries("reward_function")
+        if entry.distribution == "dovetail-rewards"
+    }
+    assert installed == FUNCTIONS.keys()
+    chosen = dict(FUNCTIONS)
+    if not any(level.available for level in available_levels()[:3]):
+        del chosen["code"]
+    functions = {f"my/{name}": {"name": name, **options} for name, (options, _) in chosen.items()}
+    rows = [row(f"my/{name}", truth) for name, (_, truth) in chosen.items()]
+    _, samples = step(tiny, tmp_path, rows, {"functions": functions})
+    assert {sample["data_source"] for sample in samples} == functions.keys()
+
+
+def test_every_manager_of_samples_takes_part(tiny, tmp_path) -> None:
+    (tmp_path / "rule.py").write_text(RULE)
+    tokenizer = tiny_tokenizer(tmp_path / "rm", vocab_size=300)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_labels": 1}
+    rm = Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads)
+    Qwen2ForSequenceClassification(rm).save_pretrained(tmp_path / "rm")
+
+    def answer(request: Any, _: Any) -> tuple[int, Any]:
+        if "samples" in request:
+            return 200, {"results": [0.25] * len(request["samples"])}
+        return 200, {"choices": [{"message": {"content": "score: 0.5"}}]}
+
+    with reward_service(answer) as (url, _):
+        judge = {"url": url.removesuffix("/score"), "model": "m", "template": "{{ response }}"}
+        model = {"model": str(tmp_path / "rm"), "dtype": "float32", "device": "cpu"}
+        managers = {
+            "naive": {},
+            "batch": {"wait_ms": 1},
+            "parallel": {"workers": 1},
+            "rate_limited": {"requests_per_minute": 1e6},
+            "dapo": {"max_response_length": 8, "buffer": 4},
+            "remote": {"url": url},
+            "judge": judge,
+            "reward_model": model,
+        }
+        scorers = {name: {"manager": {"name": name, **set_}} for name, set_ in managers.items()}
+        reward = {
+            "function": {"path": str(tmp_path / "rule.py")},
+            "manager": {"name": "hybrid", "scorers": scorers},
+        }
+        metrics, samples = step(tiny, tmp_path, [row(), row()], reward)
+    for sample in samples:
+        parts = sample["components"]
+        assert managers.keys() <= parts.keys()
+        assert parts["naive"] == parts["batch"] == parts["parallel"] == parts["rate_limited"]
+        assert (parts["remote"], parts["judge"]) == (0.25, 0.5)
+        total = sum(parts[name] for name in managers)
+        assert sample["score"] == pytest.approx(total, abs=1e-5)
+    assert metrics["reward/components/judge"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("source", "manager"), [(GROUP, "group"), (TOKENS, "naive")], ids=["pairs", "token rewards"]
+)
+def test_rewards_of_pairs_and_of_tokens_reach_the_update(tiny, tmp_path, source, manager) -> None:
+    (tmp_path / "rule.py").write_text(source)
+    reward = {"function": {"path": str(tmp_path / "rule.py")}, "manager": manager}
+    metrics, samples = step(tiny, tmp_path, [row(), row()], reward)
+    if manager == "group":
+        # each is preferred to the other, or neither is: the mean is a half, or 0 for equal lengths
+        assert {sample["score"] for sample in samples} <= {0.0, 0.5, 1.0}
+    else:
+        lengths = [metrics["response_length/mean"] for _ in samples]
+        mean = sum(sample["score"] for sample in samples) / len(samples)
+        assert mean == pytest.approx(0.1 * lengths[0], rel=1e-5)
