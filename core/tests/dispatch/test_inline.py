@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -133,6 +135,27 @@ def test_engines_with_processes_of_their_own_start_at_the_same_time(spec):
     replicas = runtime.rollout_replicas(attrs.evolve(wanted, plugin=plugin), 3)
     assert [replica.context.rank for replica in replicas] == [0, 1, 2]
     runtime.close()
+
+
+def test_a_group_and_replicas_that_start_at_the_same_time_are_closed_together(spec, monkeypatch):
+    wanted = spec("rollout", "Replica", "rollout")
+    inline().rollout_replicas(wanted, 1)  # as in a run, the file of both is loaded before
+    both_look = threading.Barrier(2)
+
+    def device(_: InlineRuntime) -> str:
+        with suppress(threading.BrokenBarrierError):  # one looks, and the other waits for it
+            both_look.wait(0.5)
+        return "cpu"
+
+    monkeypatch.setattr(InlineRuntime, "device", device)
+    runtime = inline()
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(runtime.rollout_replicas, wanted, 1)
+        group = runtime.worker_group(spec("engine", "Engine", "actor"), Mesh())
+        starting.result()
+    life = sys.modules[type(group.workers[0]).__module__].LIFE
+    runtime.close()
+    assert {role for what, role, _ in life if what == "close"} == {"actor", "rollout"}
 
 
 def test_a_worker_that_fails_to_start_is_closed_and_says_why(spec, tmp_path):

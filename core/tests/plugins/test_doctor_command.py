@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 from dovetail.cli import doctor as doctor_module
 from dovetail.cli.doctor import print_report
 from dovetail.cli.main import main
-from dovetail.plugins import environment
+from dovetail.plugins import environment, examinations
+from dovetail.plugins.distributions import Installed
 from dovetail.plugins.index import default_index
 
 
@@ -89,6 +91,7 @@ def test_the_doctor_reports_everything_and_exits_with_1_where_something_is_broke
     assert done.exit_code == 1, done.output
     report = json.loads(done.stdout)
     assert report["schema"] == 1
+    assert any(row["what"].startswith("sandbox level") for row in report["examined"])
     assert report["torch"]["version"]
     assert report["torch"]["threads"] >= 1
     assert {"attrs", "omegaconf", "torch"} <= {d["name"] for d in report["dependencies"]}
@@ -116,7 +119,49 @@ def test_the_doctor_exits_with_0_where_only_a_need_is_unmet(patients) -> None:
     patients("acme_mean needy")
     done = CliRunner().invoke(main, ["doctor"])
     assert done.exit_code == 0, done.output
-    assert done.stdout.endswith("all is well\n")
+    last = done.stdout.splitlines()[-1]
+    assert last == "nothing is broken; not all is here that tracker/needy needs to run"
+
+
+def declared(monkeypatch, tmp_path: Path, body: str) -> None:
+    """One examination, in a module of this body."""
+    (tmp_path / "acme_examination.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint("oven", "acme_examination:examine", "dovetail.doctor")
+    acme = Installed("acme", "1.2", None, (point,), metadata=None)
+    index = dataclasses.replace(default_index(), distributions=(acme,))
+    monkeypatch.setattr(examinations, "default_index", lambda: index)
+
+
+OVEN = "def examine():\n    print('warm')\n    return [dict(what='oven', available=True, detail='200 °C', problem=None)]\n"
+
+
+def test_what_a_package_has_examined_is_a_table(monkeypatch, tmp_path: Path) -> None:
+    declared(monkeypatch, tmp_path, OVEN)
+    [row] = examinations.examine_extensions()
+    assert row == {"owner": "oven of acme 1.2", "what": "oven", "available": True, "detail": "200 °C", "problem": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("def examine():\n    return 3", "not iterable"),
+        ("def examine():\n    return [{'what': 'oven'}]", "a row has the keys what, available"),
+        (OVEN.replace("True", "'yes'"), "available of a row is 'yes'"),
+        ("def examine():\n    import os; os._exit(3)", "exit code 3"),
+        ("def examine():\n    import time; time.sleep(60)", "longer than 1.5 s"),
+    ],
+)
+def test_an_examination_that_fails_is_a_problem_of_its_package(
+    monkeypatch, tmp_path: Path, body: str, words: str
+) -> None:
+    declared(monkeypatch, tmp_path, body)
+    timeout = 1.5 if "sleep" in body else 60.0
+    [row] = examinations.examine_extensions(timeout)
+    assert words in row["problem"]
+    assert "oven of acme 1.2" in row["problem"]
+    assert "→ report it to the author of acme" in row["problem"]
 
 
 def test_the_host_and_the_engines_that_plugins_need_are_told(monkeypatch) -> None:
@@ -126,9 +171,9 @@ def test_the_host_and_the_engines_that_plugins_need_are_told(monkeypatch) -> Non
     assert told["free_disk_bytes"] > 0
     assert told["variables"]["CUDA_VISIBLE_DEVICES"] == "3"
     engines = doctor_module.examine_engines()
-    by_plugin = {plugin: engine for engine in engines for plugin in engine["plugins"]}
+    wanted = {(name, *e["any_of"]): e for e in engines for name in e["plugins"]}
     for entry in default_index().entries():
         for need in entry.needs:
-            engine = by_plugin[f"{entry.kind}/{entry.name}"]
+            engine = wanted[(f"{entry.kind}/{entry.name}", *need.any_of)]
             assert engine["met"] == need.met
             assert engine["found"]

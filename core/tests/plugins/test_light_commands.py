@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dovetail.plugins.index import default_index
+from dovetail_sdk.testing import tiny_tokenizer
 
 WATCHED = """
 import json, sys, traceback
@@ -60,10 +62,56 @@ def test_a_listing_imports_no_plugin_nothing_heavy_and_few_modules(arguments, bu
     assert count <= budget, f"{count} modules: {', '.join(found['modules'])}"
 
 
+ENGINES = ("ray", "vllm", "sglang", "tensorrt_llm", "megatron", "deepspeed", "liger_kernel")
+CONFIGS: dict[str, tuple[list[str], int]] = {
+    "explain": (["config", "explain"], 350),
+    "show": (["config", "show"], 350),
+    "check": (["check", "--static"], 350),
+}
+"""Command on a config → its arguments before it, and how many modules it may import."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A config that selects heavy plugins."""
+    path = tmp_path / "config.yaml"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1 =", "reward_model": {"ground_truth": "2"}}\n')
+    path.write_text(
+        f"model: {{path: '{tmp_path}'}}\ndata: {{train_files: ['{rows}'], train_batch_size: 1}}\n"
+        "rollout: vllm\nruntime: {name: ray}\nreward: {function: gsm8k}\n"
+    )
+    return str(path)
+
+
 @pytest.mark.parametrize("arguments", [["plugins", "show", "rollout/hf"], ["plugins", "show", "advantage/grpo"]])  # fmt: skip
 def test_a_plugins_page_comes_from_its_manifest_alone(arguments):
-    found = watched(arguments, ["torch", "transformers", "ray", *PLUGINS])
+    found = watched(arguments, [*HEAVY, *PLUGINS])
     assert not found["guilty"], "\n".join(found["guilty"])
+    assert len(found["modules"]) <= 300, ", ".join(found["modules"])
+
+
+@pytest.mark.parametrize("command", ["doctor", "plan", "train", "check"])
+def test_a_command_starts_without_what_its_work_needs(command):
+    found = watched([command, "--help"], [*HEAVY, *PLUGINS])
+    assert not found["guilty"], "\n".join(found["guilty"])
+    assert len(found["modules"]) <= 200, ", ".join(found["modules"])
+
+
+@pytest.mark.parametrize(("arguments", "budget"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_of_heavy_plugins_is_read_without_them(config, arguments, budget):
+    found = watched([*arguments, config], [*ENGINES, "torch", "transformers"])
+    assert not found["guilty"], "\n".join(found["guilty"])
+    count = len(found["modules"])
+    assert count <= budget, f"{count} modules: {', '.join(found['modules'])}"
+    assert "dovetail_rollout_vllm.config" in found["modules"]
+
+
+def test_a_plan_needs_tokens_and_tensors_but_no_engine(config):
+    tiny_tokenizer(Path(config).parent)
+    found = watched(["plan", config, "runtime.name=inline"], list(ENGINES))
+    assert not found["guilty"], "\n".join(found["guilty"])
+    assert "dovetail.flow.plan" in found["modules"]
 
 
 def test_the_stack_of_whoever_imports_is_shown():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pickle
 import sys
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from dovetail.interfaces import load_plugin_class, make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.plugins.load import config_class, load_class, make, ref_for
+from dovetail.plugins.needs import Need, install_command
 
 
 def tracker(name: str) -> PluginRef:
@@ -89,6 +92,21 @@ def test_an_unmet_need_says_what_to_install(installed: Path) -> None:
     )
     with pytest.raises(PluginNeedsError, match="tracker 'needy' of acme-needy needs acme-engine"):
         make(tracker("needy"), PluginContext())
+
+
+def test_pre_releases_and_another_index_stand_in_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = Message()
+    written["Project-URL"] = "Package index, https://index.example"
+    written["Provides-Extra"] = "engine"
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda distribution: written)
+    early, final = (
+        Need((text,), met=False, found="not installed") for text in ("engine>=2.0rc1", "engine>=1")
+    )
+    command = "'acme[engine]' --extra-index-url https://index.example"
+    assert install_command("acme", [final]) == f"pip install {command}"
+    assert install_command("acme", [final, early]) == f"pip install --pre {command}"
 
 
 def test_a_missing_dependency_that_is_no_declared_need_is_named(installed: Path) -> None:

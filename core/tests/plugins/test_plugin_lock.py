@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -13,7 +14,15 @@ import pytest
 
 from dovetail.errors import PluginError, PluginNotFoundError
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.lock import compare, lock_for, read_lock, refs_of, write_lock
+from dovetail.plugins.lock import (
+    compare,
+    differences,
+    lock_for,
+    now_for,
+    read_lock,
+    refs_of,
+    write_lock,
+)
 
 GOOD = PluginRef(kind="advantage", name="acme_mean", distribution="acme-good")
 
@@ -130,3 +139,48 @@ def test_a_lock_that_is_missing_or_unreadable_is_an_error(tmp_path: Path) -> Non
 def test_locking_what_is_gone_is_an_error(installed: Path) -> None:
     with pytest.raises(PluginNotFoundError, match="no advantage plugin is named 'gone'"):
         lock_for([PluginRef(kind="advantage", name="gone")])
+
+
+def test_packages_that_plugins_depend_on_are_in_it() -> None:
+    lock = lock_for([PluginRef(kind="tracker", name="console")])
+    assert lock["packages"]["attrs"] == importlib.metadata.version("attrs")
+    other = {**lock, "python": "3.0.1", "packages": {**lock["packages"], "attrs": "1.2.3"}}
+    del other["packages"]["cattrs"]
+    warnings, refusals = compare(other, lock)
+    assert not refusals
+    assert warnings == [
+        f"Python was 3.0.1, now {lock['python']}",
+        f"the package attrs was 1.2.3, now {lock['packages']['attrs']}",
+        f"the package cattrs was absent, now {lock['packages']['cattrs']}",
+    ]
+    # Locks of before did not say.
+    assert compare({k: v for k, v in lock.items() if k != "packages"}, lock) == ([], [])
+
+
+def test_environments_of_roles_are_in_it(tmp_path: Path) -> None:
+    disk = PluginRef(kind="weight_transport", name="disk")
+    lock = lock_for([disk], {"rollout": sys.executable, "actor": str(tmp_path / "far")})
+    here = lock["environments"]["rollout"]
+    assert (here["path"], here["python"]) == (sys.executable, lock["python"])
+    assert here["packages"] == lock["packages"]
+    assert lock["environments"]["actor"] == {"path": str(tmp_path / "far")}
+    assert now_for(lock) == (lock, {})
+
+    old = copy.deepcopy(lock)
+    old["environments"]["rollout"]["packages"]["attrs"] = "1.2.3"
+    old["environments"]["actor"] = {"path": "/near", "python": "3.12.1", "packages": {}}
+    old["environments"]["ref"] = {"path": "/ref"}
+    assert [(d.subject, d.what, d.was) for d in differences(old, lock)] == [
+        ("environment actor", "environment", "/near"),
+        ("environment actor", "environment", "/near"),
+        ("environment ref", "environment", "/ref"),
+        ("attrs in the environment of rollout", "package", "1.2.3"),
+    ]
+
+
+def test_a_plugin_that_is_gone_is_refused(lock: dict) -> None:
+    lock["plugins"].append({"kind": "tracker", "name": "left", "distribution": "acme-left"})
+    new, gone = now_for(lock)
+    (found,) = differences(lock, new, gone)
+    assert found.refused
+    assert found.text.startswith("tracker/left of acme-left is no longer there: no tracker plugin")

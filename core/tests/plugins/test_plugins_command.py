@@ -81,6 +81,7 @@ def test_list_as_json(dovetail) -> None:
                 "found": "not installed",
             }
         ],
+        "isolated": False,
         "target": "acme_needy.plugin:T",
     }
     assert "trackr" in {p["kind"] for p in listing["plugins"]}
@@ -158,8 +159,8 @@ def test_show_of_an_unknown_name_is_an_error_with_the_nearest(dovetail) -> None:
     assert done.returncode == 2
     assert "no installed plugin is named 'acme_men'" in done.stderr
     assert "did you mean 'acme_mean'?" in done.stderr
-    missing = dovetail("plugins", "show", "rollout/trtllm")
-    assert "pip install dovetail-rollout-trtllm" in missing.stderr
+    missing = dovetail("plugins", "show", "tracker/wandb")
+    assert "pip install dovetail-trackers" in missing.stderr
 
 
 def test_a_command_of_the_sdk_says_how_to_install_it_where_it_is_missing(
@@ -189,6 +190,11 @@ def test_lock_and_verify(dovetail, tmp_path: Path) -> None:
     warned = dovetail("plugins", "verify", ".")
     assert warned.returncode == 0
     assert "advantage/acme_mean was version 1.0.0, now 1.2.0" in warned.stderr
+    assert dovetail("plugins", "verify", ".", "--strict").returncode == 1
+    (told,) = json.loads(dovetail("plugins", "verify", ".", "--json").stdout)["differences"]
+    assert (told["subject"], told["what"], told["was"], told["now"], told["refused"]) == (
+        *("advantage/acme_mean", "version", "1.0.0", "1.2.0", False),
+    )
 
     lock["plugins"][0]["api"] = ">=0.9,<1"
     path.write_text(json.dumps(lock))

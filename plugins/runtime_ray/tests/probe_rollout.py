@@ -58,7 +58,9 @@ class ProbeRollout(ScriptedRollout):
         return [np.full(len(ids_L) - 1, -float(self.version), np.float32) for ids_L in sequences]
 
     def figures(self) -> dict[str, Metric]:
-        return {"rollout/requests": Sum(len(self.requests))}
+        tokenizer = getattr(self.context, "tokenizer", None)
+        known = 0 if tokenizer is None else len(tokenizer)
+        return {"rollout/requests": Sum(len(self.requests)), "rollout/vocabulary": Sum(known)}
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         return super().sleep(tags) if keep_weights else -1

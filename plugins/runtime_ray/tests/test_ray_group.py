@@ -36,7 +36,7 @@ def two(probes: Any, start_for_module: Any, tmp_path_factory: pytest.TempPathFac
     runtime = start_for_module(
         probes.pool("actor", "ref", ranks=2),
         run_directory=directory,
-        env_vars={"DOVETAIL_PROBE": "yes"},
+        env_vars={"DOVETAIL_PROBE": "${PATH}:yes"},
         cpus_per_worker=1,
         timeline=str(directory / "further" / "timeline.json"),
     )
@@ -60,7 +60,8 @@ def test_workers_are_told_what_they_need_and_no_more(two: Two) -> None:
         assert where["tokenizer"] == {"a": 1}
         assert where["rewards"] is None
         assert (where["threads"], where["omp"]) == (1, "1")
-        assert where["environment"] == "yes"
+        assert where["environment"].endswith(":yes")
+        assert "${" not in where["environment"]
         assert where["device"] == "cpu"
 
 

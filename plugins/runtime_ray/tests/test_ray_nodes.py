@@ -1,7 +1,8 @@
-"""A pool over two nodes of an existing cluster: different nodes, one process group over TCP."""
+"""A pool over two nodes of an existing cluster: different nodes, one process group over TCP, an environment on both."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import attrs
@@ -20,7 +21,10 @@ def test_ranks_of_one_pool_on_two_nodes_sum_together(no_cluster: None, probes: A
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
     )
     cluster.add_node(num_cpus=2)
-    runtime = RayRuntime(RayConfig(address=cluster.address), PluginContext())
+    runtime = RayRuntime(
+        RayConfig(address=cluster.address, environments={"rollout": sys.executable}),
+        PluginContext(),
+    )
     try:
         runtime.start()
         runtime.place([attrs.evolve(probes.pool("actor", "rollout"), nodes=2)])

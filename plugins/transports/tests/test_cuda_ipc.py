@@ -11,7 +11,6 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail_sdk.testing.conformance import WeightTransportConformance
 from dovetail_sdk.testing.transport_ends import (
     TransportEnd,
     TransportPlace,
@@ -19,6 +18,7 @@ from dovetail_sdk.testing.transport_ends import (
     contents,
     manifest_of,
 )
+from dovetail_transports import conformance
 from dovetail_transports.config import CudaIpcConfig
 from dovetail_transports.cuda_ipc.cuda_memory import CudaMemory
 from dovetail_transports.cuda_ipc.transport import CudaIpcTransport
@@ -28,11 +28,8 @@ CONFIG = CudaIpcConfig(name="cuda_ipc", timeout=10.0)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
-class TestOnOneGpu(WeightTransportConformance):
-    plugin = CudaIpcTransport
-    config = CONFIG
-    device = "cuda:0"
+class TestCudaIpc(conformance.TestOnOneGpu):
+    """The suite, as `dovetail plugins check` runs it."""
 
 
 @pytest.mark.gpu

@@ -1,12 +1,7 @@
-"""The conformance suite on the transport `nccl`, whose buckets gloo carries between CPUs."""
+"""The conformance suite on the transport `nccl`, as `dovetail plugins check` runs it."""
 
 from __future__ import annotations
 
-from dovetail_sdk.testing.conformance import WeightTransportConformance
-from dovetail_transports.config import NcclConfig
-from dovetail_transports.nccl.transport import NcclTransport
+from dovetail_transports.conformance import TestOverGloo
 
-
-class TestOverGloo(WeightTransportConformance):
-    plugin = NcclTransport
-    config = NcclConfig(name="nccl", timeout=3.0)
+__all__ = ["TestOverGloo"]

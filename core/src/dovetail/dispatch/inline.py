@@ -61,6 +61,7 @@ class InlineRuntime(Runtime):
         self._held: WorkerHost | None = None
         self._replicas: dict[int, tuple[WorkerSpec, BaseRollout]] = {}
         self._loading = threading.Lock()
+        self._making = threading.Lock()
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
         """Start the group's only worker.
@@ -88,7 +89,6 @@ class InlineRuntime(Runtime):
         """
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
-        self._host()
         if _computes_here(spec) or count == 1:
             return [self._started(spec, rank) for rank in range(count)]
         with ThreadPoolExecutor(count) as threads:
@@ -143,9 +143,10 @@ class InlineRuntime(Runtime):
         return replica
 
     def _host(self) -> WorkerHost:
-        if self._held is None:
-            self._held = WorkerHost(self.device())
-        return self._held
+        with self._making:  # training models and rollout may ask for it at the same time
+            if self._held is None:
+                self._held = WorkerHost(self.device())
+            return self._held
 
 
 def _computes_here(spec: WorkerSpec) -> bool:

@@ -24,12 +24,8 @@ def plugins_here(run_directory: Path) -> dict[str, Any] | None:
 
     if not (run_directory / lock.FILE_NAME).exists():
         return None
-    found: dict[str, Any] = lock.lock_for(())
-    for ref in lock.refs_of(lock.read_lock(run_directory)):
-        try:
-            found["plugins"] += lock.lock_for([ref])["plugins"]
-        except PluginError:
-            continue  # the run no longer uses it, or the controller would not be here
+    # Plugins that are gone the run no longer uses, or the controller would not be here.
+    found, _ = lock.now_for({**lock.read_lock(run_directory), "environments": {}})
     return found
 
 

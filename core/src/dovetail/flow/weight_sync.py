@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.errors import ReceiverError, WeightSyncError
+from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.flow.pool_control import EVERYTHING
 from dovetail.flow.pool_members import Fault, in_words
 from dovetail.flow.probe import Probe
+from dovetail.flow.receiving import Aside, FirstFailure
+from dovetail.interfaces import make_plugin
+from dovetail.interfaces.plugin import PluginContext
 
 if TYPE_CHECKING:
     from dovetail.flow.build import Parts
@@ -55,6 +57,8 @@ class WeightSync:
         self._offload = parts.config.rollout.offload
         self._discards = "discards_weights" in parts.plan.rollout_capabilities
         self._at_once = parts.plan.placement.ends_meet
+        self._transport_ref = parts.plan.refs["rollout.weight_transport"]
+        self._run_directory = parts.run_directory.path
         self.discarded = False
 
     discarded: bool
@@ -170,7 +174,8 @@ class WeightSync:
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
             return self._pool.receive_weights(version, manifest)
-        receiving = _Aside(lambda: self._pool.receive_weights(version, manifest))
+        first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
+        receiving = Aside(lambda: self._pool.receive_weights(version, manifest, first.heard))
         refusal: WeightSyncError | None = None
         try:
             self._actor.send_weights(version, manifest).result()
@@ -184,9 +189,17 @@ class WeightSync:
         faults = receiving.result()
         if refusal is not None and not faults:
             raise refusal
+        if isinstance(refusal, CalledOffError):
+            # Nobody has any of it: who was only kept waiting takes the next one as it is.
+            return first.causes(faults)
         return faults
 
-    def _receivers_failed(self, receiving: _Aside) -> bool:
+    def _transport(self) -> Any:
+        """The transport in the controller's own process, which neither sends nor receives."""
+        context = PluginContext(role="controller", run_directory=self._run_directory)
+        return make_plugin(self._transport_ref, context)
+
+    def _receivers_failed(self, receiving: Aside) -> bool:
         """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
         if not receiving.wait(GRACE_SECONDS):
             return False
@@ -242,32 +255,3 @@ class WeightSync:
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._outer_phase(self._prefix + name)
-
-
-class _Aside:
-    """A call in a thread that does not keep the process from ending."""
-
-    def __init__(self, call: Callable[[], Iterable[Fault]]) -> None:
-        self._outcome: tuple[Fault, ...] | BaseException = ()
-        self._over = threading.Event()
-
-        def run() -> None:
-            try:
-                self._outcome = tuple(call())
-            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-                self._outcome = error
-            finally:
-                self._over.set()
-
-        threading.Thread(target=run, name="dovetail-receive-weights", daemon=True).start()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it is over within so long."""
-        return self._over.wait(seconds)
-
-    def result(self) -> tuple[Fault, ...]:
-        """Wait for what it returns, or raise what it raised."""
-        self._over.wait()
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome

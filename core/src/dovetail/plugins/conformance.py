@@ -20,12 +20,12 @@ Outcome = Literal["passed", "failed", "expected", "skipped"]
 """Of a check or test; `expected`: it failed, as its author says, with the reason."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "expected", "skipped")
 TIERS: Mapping[Tier, str] = {
-    "bronze": "the class is sound, and no test of its kind's suite fails unexpectedly",
-    "silver": "… and it is typed, documented, lazily imported, and described by its manifest",
-    "gold": "… and no test is expected to fail",
-    "platinum": "… and no test was left out",
+    "bronze": "its class is sound, and no test of its kind's suite fails unexpectedly",
+    "silver": "all tests passed or are expected to fail; it is typed, documented and lazily imported",
+    "gold": "every test that ran passed; it is typed, documented and lazily imported",
+    "platinum": "every test of its kind's suite ran and passed; it is typed, documented and lazily imported",
 }
-"""Each tier with what it takes, the lowest first."""
+"""Each tier with what it says of a plugin, the lowest first."""
 
 
 def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:

@@ -109,6 +109,7 @@ class PluginEntry:
             "needs": [
                 {"any_of": list(n.any_of), "met": n.met, "found": n.found} for n in self.needs
             ],
+            "isolated": self.manifest is not None and self.manifest.isolated,
             "target": self.target,
         }
 

@@ -88,7 +88,7 @@ class PluginIndex:
         return usable[0]
 
     def extensions(self, group: str) -> list[tuple[importlib.metadata.EntryPoint, Installed]]:
-        """Entry points of a group that holds no selectable plugins: `dovetail.hooks`, `dovetail.cli`."""
+        """Entry points of a group that holds no selectable plugins: those of `EXTENSION_GROUPS`."""
         return [
             (entry_point, distribution)
             for distribution in self.distributions

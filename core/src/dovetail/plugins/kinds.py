@@ -34,7 +34,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.1"),
+        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.2"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="1.2"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
@@ -46,11 +46,11 @@ KINDS: dict[str, Kind] = {
         _kind("reward_manager", "reward:RewardManager", api="1.2"),
         _kind("reward_function", "reward:RewardFunction", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection"),
-        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.2"),
-        _kind("weight_transport", "transport:WeightTransport", api="1.3"),
+        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.3"),
+        _kind("weight_transport", "transport:WeightTransport", api="1.4"),
         _kind("tracker", "tracker:Tracker"),
-        _kind("dataset", "data:DatasetSource"),
-        _kind("sampler", "data:Sampler"),
+        _kind("dataset", "data:DatasetSource", api="1.1"),
+        _kind("sampler", "data:Sampler", api="1.1"),
         _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
         _kind("preflight", "preflight:PreflightRule"),
     )
@@ -59,5 +59,6 @@ KINDS: dict[str, Kind] = {
 EXTENSION_GROUPS = {
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
+    "dovetail.doctor": "what the doctor examines besides plugins",
 }
 """Groups that are known but hold no selectable plugins."""

@@ -9,33 +9,62 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.files import content_hash, load_file_class, resolve
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.load import find
+from dovetail.plugins.lock_differences import compare, differences
 from dovetail.plugins.manifest import normalised, package_directories
+from dovetail.plugins.needs import packages_of
+
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA",
+    "compare",
+    "differences",
+    "lock_for",
+    "now_for",
+    "read_lock",
+    "refs_of",
+    "write_lock",
+]
 
 FILE_NAME = "plugins.lock.json"
 SCHEMA = 1
 
 
-def lock_for(refs: Iterable[PluginRef]) -> dict[str, Any]:
+def lock_for(
+    refs: Iterable[PluginRef], environments: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Describe these plugins as they are now: versions, interface ranges, and hashes of what can change.
 
-    A released wheel is pinned by its version; an editable install and a file by the SHA-256 of their content.
+    A released wheel is pinned by its version; an editable install and a file by the SHA-256 of their content. What the
+    plugins' distributions depend on is in `packages`, with the versions that are here.
+
+    Args:
+        refs: the plugins.
+        environments: role → path of the environment that its processes run in, as in `runtime.environments`. One that
+            is not on this machine is described by its path alone.
 
     Raises:
-        PluginError: one of them is no longer there.
+        PluginError: one of the plugins is no longer there.
     """
-    locked = {(ref.kind, ref.name, ref.path): _locked(ref) for ref in refs}
-    return {
-        "schema": SCHEMA,
-        "python": platform.python_version(),
-        "plugins": [locked[key] for key in sorted(locked, key=str)],
-    }
+    return _assembled([_locked(ref) for ref in refs], environments or {})
+
+
+def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The lock of the same plugins and environments today, and why those are missing that can't be found any more."""
+    plugins, gone = [], {}
+    for ref in refs_of(old):
+        try:
+            plugins.append(_locked(ref))
+        except PluginError as error:
+            gone[f"{ref.kind}/{ref.name}"] = error.message
+    paths = {role: found["path"] for role, found in old.get("environments", {}).items()}
+    return _assembled(plugins, paths), gone
 
 
 def refs_of(lock: Mapping[str, Any]) -> list[PluginRef]:
@@ -80,40 +109,37 @@ def write_lock(path: Path, lock: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What changed between two locks: (warnings, refusals).
+def _assembled(
+    entries: Iterable[dict[str, Any]], environments: Mapping[str, str]
+) -> dict[str, Any]:
+    once = {(item["kind"], item["name"], item.get("path")): item for item in entries}
+    plugins = [once[key] for key in sorted(once, key=str)]
+    lock: dict[str, Any] = {
+        "schema": SCHEMA,
+        "python": platform.python_version(),
+        "packages": packages_of(item["distribution"] for item in plugins if "distribution" in item),
+        "plugins": plugins,
+    }
+    if environments:
+        lock["environments"] = {
+            role: _environment(role, path, plugins) for role, path in environments.items()
+        }
+    return lock
 
-    Another version, another content or another choice of plugins warns. Another distribution behind the same
-    name, or another range of interface versions, refuses: the saved state may mean something else to it.
-    """
-    before, after = _by_key(old), _by_key(new)
-    warnings, refusals = [], []
-    for key in sorted(before.keys() | after.keys()):
-        title = "/".join(key)
-        if key not in after:
-            warnings.append(f"{title} was used before and is no longer")
-            continue
-        if key not in before:
-            warnings.append(f"{title} is used now and was not before")
-            continue
-        was, now = before[key], after[key]
-        if _source(was) != _source(now):
-            refusals.append(f"{title} came from {_source(was)} and comes from {_source(now)} now")
-        elif was.get("api") != now.get("api"):
-            refusals.append(
-                f"{title} was made for interface {was.get('api')} and is for {now.get('api')} now"
-            )
-        else:
-            if was.get("version") != now.get("version"):
-                warnings.append(
-                    f"{title} was version {was.get('version')}, now {now.get('version')}"
-                )
-            if was.get("sha256") != now.get("sha256"):
-                warnings.append(
-                    f"the code of {title} ({_source(now)}) has changed "
-                    f"(SHA-256 {_short(was)}, now {_short(now)})"
-                )
-    return warnings, refusals
+
+def _environment(
+    role: str, path: str, plugins: Iterable[Mapping[str, Any]]
+) -> dict[str, str | dict[str, str]]:
+    """What the environment of a role has, as far as its plugins depend on it."""
+    from dovetail.plugins.isolation import facts_of, interpreter_of, used_by
+
+    try:
+        there = facts_of(
+            interpreter_of(path, f"runtime.environments.{role}"), used_by([role], plugins)
+        )
+    except DovetailError:
+        return {"path": path}
+    return {"path": path, "python": there.python, "packages": dict(there.uses)}
 
 
 def _locked(ref: PluginRef) -> dict[str, Any]:
@@ -164,15 +190,3 @@ def _package_hash(package: str) -> str:
                 digest.update(str(file.relative_to(place)).encode() + b"\0")
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _by_key(lock: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    return {(item["kind"], item["name"]): item for item in lock.get("plugins", [])}
-
-
-def _source(item: Mapping[str, Any]) -> str:
-    return str(item.get("distribution") or f"the file {item.get('path')}")
-
-
-def _short(item: Mapping[str, Any]) -> str:
-    return str(item.get("sha256") or "none")[:12]

@@ -24,8 +24,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("requires", "provides"), (list, type(None))),
     **dict.fromkeys(("config_schema", "settings", "facts"), (dict, type(None))),
     "doc": (str,),
+    "isolated": (bool,),
 }
-_WORDS = {str: "text", list: "a list", dict: "an object", type(None): "null"}
+_WORDS = {bool: "true or false", str: "text", list: "a list", dict: "an object", type(None): "null"}
 
 
 class ManifestError(PluginIncompatibleError):
@@ -63,6 +64,9 @@ class PluginManifest:
     `min_group_size` of an estimator under its default config; None where there is nothing to tell."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Any-of lists of requirements, all of which must be met where the plugin runs."""
+    isolated: bool = False
+    """Whether what it needs rarely fits the environment of the rest, so that its role gets one of its own
+    (`runtime.environments`). From `[tool.dovetail] isolated = true` in pyproject.toml."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,7 @@ def _plugin(item: Any) -> PluginManifest:
         settings=item.get("settings"),
         facts=item.get("facts"),
         needs=tuple(tuple(need) for need in item.get("needs", [])),
+        isolated=item.get("isolated", False),
     )
 
 

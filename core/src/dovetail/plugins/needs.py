@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dovetail.errors import PluginNeedsError
+
+ISOLATED = "DOVETAIL_ENVIRONMENT"
+"""Set in processes that run in another environment than the controller: its path as the config has it."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,40 @@ def _judge(any_of: tuple[str, ...]) -> Need:
 
 
 def install_command(distribution: str, needs: Iterable[Need]) -> str:
-    """What installs the unmet needs: the distribution's own engine extras where it has them."""
+    """What installs the unmet needs: the distribution's own engine extras where it has them.
+
+    In a process of an environment of its own (`ISOLATED` is set) the command names that environment's interpreter. An index
+    beside PyPI comes from the project URL `Package index` of the distribution.
+    """
+    unmet = [need for need in needs if not need.met]
+    pip = f"{sys.executable} -m pip" if ISOLATED in os.environ else "pip"
+    install = f"{pip} install --pre" if any(map(_before_release, unmet)) else f"{pip} install"
+    url = _package_index(distribution)
+    index = f" --extra-index-url {url}" if url else ""
     extras = engine_extras(distribution)
     if extras:
-        commands = [f"pip install '{distribution}[{extra}]'" for extra in extras]
-        return " or ".join(commands)
-    first = " ".join(f"'{need.any_of[0]}'" for need in needs if not need.met)
-    return f"pip install {first}"
+        return " or ".join(f"{install} '{distribution}[{extra}]'{index}" for extra in extras)
+    first = " ".join(f"'{need.any_of[0]}'" for need in unmet)
+    return f"{install} {first}{index}"
+
+
+def _before_release(need: Need) -> bool:
+    """Whether it asks for what may be there as a pre-release only."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    with suppress(InvalidRequirement):
+        return any(bool(Requirement(text).specifier.prereleases) for text in need.any_of)
+    return False
+
+
+def _package_index(distribution: str) -> str | None:
+    """The URL of the index that has what an installed distribution needs, where it names one."""
+    try:
+        metadata = importlib.metadata.metadata(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    urls = (text.partition(",") for text in metadata.get_all("Project-URL") or [])
+    return next((url.strip() for label, _, url in urls if label == "Package index"), None)
 
 
 def engine_extras(distribution: str) -> list[str]:
@@ -84,3 +117,25 @@ def require(plugin: str, distribution: str, needs: Iterable[tuple[str, ...]]) ->
             f"{plugin} of {distribution} needs {wanted}",
             hint=install_command(distribution, unmet),
         )
+
+
+def packages_of(distributions: Iterable[str]) -> dict[str, str]:
+    """The versions, in this environment, of what these distributions depend on directly, engine extras included.
+
+    What is not installed is left out.
+    """
+    from packaging.requirements import Requirement
+
+    names: dict[str, str] = {}
+    for distribution in sorted(set(distributions)):
+        try:
+            texts = importlib.metadata.requires(distribution) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        extras = ["", *engine_extras(distribution)]
+        for requirement in map(Requirement, texts):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+                with suppress(importlib.metadata.PackageNotFoundError):
+                    names[requirement.name.lower()] = importlib.metadata.version(requirement.name)
+    return dict(sorted(names.items()))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from dovetail.config.fields import AT_LEAST_ONE, ONE_OR_MANY, VERBATIM
-from dovetail.config.placement import Pool, RuntimeSection
+from dovetail.config.placement import Pool, RuntimeSection, check_environments
 from dovetail.errors import PlanError, nearest
 
 KNOWN_ROLES = ("actor", "critic", "ref", "rollout")
@@ -107,6 +107,10 @@ class RayConfig(RuntimeSection):
     """Seconds that the other ranks may go on once one has failed; then all are ended."""
     env_vars: dict[str, str] = attrs.field(factory=dict)
     """Environment variables of every worker process."""
+    runtime_envs: dict[str, dict[str, Any]] = attrs.field(factory=dict, metadata={VERBATIM: True})
+    """Roles whose processes run in an environment that Ray makes, each with what `runtime_env` takes, such as
+    `{rollout: {pip: [vllm==0.24.0]}}` or `{rollout: {conda: vllm}}`. Where an environment is there already, name it in
+    `environments`."""
     device: Literal["auto", "cpu"] = "auto"
     """`auto` computes on accelerators where `gpus_per_node` asks for them; `cpu` never does."""
 
@@ -114,6 +118,11 @@ class RayConfig(RuntimeSection):
     def in_process(self) -> bool:
         """Workers live in processes of their own."""
         return False
+
+    @property
+    def roles_apart(self) -> frozenset[str]:
+        """Those of `environments` and of `runtime_envs`."""
+        return frozenset(self.environments) | frozenset(self.runtime_envs)
 
     @property
     def own_cluster(self) -> bool:
@@ -127,6 +136,8 @@ class RayConfig(RuntimeSection):
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
         """The pools as configured, and one for the roles that they leave. See `RuntimeSection`."""
+        check_environments(self.environments, roles)
+        check_environments(self.runtime_envs, roles, key="runtime_envs")
         owner: dict[str, str] = {}
         for name, section in self.pools.items():
             _check_roles(name, section.roles, roles)
@@ -148,6 +159,7 @@ class RayConfig(RuntimeSection):
                     hint="give it another name, or name every role in a pool",
                 )
             pools.append(self._pool(name, PoolSection(roles=rest)))
+        self._check_shared(pools)
         return tuple(pools)
 
     def default_transport(self, *, joined: bool = False) -> str:
@@ -162,6 +174,26 @@ class RayConfig(RuntimeSection):
         if actor.accelerators and rollout.accelerators and one_machine and not joined:
             return "cuda_ipc"
         return "shared_memory" if one_machine else "disk"
+
+    def _check_shared(self, pools: Sequence[Pool]) -> None:
+        """Roles that share processes share their environment."""
+        for role in self.environments.keys() & self.runtime_envs.keys():
+            raise PlanError(
+                f"{role} has two environments: runtime.environments.{role}={self.environments[role]!r} and "
+                f"runtime.runtime_envs.{role}",
+                hint="leave one of them out",
+            )
+        for pool in pools:
+            training = [role for role in pool.roles if role != "rollout"]
+            named = [self.environments.get(r) or self.runtime_envs.get(r) for r in training]
+            if any(each != named[0] for each in named):
+                told = ", ".join(
+                    f"{r}: {n or 'the own'}" for r, n in zip(training, named, strict=True)
+                )
+                raise PlanError(
+                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but not an environment ({told})",
+                    hint="name the same for all of them in runtime.environments, or give them pools of their own",
+                )
 
     def _home(self, role: str) -> Pool:
         """The pool of a role, as configured or of the sizes for the rest."""

@@ -11,7 +11,7 @@ import ray
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.process import CONTROL, CONTROL_THREADS, HostProcess
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Setup
+from dovetail_runtime_ray.wire import Environment, Setup
 
 _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG"
 """Set by the controller where kernels must be deterministic; workers need the same."""
@@ -28,6 +28,8 @@ def setup_of(
     deterministic: bool,
     loopback: bool,
     plugins: dict[str, Any] | None = None,
+    place: Environment | None = None,
+    spread: bool = False,
 ) -> Setup:
     """What a process is told; for the fields see `Setup`."""
     # Nobody sees a progress bar there: it would only fill the log files.
@@ -46,6 +48,8 @@ def setup_of(
         threads=threads,
         deterministic=deterministic,
         plugins=plugins,
+        place=place or Environment(),
+        spread=spread,
     )
 
 
@@ -62,7 +66,7 @@ def rank(reserved: Reserved, number: int, parts: int, setup: Setup) -> Any:
         actor_class(HostProcess)
         .options(
             **reserved.options(number, parts=parts),
-            runtime_env={"env_vars": setup.environment},
+            runtime_env=setup.runtime_env(),
         )
         .remote(setup)
     )

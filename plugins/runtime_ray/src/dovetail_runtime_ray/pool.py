@@ -14,7 +14,7 @@ import attrs
 import ray
 
 from dovetail.config.placement import Pool
-from dovetail.dispatch import Mesh
+from dovetail.dispatch import Mesh, isolation
 from dovetail.errors import PlacementError, WorkerError
 from dovetail.interfaces.runtime import WorkerSpec
 from dovetail_runtime_ray.gather import Gather
@@ -42,6 +42,7 @@ class PoolProcesses:
         logger: told of warnings that workers logged.
         run_directory: where stacks are written; None puts them into the error.
         label: what the processes' files in `logs/` are called.
+        apart: whether they run in another environment than the controller.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class PoolProcesses:
         logger: Any,
         run_directory: str | None,
         label: str = "",
+        *,
+        apart: bool = False,
     ) -> None:
         self.pool = pool
         self.health = health
@@ -62,7 +65,7 @@ class PoolProcesses:
         self.roles: list[str] = []
         self._actors = list(actors)
         self._run_directory = run_directory
-        self._label = label
+        self._label, self._apart = label, apart
         self._order = threading.Lock()
         self._calls: weakref.WeakSet[Gather] = weakref.WeakSet()
         self._closed = False
@@ -132,7 +135,7 @@ class PoolProcesses:
         """
         if spec.role not in self.roles:
             self.roles.append(spec.role)
-        shared = ray.put(travelling(spec))
+        shared = ray.put(travelling(spec, apart=self._apart))
         self.everywhere(
             f"{spec.role}.start", lambda actor: actor.start.remote(shared, mesh), timeout
         )
@@ -271,7 +274,8 @@ def _stack(ref: Any) -> str:
     return text
 
 
-def travelling(spec: WorkerSpec) -> WorkerSpec:
-    """The spec without what belongs to the controller's process."""
+def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
+    """The spec without what belongs to the controller's process, or to its environment where the other's is another."""
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
-    return attrs.evolve(spec, context=context)
+    spec = attrs.evolve(spec, context=context)
+    return isolation.apart(spec) if apart else spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 
 import attrs
 
-from dovetail.dispatch import Mesh
+from dovetail.dispatch import Mesh, isolation
 from dovetail.dispatch.group import RankFailure
 from dovetail.dispatch.host import WorkerHost, stacks
 from dovetail.dispatch.lock import check_plugins
 from dovetail.dispatch.processes import join_processes, leave_processes, reduction_over
 from dovetail.errors import PlacementError
 from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.interfaces.transport import NODE_ADDRESS
 from dovetail_runtime_ray.codec import worker_codec
 from dovetail_runtime_ray.logs import WorkerLogs
 from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
@@ -34,7 +36,10 @@ class Process:
         self.setup = setup
         if Path(setup.working_directory).is_dir():
             os.chdir(setup.working_directory)
-        os.environ.update(setup.environment)
+        if setup.spread:
+            os.environ.setdefault(NODE_ADDRESS, node_address())
+        if setup.place.title:
+            _activate()
         if setup.visible is not None:
             _show_accelerators(setup.visible)
         self.logs = WorkerLogs(setup.run_directory, f"{setup.label}-{setup.rank}")
@@ -49,9 +54,10 @@ class Process:
         return Facts(
             pid=os.getpid(),
             host=socket.gethostname(),
-            node=_node_address(),
+            node=node_address(),
             worker=context.get_worker_id(),
             accelerators=tuple(str(i) for kind in sorted(ids) for i in ids[kind]),
+            executable=sys.executable,
         )
 
     def prepare(self) -> str:
@@ -77,16 +83,21 @@ class Process:
         return f"{here.type}:0"
 
     def spec_here(self, spec: WorkerSpec, rank: int) -> WorkerSpec:
-        """The spec with this process's logger, after the plugins here were compared with the controller's.
+        """The spec with this process's logger, after what is here was compared with what the controller has.
 
         Raises:
-            PluginError: a plugin here is not the one that the controller has.
+            PluginError: a plugin here is not the one that the controller has, or its environment does not fit.
         """
-        if self.setup.plugins is not None and not self._checked:
-            check_plugins(self.setup.plugins, where=f"a worker on {socket.gethostname()}")
+        place, host = self.setup.place, socket.gethostname()
+        if not self._checked:
+            if place.controller is not None:
+                where = f"{place.title} on {host} ({node_address()})"
+                isolation.check_environment(place.controller, place.plugins, where=where)
+            elif self.setup.plugins is not None:
+                check_plugins(self.setup.plugins, where=f"a worker on {host} ({node_address()})")
             self._checked = True
         context = attrs.evolve(spec.context, logger=self.logs.logger(spec.role, rank))
-        return attrs.evolve(spec, context=context)
+        return isolation.arrived(attrs.evolve(spec, context=context))
 
     def answer(self, act: Callable[[], Any]) -> Reply:
         """Run something; its result or failure with the warnings that came of it."""
@@ -109,7 +120,7 @@ class HostProcess(Process):
 
     def address(self) -> str:
         """Where ranks on several nodes can meet, if this one listens: `tcp://host:port`."""
-        node = _node_address()
+        node = node_address()
         with socket.socket() as probe:
             probe.bind((node, 0))
             return f"tcp://{node}:{probe.getsockname()[1]}"
@@ -177,11 +188,19 @@ class HostProcess(Process):
         return self._host
 
 
-def _node_address() -> str:
+def node_address() -> str:
+    """The address of this machine, as Ray knows it."""
     from ray import util
 
     address: Any = util.get_node_ip_address
     return str(address())
+
+
+def _activate() -> None:
+    """Let programs of this interpreter's environment be found first, such as compilers' helpers of an engine."""
+    programs = Path(sys.executable).parent
+    os.environ["VIRTUAL_ENV"] = str(programs.parent)
+    os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def _show_accelerators(ids: tuple[str, ...]) -> None:

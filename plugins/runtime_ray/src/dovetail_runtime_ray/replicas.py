@@ -42,6 +42,8 @@ class Surroundings:
     """Holds their log files."""
     label: str
     """What these are called."""
+    apart: bool = False
+    """Whether they run in another environment than the controller."""
 
 
 class Replicas:
@@ -90,7 +92,7 @@ class Replicas:
         wanted = list(range(self._count)) if numbers is None else list(numbers)
         around = self._around
         if self._travelling is None:
-            self._travelling = ray.put(travelling(self._spec))
+            self._travelling = ray.put(travelling(self._spec, apart=around.apart))
         actors = [self._actor(number) for number in wanted]
         try:
             deadline = time.monotonic() + around.timeout
@@ -147,7 +149,7 @@ class Replicas:
             .options(
                 **self._reserved.options(first, parts=parts),
                 max_concurrency=_MANY_REQUESTS,
-                runtime_env={"env_vars": setup.environment},
+                runtime_env=setup.runtime_env(),
             )
             .remote(setup)
         )

@@ -18,11 +18,14 @@ from dovetail.interfaces import load_plugin_class
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
 from dovetail.interfaces.runtime import Runtime, WorkerSpec
+from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
 from dovetail_runtime_ray import launch
 from dovetail_runtime_ray.capacity import Node, Share, fit, shares
 from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.codec import DriverCodec, driver_codec
 from dovetail_runtime_ray.config import RayConfig
+from dovetail_runtime_ray.environments import Environments
+from dovetail_runtime_ray.executor import TaskSurroundings, TaskWorkers
 from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.health import Health, Limits
 from dovetail_runtime_ray.logs import remove_empty
@@ -31,6 +34,7 @@ from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replicas import Replicas, Surroundings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
 from dovetail_runtime_ray.timeline import write_timeline
+from dovetail_runtime_ray.wire import Environment
 
 ROLLOUT = "rollout"
 _SETTLE_SECONDS = 3.0
@@ -42,7 +46,7 @@ class RayRuntime(Runtime):
 
     name = "ray"
     api = ">=1.1,<2"
-    capabilities = frozenset({"deterministic"})
+    capabilities = frozenset({"deterministic", "task_workers"})
     Config = RayConfig
 
     def __init__(self, config: RayConfig, context: PluginContext) -> None:
@@ -56,6 +60,7 @@ class RayRuntime(Runtime):
         self._cluster: Cluster | None = None
         self._codec: DriverCodec | None = None
         self._plugins: dict[str, Any] | None = None
+        self._environments = Environments(config, None)
         self._reserved: dict[str, Reserved] = {}
         self._processes: dict[str, PoolProcesses] = {}
         self._replicas: dict[RayReplica, Replicas] = {}
@@ -67,6 +72,7 @@ class RayRuntime(Runtime):
             raise DispatchError("the runtime has placed its pools already")
         if self.context.run_directory is not None:
             self._plugins = plugins_here(self.context.run_directory)
+            self._environments = Environments(self.config, self._plugins)
         wanted = shares(pools, self.config.cpus_per_worker)
         cpus = sum(share.needs["CPU"] for share in wanted)
         self._ending.callback(remove_empty, self._run_directory)
@@ -77,6 +83,7 @@ class RayRuntime(Runtime):
         self._ending.callback(
             release, [g for reserved in self._reserved.values() for g in reserved.groups]
         )
+        self._environments.check(list(self._reserved.values()))
         self._codec = driver_codec()
         self._ending.callback(self._codec.close)
         self._ending.callback(self._health.close)
@@ -109,13 +116,14 @@ class RayRuntime(Runtime):
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
         reserved = self._home(spec.role)
+        place = self._environments.of(spec.role)
         launcher = Replicas(
             spec,
             count,
             reserved,
             self._processes.get(reserved.pool.name),
             Surroundings(
-                setup=lambda label, rank: self._setup(label, rank, reserved),
+                setup=lambda label, rank: self._setup(label, rank, reserved, place),
                 health=self._health,
                 limits=self._limits,
                 logger=self._logger,
@@ -123,6 +131,7 @@ class RayRuntime(Runtime):
                 ending=self._ending,
                 run_directory=self._run_directory,
                 label=spec.role,
+                apart=bool(place.title),
             ),
         )
         replicas = launcher.start()
@@ -150,6 +159,30 @@ class RayRuntime(Runtime):
             raise
         self._replicas[again] = launcher
         return again
+
+    def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
+        """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
+        if self._cluster is None:
+            raise DispatchError(f"{spec.label} workers were asked for before pools were placed")
+        around = TaskSurroundings(
+            setup=lambda number: launch.setup_of(
+                self.config,
+                label=spec.label,
+                rank=number,
+                accelerator=spec.accelerators > 0,
+                run_directory=self._run_directory,
+                threads=max(1, int(spec.cpus)),
+                deterministic=False,
+                loopback=self._cluster is not None and self._cluster.local,
+                plugins=self._plugins,
+            ),
+            nodes=self._cluster.nodes,
+            health=self._health,
+            logger=self._logger,
+            ending=self._ending,
+            run_directory=self._run_directory,
+        )
+        return TaskWorkers(spec, around).start(range(spec.count))
 
     def device(self) -> str:
         """The kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
@@ -199,10 +232,11 @@ class RayRuntime(Runtime):
 
     def _start_ranks(self, name: str, reserved: Reserved) -> None:
         pool = reserved.pool
-        label = "-".join(role for role in pool.roles if role != ROLLOUT)
+        training = [role for role in pool.roles if role != ROLLOUT]
+        label, place = "-".join(training), self._environments.of(*training)
         parts = 2 if ROLLOUT in pool.roles else 1
         actors = [
-            launch.rank(reserved, rank, parts, self._setup(label, rank, reserved))
+            launch.rank(reserved, rank, parts, self._setup(label, rank, reserved, place))
             for rank in range(pool.ranks)
         ]
         processes = PoolProcesses(
@@ -213,6 +247,7 @@ class RayRuntime(Runtime):
             self._logger,
             self._run_directory,
             label,
+            apart=bool(place.title),
         )
         self._processes[name] = processes
         self._ending.callback(processes.close)
@@ -220,7 +255,7 @@ class RayRuntime(Runtime):
         meeting = None if directory is None else f"file://{directory}/meeting-{name}"
         processes.begin(self.config.start_timeout, meeting)
 
-    def _setup(self, label: str, rank: int, reserved: Reserved) -> Any:
+    def _setup(self, label: str, rank: int, reserved: Reserved, place: Environment) -> Any:
         threads = self._threads(
             reserved, rank % reserved.pool.ranks
         )  # replicas may outnumber ranks
@@ -234,6 +269,8 @@ class RayRuntime(Runtime):
             deterministic=_deterministic(),
             loopback=self._cluster is not None and self._cluster.local,
             plugins=self._plugins,
+            place=place,
+            spread=len({node.node_id for r in self._reserved.values() for node in r.nodes}) > 1,
         )
 
     def _threads(self, reserved: Reserved, rank: int) -> int:

@@ -5,11 +5,28 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from dovetail.dispatch.group import RankFailure
+
+
+@attrs.frozen(kw_only=True)
+class Environment:
+    """Where the processes of some roles run."""
+
+    title: str = ""
+    """How the config names it; empty for the controller's own environment."""
+    runtime_env: Mapping[str, Any] = attrs.field(factory=dict)
+    """What Ray is told, without `env_vars`."""
+    env_vars: Mapping[str, str] = attrs.field(factory=dict)
+    """Variables on top of those of every process."""
+    controller: Mapping[str, Any] | None = None
+    """The controller's `Facts`, which the process compares with its own."""
+    plugins: Sequence[Mapping[str, Any]] = ()
+    """Entries of the run's lock that the processes load."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +53,14 @@ class Setup:
     """The controller's plugins, to be found here too; None outside a run."""
     visible: tuple[str, ...] | None = None
     """Ids of the accelerators of a replica that has several; None leaves the choice to Ray."""
+    spread: bool = False
+    """Whether the run's processes are on several machines."""
+    place: Environment = attrs.field(factory=Environment)
+    """The Python environment that it runs in."""
+
+    def runtime_env(self) -> dict[str, Any]:
+        """What Ray is told of its surroundings."""
+        return {**self.place.runtime_env, "env_vars": {**self.environment, **self.place.env_vars}}
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +75,8 @@ class Facts:
     """Ray's id of the process."""
     accelerators: tuple[str, ...] = ()
     """Ids of the accelerators that Ray gave it."""
+    executable: str = ""
+    """Its Python interpreter."""
 
     def described(self) -> str:
         """`pid 123 on host (10.0.0.1)`."""

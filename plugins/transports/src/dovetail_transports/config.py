@@ -50,6 +50,7 @@ class NcclConfig(RingConfig):
 
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries the buckets; `auto`: `nccl` between GPUs and `gloo` between CPUs."""
-    host: str = "127.0.0.1"
-    """Address of rank 0's machine at which it awaits receivers, and the only one at which it listens. The default
-    reaches rollouts on that machine; for others, name an address that they can reach, in a network that you trust."""
+    host: str | None = None
+    """Address of rank 0's machine at which it awaits receivers, and the only one at which it listens. Absent: the one
+    that Ray knows the machine by where the run's processes are on several, else 127.0.0.1, which reaches rollouts on
+    that machine alone; for servers elsewhere, name an address that they can reach, in a network that you trust."""

@@ -21,7 +21,7 @@ class CudaIpcTransport(LocalTransport):
     """
 
     name = "cuda_ipc"
-    api = ">=1.3,<2"
+    api = ">=1.4,<2"
     capabilities = frozenset({"across_processes", "ends_meet"})
     Config = CudaIpcConfig
 

@@ -9,21 +9,29 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces.transport import WeightManifest
+from dovetail_transports.nccl.guests import GuestBook
 from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.doors import ReceiverDoor, SenderDoor
 from dovetail_transports.ring.peers import Peer
 
 _BACKLOG = 256
 _PASSWORD_SECONDS = 5.0
-_LONGEST_GREETING = 1024
+_LONGEST_GREETING = 8192
+_LONGEST_REASON = 1000
+"""Bytes of a reason to call an update off; JSON makes at most six of each."""
+_UNHEARD = 256
+"""Connections at most that have not said who they are yet; more are turned away."""
 _AGAIN_SECONDS = 0.2
+_OUT_OF_FILES_SECONDS = 0.2
 
 
 def listen_at(host: str) -> socket.socket:
@@ -52,7 +60,7 @@ def listen_at(host: str) -> socket.socket:
 
 
 class TcpSenderDoor(SenderDoor):
-    """Listens from the first update on.
+    """Listens from the first update on. Whoever comes is heard at once, in a thread of its own.
 
     Args:
         host: the address to listen at.
@@ -64,6 +72,7 @@ class TcpSenderDoor(SenderDoor):
         self._host = host
         self._password = secrets.token_hex(16)
         self._listener: socket.socket | None = None
+        self._book = GuestBook()
         self.hint = (
             f"check that the rollouts run, and that they can reach {host}: "
             "rollout.weight_transport.host names the address for rollouts on other machines"
@@ -76,40 +85,107 @@ class TcpSenderDoor(SenderDoor):
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         return attrs.evolve(manifest, meeting=f"{self.place}/{self._password}")
 
+    def begin(self, manifest: WeightManifest) -> None:
+        self._listening()
+        self._book.begin(manifest.update_id)
+
+    def finish(self, manifest: WeightManifest, reason: str) -> None:
+        self._book.finish(manifest.update_id, reason)
+
+    def called_off(self, manifest: WeightManifest) -> str | None:
+        return self._book.called_off(manifest.update_id)
+
     def arrivals(self, patience: float) -> list[Peer]:
-        found: list[Peer] = []
-        listener = self._listening()
-        listener.setblocking(False)
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return found
-            peer = self._admitted(connection, patience)
-            if peer is not None:
-                found.append(peer)
+        found = self._book.arrivals()
+        for peer in found:
+            peer.channel.wait_at_most(patience)
+        return found
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes whoever is in `accept`
+            listener.close()
+            self._book.close()
 
     def _listening(self) -> socket.socket:
         if self._listener is None:
             self._listener = listen_at(self._host)
+            threading.Thread(
+                target=self._serve, args=(self._listener,), name="dovetail-door", daemon=True
+            ).start()
         return self._listener
 
-    def _admitted(self, connection: socket.socket, patience: float) -> Peer | None:
-        _set_up(connection)
-        channel = Channel(connection, patience)
+    def _serve(self, listener: socket.socket) -> None:
+        unheard = threading.BoundedSemaphore(_UNHEARD)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:
+                if self._listener is not listener:
+                    return  # closed
+                if not isinstance(error, ConnectionAbortedError):
+                    # Such as too many open files: whoever knocks waits until there is room again.
+                    time.sleep(_OUT_OF_FILES_SECONDS)
+                continue
+            if not unheard.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(
+                target=self._hear, args=(connection, unheard), name="dovetail-guest", daemon=True
+            ).start()
+
+    def _hear(self, connection: socket.socket, unheard: threading.BoundedSemaphore) -> None:
         try:
-            greeting = channel.receive(_PASSWORD_SECONDS, longest=_LONGEST_GREETING)
-        except (PeerGone, TimeoutError):
-            greeting = {}
+            _set_up(connection)
+            channel = Channel(connection, _PASSWORD_SECONDS)
+            greeting = _greeting(channel)
+        except OSError:
+            connection.close()
+            return
+        finally:
+            unheard.release()
         if not hmac.compare_digest(str(greeting.get("password")).encode(), self._password.encode()):
             channel.close()
-            return None
-        return Peer(str(greeting.get("who")), channel)
+            return
+        self._book.enter(greeting, channel)
+
+
+def call_off(manifest: WeightManifest, reason: str) -> None:
+    """Tell the sender of an update, at its door, that a receiver will not come; returns when it has heard it.
+
+    Args:
+        manifest: as the sender's `prepare` gave it.
+        reason: the first 1000 bytes of it are told.
+
+    Raises:
+        WeightSyncError: it is not there, or does not listen.
+    """
+    told = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
+    place, _, password = (manifest.meeting or "").rpartition("/")
+    host, _, port = place.rpartition(":")
+    try:
+        channel = Channel(
+            socket.create_connection((host, int(port)), _PASSWORD_SECONDS), _PASSWORD_SECONDS
+        )
+        try:
+            channel.send({"password": password, "update": manifest.update_id, "called_off": told})
+            channel.receive(_PASSWORD_SECONDS, longest=_LONGEST_GREETING)
+        finally:
+            channel.close()
+    except (OSError, ValueError, PeerGone) as error:
+        raise WeightSyncError(
+            f"the sender of weight update {manifest.version} at {place or 'no place'} can't be told that it is called "
+            f"off: {str(error) or 'it gave no answer'}"
+        ) from error
+
+
+def _greeting(channel: Channel) -> dict[str, Any]:
+    try:
+        return channel.receive(_PASSWORD_SECONDS, longest=_LONGEST_GREETING)
+    except (PeerGone, TimeoutError):
+        return {}
 
 
 class TcpReceiverDoor(ReceiverDoor):
@@ -157,7 +233,11 @@ class TcpReceiverDoor(ReceiverDoor):
             ) from error
         _set_up(connection)
         channel = Channel(connection, patience)
-        greeting: dict[str, Any] = {"password": password, "who": self._who}
+        greeting: dict[str, Any] = {
+            "password": password,
+            "who": self._who,
+            "update": manifest.update_id,
+        }
         try:
             channel.send(greeting)
         except PeerGone as error:

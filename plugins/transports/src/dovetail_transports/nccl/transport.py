@@ -7,9 +7,15 @@ import os
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.transport import WeightReceiver, WeightSender, WeightTransport
+from dovetail.interfaces.transport import (
+    NODE_ADDRESS,
+    WeightManifest,
+    WeightReceiver,
+    WeightSender,
+    WeightTransport,
+)
 from dovetail_transports.config import NcclConfig
-from dovetail_transports.nccl.door import TcpReceiverDoor, TcpSenderDoor
+from dovetail_transports.nccl.door import TcpReceiverDoor, TcpSenderDoor, call_off
 from dovetail_transports.nccl.slots import BroadcastReceiverSlots, BroadcastSenderSlots
 from dovetail_transports.ring.receiver import RingReceiver
 from dovetail_transports.ring.sender import RingSender
@@ -24,21 +30,25 @@ class NcclTransport(WeightTransport):
     """
 
     name = "nccl"
-    api = ">=1.3,<2"
+    api = ">=1.4,<2"
     capabilities = frozenset({"across_processes", "ends_meet"})
     Config = NcclConfig
 
     def sender(self) -> WeightSender:
         config = self.config
         backend, device = self._carrier()
-        slots = BroadcastSenderSlots(config.buckets, device, backend, config.host, config.timeout)
-        return RingSender(config, self.context, TcpSenderDoor(config.host), slots)
+        host = config.host or os.environ.get(NODE_ADDRESS) or "127.0.0.1"
+        slots = BroadcastSenderSlots(config.buckets, device, backend, host, config.timeout)
+        return RingSender(config, self.context, TcpSenderDoor(host), slots)
 
     def receiver(self) -> WeightReceiver:
         backend, device = self._carrier()
         who = f"{self.context.role or 'receiver'}.{self.context.rank} (process {os.getpid()})"
         slots = BroadcastReceiverSlots(device, backend, self.config.timeout)
         return RingReceiver(self.config, TcpReceiverDoor(who), slots)
+
+    def call_off(self, manifest: WeightManifest, reason: str) -> None:
+        call_off(manifest, reason)
 
     def _carrier(self) -> tuple[str, torch.device]:
         """The backend, and the device on which buckets are for it."""

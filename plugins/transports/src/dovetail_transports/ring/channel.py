@@ -78,6 +78,10 @@ class Channel:
         """The address at which this end of a TCP connection is."""
         return str(self._socket.getsockname()[0])
 
+    def wait_at_most(self, patience: float) -> None:
+        """Seconds that the other side may take from now on to read a message."""
+        self._socket.settimeout(patience)
+
     def waiting(self) -> bool:
         """Whether something has come: a message, a part of one, or the news that the other side is gone."""
         return bool(self._readable.poll(0))

@@ -33,8 +33,15 @@ class SenderDoor(ABC):
         """As `WeightSender.prepare`."""
         return manifest
 
-    def begin(self) -> None:
+    def begin(self, manifest: WeightManifest) -> None:
         """A new update: everybody arrives anew."""
+
+    def finish(self, manifest: WeightManifest, reason: str) -> None:
+        """The update is over, and why: who comes for it now comes too late."""
+
+    def called_off(self, manifest: WeightManifest) -> str | None:
+        """Why a receiver of this update will not come, where somebody has said so."""
+        return None
 
     @abstractmethod
     def arrivals(self, patience: float) -> list[Peer]:
@@ -88,8 +95,14 @@ class LocalSenderDoor(SenderDoor):
     def place(self) -> str:
         return str(self._met().directory)
 
-    def begin(self) -> None:
+    def begin(self, manifest: WeightManifest) -> None:
         self._known = set()
+
+    def finish(self, manifest: WeightManifest, reason: str) -> None:
+        self._met().forget(manifest.update_id)
+
+    def called_off(self, manifest: WeightManifest) -> str | None:
+        return self._met().called_off(manifest.update_id)
 
     def arrivals(self, patience: float) -> list[Peer]:
         found = []

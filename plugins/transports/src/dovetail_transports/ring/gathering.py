@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dovetail.errors import ReceiverError, WeightSyncError
+from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.interfaces.transport import WeightManifest
 from dovetail_transports.ring.doors import SenderDoor
 from dovetail_transports.ring.peers import Peer, Peers
@@ -19,6 +19,7 @@ def gather_receivers(
     """Greet who comes, until those are there that the manifest counts; without a count, those that came first.
 
     Raises:
+        CalledOffError: somebody has said that one will not come.
         ReceiverError: too few came in time; it names them.
         WeightSyncError: nothing says how many to wait for.
     """
@@ -27,7 +28,7 @@ def gather_receivers(
             f"the manifest of weight update {manifest.version} does not say how many receivers take it",
             hint="set its `receivers`",
         )
-    door.begin()
+    door.begin(manifest)
     deadline = time.monotonic() + timeout
     while True:
         for peer in door.arrivals(timeout):
@@ -42,6 +43,12 @@ def gather_receivers(
             if len(answered) >= manifest.receivers:
                 peers.keep(answered)
                 return
+        reason = door.called_off(manifest)
+        if reason is not None:
+            raise CalledOffError(
+                f"weight update {manifest.version} was called off before it began: {reason}",
+                hint="no receiver has any of it; send the update again when the rollout is there",
+            )
         if time.monotonic() > deadline:
             raise _too_few(door, peers, manifest, timeout)
         time.sleep(_POLL_SECONDS)

@@ -6,9 +6,14 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import WeightReceiver, WeightSender, WeightTransport
+from dovetail.interfaces.transport import (
+    WeightManifest,
+    WeightReceiver,
+    WeightSender,
+    WeightTransport,
+)
 from dovetail_transports.ring.doors import LocalReceiverDoor, LocalSenderDoor
 from dovetail_transports.ring.meeting import Meeting, default_root
 from dovetail_transports.ring.receiver import RingReceiver
@@ -43,6 +48,18 @@ class LocalTransport(WeightTransport):
         slots = self.receiver_slots()
         who = f"{self.context.role or 'receiver'}.{self.context.rank}"
         return RingReceiver(self.config, LocalReceiverDoor(self._meeting(), who), slots)
+
+    def call_off(self, manifest: WeightManifest, reason: str) -> None:
+        try:
+            meeting = self._meeting()
+            try:
+                meeting.call_off(manifest.update_id, reason)
+            finally:
+                meeting.leave()
+        except OSError as error:
+            raise WeightSyncError(
+                f"the sender of weight update {manifest.version} can't be told that it is called off: {error}"
+            ) from error
 
     def _meeting(self) -> Meeting:
         config = self.config

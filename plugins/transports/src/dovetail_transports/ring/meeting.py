@@ -23,6 +23,7 @@ from dovetail.errors import ConfigError, WeightSyncError
 _MEMBERS = "members"
 _NAMED = re.compile(r"[0-9a-f]{16}")
 _SOCKET = ".sock"
+_NOTE = ".off"
 _LONGEST_ADDRESS = 107
 """Bytes of a Unix socket's address (sun_path in unix(7), with its closing zero)."""
 _BACKLOG = 64
@@ -87,6 +88,24 @@ class Meeting:
     def receivers(self) -> list[Path]:
         """The sockets that are here, in the order of their names."""
         return sorted(self.directory.glob(f"*{_SOCKET}"))
+
+    def call_off(self, update_id: str, reason: str) -> None:
+        """Leave word for the sender of an update that a receiver will not come."""
+        note = self.directory / f"{update_id}{_NOTE}"
+        draft = note.with_suffix(f".{secrets.token_hex(4)}")
+        draft.write_text(reason, encoding="utf-8")
+        draft.rename(note)  # whole, whenever it is seen
+
+    def called_off(self, update_id: str) -> str | None:
+        """What `call_off` left for this update; None where nobody has."""
+        try:
+            return (self.directory / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def forget(self, update_id: str) -> None:
+        """Take away the word that was left for an update."""
+        (self.directory / f"{update_id}{_NOTE}").unlink(missing_ok=True)
 
     def _join(self) -> int:
         while True:

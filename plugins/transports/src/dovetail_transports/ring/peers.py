@@ -101,12 +101,12 @@ class Peers:
         for peer in self._peers:
             self.tell(peer, message)
 
-    def broke_off(self, reason: str) -> None:
-        """The last words to those who still wait."""
+    def broke_off(self, reason: str, *, called_off: bool) -> None:
+        """The last words to those who still wait; `called_off`: before it began, for a receiver that will not come."""
         for peer in self._peers:
             if peer.fault is None:
                 with suppress(PeerGone, TimeoutError):
-                    peer.channel.send({"broke_off": reason})
+                    peer.channel.send({"broke_off": reason, "called_off": called_off})
 
     def listen(self) -> None:
         """Take what has come, without waiting."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dovetail.errors import WeightSyncError
+from dovetail.errors import CalledOffError, WeightSyncError
 from dovetail.interfaces.transport import WeightManifest, WeightReceiver
 from dovetail.interfaces.transport_checks import Bucket
 from dovetail_transports.config import RingConfig
@@ -87,6 +87,9 @@ class RingReceiver(WeightReceiver):
             except TimeoutError as error:
                 raise self._nobody_came(manifest, others) from error
             hello = _hello(channel, deadline)
+            if hello is not None and "over" in hello:
+                channel.close()
+                raise _given_up(manifest, hello["over"], hello)
             if hello is not None and hello["update_id"] == manifest.update_id:
                 if hello["fingerprint"] == layout.fingerprint:
                     with suppress(PeerGone):
@@ -171,7 +174,7 @@ class _Coming:
                 self._manifest, f"the next {key} did not come within {self._timeout:g} seconds"
             ) from error
         if "broke_off" in message:
-            raise _broken(self._manifest, f"the sender says: {message['broke_off']}")
+            raise _given_up(self._manifest, message["broke_off"], message)
         return message
 
 
@@ -190,8 +193,15 @@ def _refuse(channel: Channel, reason: str, *, elsewhere: bool = False) -> None:
     channel.close()
 
 
-def _broken(manifest: WeightManifest, why: str) -> WeightSyncError:
-    return WeightSyncError(
+def _given_up(manifest: WeightManifest, reason: str, message: dict[str, Any]) -> WeightSyncError:
+    kind = CalledOffError if message.get("called_off") else WeightSyncError
+    return _broken(manifest, f"the sender says: {reason}", kind)
+
+
+def _broken(
+    manifest: WeightManifest, why: str, kind: type[WeightSyncError] = WeightSyncError
+) -> WeightSyncError:
+    return kind(
         f"weight update {manifest.version} broke off: {why}",
         hint="the old weights stay in force; send the update again",
     )

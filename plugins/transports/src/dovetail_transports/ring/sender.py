@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.errors import ReceiverError
+from dovetail.errors import CalledOffError, ReceiverError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.transport import WeightManifest, WeightSender
 from dovetail.interfaces.transport_checks import gather_the_rest, matched
@@ -58,6 +58,7 @@ class RingSender(WeightSender):
             return
         source = _Source(matched(manifest, gathered))
         peers = Peers(manifest.version, self._config.timeout, collective=self._slots.collective)
+        outcome = "every receiver has it"
         try:
             layout = Layout.of(manifest)
             gather_receivers(
@@ -65,12 +66,14 @@ class RingSender(WeightSender):
             )
             self._send(manifest, layout, source, peers)
         except Exception as error:
-            peers.broke_off(str(error))
+            outcome = str(error)
+            peers.broke_off(outcome, called_off=isinstance(error, CalledOffError))
             if not source.failed:
                 gather_the_rest(gathered)
             raise
         finally:
             peers.close()
+            self._door.finish(manifest, outcome)
 
     def close(self) -> None:
         self._slots.close()

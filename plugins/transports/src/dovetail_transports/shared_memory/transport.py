@@ -17,7 +17,7 @@ class SharedMemoryTransport(LocalTransport):
     """
 
     name = "shared_memory"
-    api = ">=1.3,<2"
+    api = ">=1.4,<2"
     capabilities = frozenset({"across_processes", "ends_meet"})
     Config = SharedMemoryConfig
 

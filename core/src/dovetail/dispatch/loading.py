@@ -1,0 +1,64 @@
+"""Who takes memory of an accelerator while others measure what is free: one after the other, across processes.
+
+A run that starts an engine while its training models load holds the turn. Processes of such an engine import what they need
+meanwhile, and wait for the turn before they look at the accelerator. The system ends a turn whose holder dies. On a file
+system without locks there are no turns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_NAME = "loading.turn"
+
+
+def turn_path(run_directory: Path) -> Path:
+    """The file by which the processes of a run know of a turn; there is none while nobody holds it."""
+    return run_directory / _NAME
+
+
+@contextmanager
+def loading_turn(run_directory: Path) -> Iterator[bool]:
+    """Hold the turn of a run. One process at a time does, from one thread.
+
+    Yields:
+        Whether it is held: false on a file system without locks, where nobody can be kept waiting.
+    """
+    path = turn_path(run_directory)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    held = False
+    try:
+        held = _locked(file, fcntl.LOCK_EX)
+        yield held
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        if held:
+            # Said aloud: a process that was forked meanwhile has the lock too, and keeps it when this end is closed.
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def await_turn(path: Path) -> None:
+    """Wait until nobody holds the turn of which this is the file; not at all without such a file, or without locks."""
+    try:
+        waiting = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        _locked(waiting, fcntl.LOCK_SH)
+    finally:
+        os.close(waiting)
+
+
+def _locked(file: int, kind: int) -> bool:
+    """Wait for a lock; false where the file system has none."""
+    try:
+        fcntl.flock(file, kind)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,292 @@
+"""Environments of roles: another interpreter is asked what it has, and whether it can work together with this one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError, PluginError, PluginIncompatibleError, PluginNeedsError
+from dovetail.plugins.needs import ISOLATED, packages_of
+
+CORE = "dovetail-core"
+TIMEOUT = 120.0
+"""Seconds that an environment may take to tell what it has."""
+_ASK = "import sys; del sys.path[0]; from dovetail.plugins.isolation import tell; tell(int(sys.argv[1]))"
+_OF_ROLLOUTS = frozenset({"rollout", "weight_transport"})
+_OF_TRAINERS = frozenset(
+    {"engine", "weight_transport", "policy_loss", "loss_aggregation", "rollout_correction"}
+)
+"""Kinds of plugin that the processes of a role load."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an environment has: JSON values only."""
+
+    executable: str
+    python: str
+    packages: Mapping[str, str | None]
+    """Distribution → version; None where it is missing."""
+    build: str | None
+    """What its torch was built for: `cpu`, `cuda 13.0`; None without torch."""
+    nccl: str | None
+    """Version of the NCCL that came with torch."""
+    uses: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what the distributions of these plugins depend on."""
+    plugins: Sequence[Mapping[str, Any]] = ()
+    """For each that was asked for: kind, name, distribution, version, sha256; `missing` with the reason, or `unmet`."""
+
+    @property
+    def pip(self) -> str:
+        """What installs something there."""
+        return f"{self.executable} -m pip install"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that keeps an environment from its role."""
+
+    message: str
+    hint: str
+    needs: bool = False
+    """A package is missing; everything else that is there fits."""
+
+
+def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
+    """The interpreter of a virtual environment, or the one that the path names.
+
+    Args:
+        path: as the config has it.
+        key: the config's key, for the error.
+        exists: whether it must be on this machine; else it is the path that it has where it is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = Path(path).expanduser().absolute()  # not resolved: an environment's python is a link
+    if place.is_dir() or not (place.exists() or place.name.startswith("python")):
+        place = place / "bin" / "python"
+    if not exists or (place.is_file() and os.access(place, os.X_OK)):
+        return place
+    root = place.parent.parent if place.name.startswith("python") else place
+    raise ConfigError(
+        f"{key}={path!r} is neither a virtual environment nor an interpreter: there is no {place} on "
+        f"{platform.node()}",
+        hint=f"make one with `{sys.executable} -m venv {root}`, and install there what the role needs",
+    )
+
+
+def facts_here(plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()) -> Facts:
+    """What this environment has. Imports none of the plugins.
+
+    Args:
+        plugins: entries of a lock; those of files are left out.
+        packages: distributions whose versions are of interest, besides dovetail-core.
+    """
+    from dovetail.plugins.environment import torch_build
+
+    asked = [item for item in plugins if item.get("path") is None]
+    return Facts(
+        executable=sys.executable,
+        python=platform.python_version(),
+        packages={name: _version(name) for name in (CORE, *packages)},
+        build=torch_build(),
+        nccl=_nccl(),
+        uses=packages_of(str(item["distribution"]) for item in asked),
+        plugins=[_plugin(item) for item in asked],
+    )
+
+
+def facts_of(
+    interpreter: Path, plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
+) -> Facts:
+    """What the environment of another interpreter has; it is asked in a process of its own.
+
+    Raises:
+        PluginIncompatibleError: it has no dovetail-core, or gives no answer.
+    """
+    asked = json.dumps({"plugins": list(plugins), "packages": list(packages)})
+    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as noise:
+        try:
+            code = subprocess.run(  # noqa: S603 - the interpreter that the config names
+                [str(interpreter), "-c", _ASK, str(answer.fileno())],
+                input=asked,
+                stdout=noise,
+                stderr=noise,
+                text=True,
+                timeout=TIMEOUT,
+                pass_fds=(answer.fileno(),),
+                env=os.environ | {ISOLATED: str(interpreter)},
+                check=False,
+            ).returncode
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise _no_answer(interpreter, str(error)) from error
+        answer.seek(0)
+        noise.seek(0)
+        text, last = answer.read(), (noise.read().strip().splitlines() or ["no message"])[-1]
+    if not text:
+        raise _no_answer(interpreter, f"it ended with exit code {code}: {last}")
+    return Facts(**json.loads(text))
+
+
+def tell(descriptor: int) -> None:
+    """Answer `facts_of` in the process that it started."""
+    asked = json.load(sys.stdin)
+    with os.fdopen(descriptor, "w") as answer:
+        json.dump(asdict(facts_here(asked["plugins"], asked["packages"])), answer)
+
+
+def problems(here: Facts, there: Facts, *, accelerators: bool = False) -> Iterator[Problem]:
+    """What keeps two environments from working together.
+
+    Args:
+        here: the controller's, asked for the same plugins and packages.
+        there: the role's.
+        accelerators: whether weights go from the accelerators of one to those of the other.
+    """
+    minor = [facts.python.rsplit(".", 1)[0] for facts in (here, there)]
+    if minor[0] != minor[1]:
+        yield Problem(
+            f"it has Python {there.python}, and the controller {here.python}",
+            f"make it with Python {minor[0]}",
+        )
+    for name, version in here.packages.items():
+        found = there.packages.get(name)
+        if found != version:
+            yield Problem(
+                f"it has {f'{name} {found}' if found else f'no {name}'}, and the controller {name} {version}",
+                f"{there.pip} {name}=={version}",
+            )
+    if accelerators:
+        yield from _of_accelerators(here, there)
+    mine = {(item["kind"], item["name"]): item for item in here.plugins}
+    for item in there.plugins:
+        yield from _of_plugin(mine.get((item["kind"], item["name"]), {}), item, there)
+
+
+def used_by(roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of a lock that processes of these roles load."""
+    kinds: frozenset[str] = frozenset()
+    for role in roles:
+        kinds |= _OF_ROLLOUTS if role == "rollout" else _OF_TRAINERS
+    return [item for item in plugins if item["kind"] in kinds]
+
+
+def require(where: str, found: Iterable[Problem]) -> None:
+    """Refuse to go on where there are problems.
+
+    Raises:
+        PluginNeedsError: packages are missing there, and nothing else is wrong.
+        PluginIncompatibleError: the two do not fit; names every difference with both values.
+    """
+    listed = list(found)
+    if not listed:
+        return
+    error = PluginNeedsError if all(p.needs for p in listed) else PluginIncompatibleError
+    raise error(
+        f"{where} does not do: {'; '.join(p.message for p in listed)}",
+        hint="\n    ".join(dict.fromkeys(p.hint for p in listed)),
+    )
+
+
+def _of_plugin(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], there: Facts
+) -> Iterator[Problem]:
+    title = f"{theirs['kind']} {theirs['name']!r} of {theirs['distribution']}"
+    if theirs.get("missing"):
+        version = f"=={mine['version']}" if mine.get("version") else ""
+        yield Problem(
+            f"it lacks {title}: {theirs['missing']}",
+            f"{there.pip} '{theirs['distribution']}{version}'",
+        )
+        return
+    for key, words in (("version", "version"), ("sha256", "content with SHA-256")):
+        if mine and mine.get(key) != theirs.get(key):
+            yield Problem(
+                f"{title} has {words} {_short(mine, key)} on the controller and {_short(theirs, key)} there",
+                "install the same distribution in both environments",
+            )
+    for unmet in theirs["unmet"]:
+        yield Problem(
+            f"{title} needs {unmet['need']} ({unmet['found']})", unmet["install"], needs=True
+        )
+
+
+def _of_accelerators(here: Facts, there: Facts) -> Iterator[Problem]:
+    major = [(facts.build or "none").partition(".")[0] for facts in (here, there)]
+    if major[0] != major[1]:
+        yield Problem(
+            f"its torch is built for {there.build}, and the trainer's for {here.build}",
+            "install builds of torch for the same major version of CUDA in both",
+        )
+    # NCCL promises nothing between minor versions (docs.nvidia.com/deeplearning/nccl).
+    minor = [(facts.nccl or "none").rsplit(".", 1)[0] for facts in (here, there)]
+    if minor[0] != minor[1]:
+        yield Problem(
+            f"it has NCCL {there.nccl or 'of no version'}, and the trainer {here.nccl or 'none'}",
+            "install the same NCCL in both, or set rollout.weight_transport=disk",
+        )
+
+
+def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
+    from dovetail.interfaces.runtime import PluginRef
+    from dovetail.plugins.load import find
+    from dovetail.plugins.lock import lock_for
+    from dovetail.plugins.needs import install_command
+
+    told = {key: item.get(key) for key in ("kind", "name", "distribution")}
+    ref = PluginRef(
+        kind=item["kind"], name=item["name"], distribution=item.get("distribution"), config=None
+    )
+    try:
+        entry = find(ref)
+        (locked,) = lock_for([ref])["plugins"]
+    except PluginError as error:
+        return {**told, "missing": error.message, "unmet": []}
+    return {
+        **told,
+        "version": locked.get("version"),
+        "sha256": locked.get("sha256"),
+        "unmet": [
+            {
+                "need": str(need),
+                "found": need.found,
+                "install": install_command(entry.distribution, [need]),
+            }
+            for need in entry.needs
+            if not need.met
+        ],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _nccl() -> str | None:
+    found = (_version(f"nvidia-nccl-{build}") for build in ("cu13", "cu12"))
+    return next((version for version in found if version), None)
+
+
+def _no_answer(interpreter: Path, why: str) -> PluginIncompatibleError:
+    return PluginIncompatibleError(
+        f"the environment of {interpreter} does not tell what it has: {why}",
+        hint=f"{interpreter} -m pip install {CORE}=={_version(CORE)}",
+    )
+
+
+def _short(item: Mapping[str, Any], key: str) -> str:
+    value = item.get(key)
+    return "none" if value is None else str(value)[:12]

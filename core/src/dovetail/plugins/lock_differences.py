@@ -1,0 +1,134 @@
+"""What has changed between two plugin locks, each difference by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+What = Literal[
+    "choice", "distribution", "interface", "version", "content", "python", "package", "environment"
+]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that was another one before."""
+
+    subject: str
+    """`kind/name` of a plugin, the name of a package, or `environment ROLE`."""
+    what: What
+    was: str | None
+    now: str | None
+    """None where it is missing."""
+    text: str
+    """In words."""
+    refused: bool = False
+    """A run does not go on under it: what was saved may mean something else to what is there now."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return dict(vars(self))
+
+
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], gone: Mapping[str, str] | None = None
+) -> list[Difference]:
+    """Compare two locks.
+
+    Another version, content, environment or choice of plugins is told. Another distribution behind the same name, or
+    another range of interface versions, is refused.
+
+    Args:
+        old: as it was.
+        new: as it is.
+        gone: why plugins of the old one are not in the new one, by `kind/name`: they are refused.
+    """
+    missing = gone or {}
+    before, after = _by_key(old), _by_key(new)
+    found: list[Difference] = []
+    for key in sorted(before.keys() | after.keys()):
+        title = "/".join(key)
+        if key not in after:
+            text = f"{title} was used before and is no longer"
+            if title in missing:
+                text = f"{title} of {_source(before[key])} is no longer there: {missing[title]}"
+            found.append(
+                Difference(title, "choice", _source(before[key]), None, text, title in missing)
+            )
+        elif key not in before:
+            text = f"{title} is used now and was not before"
+            found.append(Difference(title, "choice", None, _source(after[key]), text))
+        else:
+            found += _of_plugin(title, before[key], after[key])
+    found += _of_place("", old, new)
+    places, theirs = old.get("environments", {}), new.get("environments", {})
+    for role in sorted(places.keys() | theirs.keys()):
+        found += _of_environment(role, places.get(role), theirs.get(role))
+    return found
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The differences in words: those that warn, and those that refuse."""
+    found = differences(old, new)
+    return [d.text for d in found if not d.refused], [d.text for d in found if d.refused]
+
+
+def _of_plugin(title: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    if _source(was) != _source(now):
+        text = f"{title} came from {_source(was)} and comes from {_source(now)} now"
+        yield Difference(title, "distribution", _source(was), _source(now), text, refused=True)
+        return
+    if was.get("api") != now.get("api"):
+        text = f"{title} was made for interface {was.get('api')} and is for {now.get('api')} now"
+        yield Difference(title, "interface", was.get("api"), now.get("api"), text, refused=True)
+        return
+    if was.get("version") != now.get("version"):
+        text = f"{title} was version {was.get('version')}, now {now.get('version')}"
+        yield Difference(title, "version", was.get("version"), now.get("version"), text)
+    if was.get("sha256") != now.get("sha256"):
+        text = f"the code of {title} ({_source(now)}) has changed (SHA-256 {_short(was)}, now {_short(now)})"
+        yield Difference(title, "content", was.get("sha256"), now.get("sha256"), text)
+
+
+def _of_environment(
+    role: str, was: Mapping[str, Any] | None, now: Mapping[str, Any] | None
+) -> Iterator[Difference]:
+    subject = f"environment {role}"
+    paths = [None if place is None else place["path"] for place in (was, now)]
+    if paths[0] != paths[1]:
+        told = [path or "the run's own environment" for path in paths]
+        text = f"{role} ran in {told[0]}, now in {told[1]}"
+        yield Difference(subject, "environment", paths[0], paths[1], text)
+    if was and now and "python" in was and "python" not in now:
+        text = f"{role} ran in {was['path']}, which is not here or gives no answer"
+        yield Difference(subject, "environment", was["path"], None, text)
+    elif was and now:
+        yield from _of_place(f" in the environment of {role}", was, now)
+
+
+def _of_place(where: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """Python and the packages of an environment; a lock without them, of an earlier version of core, tells nothing."""
+    if was.get("python") and now.get("python") and was["python"] != now["python"]:
+        text = f"Python{where} was {was['python']}, now {now['python']}"
+        yield Difference(f"python{where}", "python", was["python"], now["python"], text)
+    if "packages" not in was or "packages" not in now:
+        return
+    before, after = was["packages"], now["packages"]
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            had, has = before.get(name) or "absent", after.get(name) or "absent"
+            text = f"the package {name}{where} was {had}, now {has}"
+            yield Difference(f"{name}{where}", "package", before.get(name), after.get(name), text)
+
+
+def _by_key(lock: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    return {(item["kind"], item["name"]): item for item in lock.get("plugins", [])}
+
+
+def _source(item: Mapping[str, Any]) -> str:
+    return str(item.get("distribution") or f"the file {item.get('path')}")
+
+
+def _short(item: Mapping[str, Any]) -> str:
+    return str(item.get("sha256") or "none")[:12]

@@ -1,0 +1,141 @@
+"""The environment of each role: which interpreter its processes have, and whether it can work together with ours."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from dovetail.dispatch.isolation import (
+    ISOLATED,
+    Facts,
+    as_mapping,
+    facts_here,
+    facts_of,
+    interpreter_of,
+    problems,
+    require,
+    used_by,
+)
+from dovetail.errors import PlacementError
+from dovetail_runtime_ray.config import RayConfig
+from dovetail_runtime_ray.reserve import Reserved
+from dovetail_runtime_ray.wire import Environment
+
+PACKAGES = ("dovetail-runtime-ray", "ray")
+"""Distributions that must be of one version in all environments of a run, besides core."""
+_BETWEEN_ACCELERATORS = frozenset({"nccl", "cuda_ipc"})
+_EXAMINE_SECONDS = 180.0
+
+
+class Environments:
+    """The environments of a run.
+
+    Args:
+        config: names them.
+        lock: the run's plugins, None outside a run.
+    """
+
+    def __init__(self, config: RayConfig, lock: Mapping[str, Any] | None) -> None:
+        self._config = config
+        self._locked: list[Mapping[str, Any]] = list(lock["plugins"]) if lock else []
+        self._here: dict[tuple[str, ...], Facts] = {}
+
+    def of(self, *roles: str) -> Environment:
+        """The environment of processes that hold these roles, all of which the config puts into the same one."""
+        role = next((r for r in roles if self._names(r)), None)
+        if role is None:
+            return Environment()
+        plugins = used_by(roles, self._locked)
+        controller = as_mapping(self._facts(roles))
+        if role in self._config.runtime_envs:
+            given = dict(self._config.runtime_envs[role])
+            variables = {**given.pop("env_vars", {}), ISOLATED: f"runtime_envs.{role}"}
+            return Environment(
+                title=f"runtime.runtime_envs.{role}",
+                runtime_env=given,
+                env_vars=variables,
+                controller=controller,
+                plugins=plugins,
+            )
+        path = self._config.environments[role]
+        interpreter = interpreter_of(path, f"runtime.environments.{role}", exists=False)
+        return Environment(
+            title=f"runtime.environments.{role}={path!r}",
+            runtime_env={"py_executable": shlex.quote(str(interpreter))},
+            env_vars={ISOLATED: path},
+            controller=controller,
+            plugins=plugins,
+        )
+
+    def check(self, reserved: Sequence[Reserved]) -> None:
+        """Examine every interpreter that the config names on every machine where it will run.
+
+        Ray waits without end for a process whose interpreter is not there.
+
+        Raises:
+            ConfigError: it is not there.
+            PluginNeedsError: it lacks what a plugin needs; says how to install that.
+            PluginIncompatibleError: it does not fit; names both values.
+        """
+        homes = {role: place for place in reserved for role in place.pool.roles}
+        across = {item["name"] for item in self._locked if item["kind"] == "weight_transport"}
+        for role, path in self._config.environments.items():
+            if role not in homes:
+                continue
+            key, home = f"runtime.environments.{role}", homes[role]
+            wanted = used_by([role], self._locked)
+            for there, where in self._examined(home, path, key, wanted):
+                trainer = self._facts((role,))
+                accelerators = (
+                    role == "rollout"
+                    and home.pool.accelerators
+                    and bool(across & _BETWEEN_ACCELERATORS)
+                )
+                require(
+                    f"{key}={path!r}{where}", problems(trainer, there, accelerators=accelerators)
+                )
+
+    def _names(self, role: str) -> bool:
+        return role in self._config.environments or role in self._config.runtime_envs
+
+    def _facts(self, roles: Sequence[str]) -> Facts:
+        key = tuple(roles)
+        if key not in self._here:
+            self._here[key] = facts_here(used_by(roles, self._locked), PACKAGES)
+        return self._here[key]
+
+    def _examined(
+        self, home: Reserved, path: str, key: str, wanted: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Facts, str]]:
+        """The facts of an interpreter on each of a pool's machines, and which machine in words."""
+        mine = ray.get_runtime_context().get_node_id()
+        found = []
+        for index, node in enumerate(home.nodes):
+            if node.node_id == mine:
+                found.append((facts_of(interpreter_of(path, key), wanted, PACKAGES), ""))
+                continue
+            options = home.options(index * home.pool.ranks_per_node, parts=0)
+            del options["max_restarts"]
+            look: Any = ray.remote(_facts_there).options(**options)
+            try:
+                facts = ray.get(
+                    look.remote(path, key, list(wanted), PACKAGES), timeout=_EXAMINE_SECONDS
+                )
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            except ray.exceptions.GetTimeoutError as error:
+                raise PlacementError(
+                    f"{node.host} ({node.address}) did not examine {key}={path!r} within {_EXAMINE_SECONDS:g} seconds"
+                ) from error
+            found.append((Facts(**facts), f" on {node.host} ({node.address})"))
+        return found
+
+
+def _facts_there(
+    path: str, key: str, plugins: list[Mapping[str, Any]], packages: Sequence[str]
+) -> dict[str, Any]:
+    """Runs on another machine, in the environment of its Ray."""
+    return as_mapping(facts_of(interpreter_of(path, key), plugins, packages))

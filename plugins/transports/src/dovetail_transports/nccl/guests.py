@@ -1,0 +1,89 @@
+"""The guest book of a door: who has come for which update, which of them are over, and which were called off."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+from dovetail_transports.ring.channel import Channel, PeerGone
+from dovetail_transports.ring.peers import Peer
+
+_REMEMBERED = 64
+"""Updates that are over and for which somebody may still come."""
+
+
+class GuestBook:
+    """Written by the threads that hear guests, read by the one that sends.
+
+    Who comes for an update that has not begun waits for it; who comes for one that is over is told so.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: str | None = None
+        self._waiting: list[tuple[str | None, Peer]] = []
+        self._over: dict[str, str] = {}
+        self._off: dict[str, str] = {}
+
+    def begin(self, update_id: str) -> None:
+        """An update begins."""
+        with self._lock:
+            self._current = update_id
+
+    def finish(self, update_id: str, reason: str) -> None:
+        """An update is over, and why: it is what late guests are told."""
+        with self._lock:
+            self._over[update_id] = reason
+            for book in (self._over, self._off):
+                while len(book) > _REMEMBERED:
+                    del book[next(iter(book))]
+            late = [peer for wanted, peer in self._waiting if wanted == update_id]
+            self._waiting = [entry for entry in self._waiting if entry[0] != update_id]
+        for peer in late:
+            self._send_away(peer.channel, update_id, reason)
+
+    def called_off(self, update_id: str) -> str | None:
+        """Why a receiver of this update will not come; None where nobody has said so."""
+        with self._lock:
+            return self._off.get(update_id)
+
+    def arrivals(self) -> list[Peer]:
+        """Those who have come for the update that is under way, each once."""
+        with self._lock:
+            found = [peer for wanted, peer in self._waiting if wanted in (None, self._current)]
+            self._waiting = [e for e in self._waiting if e[0] not in (None, self._current)]
+        return found
+
+    def enter(self, greeting: dict[str, Any], channel: Channel) -> None:
+        """A guest who knows the password has said what it comes for."""
+        update_id = greeting.get("update")
+        update_id = None if update_id is None else str(update_id)
+        with self._lock:
+            reason = self._over.get(update_id or "")
+            if "called_off" in greeting:
+                self._off[update_id or ""] = str(greeting["called_off"])
+            elif reason is None:
+                self._waiting.append((update_id, Peer(str(greeting.get("who")), channel)))
+                return
+        if "called_off" in greeting:
+            _answer(channel, {"heard": True})
+        else:
+            self._send_away(channel, update_id, str(reason))
+
+    def close(self) -> None:
+        """Nobody is awaited any more."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for _, peer in waiting:
+            peer.channel.close()
+
+    def _send_away(self, channel: Channel, update_id: str | None, reason: str) -> None:
+        off = self.called_off(update_id or "") is not None
+        _answer(channel, {"over": reason, "update_id": update_id, "called_off": off})
+
+
+def _answer(channel: Channel, message: dict[str, Any]) -> None:
+    with suppress(PeerGone, TimeoutError, OSError):
+        channel.send(message)
+    channel.close()
