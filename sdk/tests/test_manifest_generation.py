@@ -235,6 +235,28 @@ def test_the_index_reads_what_was_written(package: Make, monkeypatch: pytest.Mon
     assert manifest.get("reward_function", "curve").capabilities == ("cheap", "deterministic")
 
 
+def test_a_package_that_wants_an_environment_of_its_own_says_so(
+    package: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dovetail.plugins.manifest import read_manifest
+
+    targets = {"curve": "acme_shapes.plugins:Curve"}
+    folder = package(targets, extra="[tool.dovetail]\nisolated = true")
+    assert run(cwd=folder).returncode == 0
+    monkeypatch.syspath_prepend(folder / "src")
+    curve = read_manifest("acme_shapes", "acme-shapes").get("reward_function", "curve")
+    assert curve is not None
+    assert curve.isolated
+    pyproject = folder / "pyproject.toml"
+    text = pyproject.read_text()
+    for line, said in (
+        ('isolated = "yes"', "isolated is 'yes', which is not true or false"),
+        ("isolate = true", "has 'isolate'; the only key is 'isolated'"),
+    ):
+        pyproject.write_text(text.replace("isolated = true", line))
+        assert f"[tool.dovetail] {said}" in run(cwd=folder).stderr
+
+
 def test_inherited_and_nested_fields_are_described_with_their_docs() -> None:
     from dovetail.config.sections import RolloutSection
     from dovetail_sdk.config_schema import config_schema

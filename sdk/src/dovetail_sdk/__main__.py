@@ -69,6 +69,11 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
     type=click.Path(path_type=Path, file_okay=False),
     help="A folder for reference pages of Dovetail's own interfaces, made from its code.",
 )
+@click.option(
+    "--engines",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A page in which the capabilities of engines are written, between its marks.",
+)
 @click.pass_context
 def docs(
     ctx: click.Context,
@@ -77,9 +82,10 @@ def docs(
     check: bool,
     prune: bool,
     reference: Path | None,
+    engines: Path | None,
 ) -> None:
     """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default."""
-    from dovetail_sdk import docs_interfaces
+    from dovetail_sdk import docs_engines, docs_interfaces
 
     try:
         projects = [read_project(directory) for directory in directories or (Path(),)]
@@ -87,9 +93,13 @@ def docs(
             click.echo(f"{docs_pages.write(projects, output, prune=prune)} pages → {output}")
             if reference:
                 click.echo(f"{docs_interfaces.write(reference)} pages → {reference}")
+            if engines:
+                docs_engines.write(projects, engines)
+                click.echo(f"capabilities → {engines}")
             return
         differences = docs_pages.drift(projects, output, prune=prune)
         differences += docs_interfaces.drift(reference) if reference else []
+        differences += docs_engines.drift(projects, engines) if engines else []
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
@@ -103,6 +113,7 @@ def docs(
         click.echo(f"  - {difference}", err=True)
     mend = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
     mend += ["--interfaces", str(reference)] if reference else []
+    mend += ["--engines", str(engines)] if engines else []
     click.echo(f"  → {' '.join(mend)}", err=True)
     ctx.exit(1)
 

@@ -8,19 +8,16 @@ from typing import Any
 import click
 
 from dovetail.cli import render
-from dovetail.cli.plugins import plugins_named
-from dovetail.errors import PluginError
-from dovetail.plugins.conformance import (
-    FILE_NAME,
-    OUTCOMES,
-    TIERS,
-    counts,
-    write_report,
-)
+from dovetail.cli.plugins import one_plugin
+from dovetail.errors import PluginNotFoundError
+from dovetail.plugins.conformance import FILE_NAME, write_report
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.index import default_index
 from dovetail.plugins.manifest import package_directories
 from dovetail_sdk.scaffold import KINDS, LICENCES, new_plugin
+from dovetail_sdk.scaffold.new import EXTENSIONS
 
-_COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped": "cyan"}
+SCHEMA = 1
 
 
 @click.command()
@@ -28,10 +25,10 @@ _COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped":
 @click.argument("name")
 @click.option(
     "--directory",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=click.Path(path_type=Path, file_okay=False),
     default=".",
     show_default=True,
-    help="Where to put the package.",
+    help="Where to put the package; made where it is not there.",
 )
 @click.option(
     "--licence",
@@ -44,7 +41,8 @@ _COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped":
 def new(kind: str, name: str, directory: Path, licence: str) -> None:
     """Write a package with a small working plugin NAME of KIND."""
     package = new_plugin(kind, name, directory, licence=licence)
-    click.echo(f"{package}: a {kind} plugin {name!r} with its config, manifest and tests; next:")
+    parts = "tests" if kind in EXTENSIONS else "config, manifest and tests"
+    click.echo(f"{package}: {name!r} of kind {kind} with its {parts}; next:")
     click.echo(f"  cd {package} && pip install -e '.[test]' && pytest")
 
 
@@ -52,8 +50,10 @@ new.epilog = f"KIND is one of {', '.join(KINDS)}."
 
 
 @click.command()
-@click.argument("plugin", metavar="[KIND/]NAME")
+@click.argument("plugin", metavar="[[KIND/]NAME]", required=False)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Check every installed plugin.")
+@click.option("--kind", help="With --all: only this kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
     "--output",
@@ -70,8 +70,10 @@ new.epilog = f"KIND is one of {', '.join(KINDS)}."
 @click.pass_context
 def check(
     ctx: click.Context,
-    plugin: str,
+    plugin: str | None,
     overrides: tuple[str, ...],
+    every: bool,
+    kind: str | None,
     as_json: bool,
     output: Path | None,
     ship: bool,
@@ -79,66 +81,61 @@ def check(
 ) -> None:
     """Check an installed plugin: its class, its manifest, its wheel, and the conformance suite of its kind.
 
-    KEY=VALUE are settings of its config for the suite. Exits with 1 where something failed. Where the plugin needs
-    what is not here, its suite is not run, and that is no failure.
+    KEY=VALUE are settings of its config for the suite. With --all, every plugin is a line of one table. Exits with 1
+    where something failed. Where a plugin needs what is not here, its suite is not run, and that is no failure.
     """
-    from dovetail_sdk.check.run import check_plugin
+    from dovetail_sdk.check.run import check_plugins
+    from dovetail_sdk.check.tables import Table, failed, print_report
 
-    entries = plugins_named(plugin)
-    if len(entries) > 1:
-        listed = ", ".join(f"{e.kind}/{e.name} of {e.distribution}" for e in entries)
-        raise PluginError(
-            f"{plugin!r} names several plugins: {listed}",
-            hint=f"say which kind: dovetail plugins check {entries[0].kind}/{entries[0].name}",
-        )
-    report = check_plugin(entries[0], overrides, only=only)
+    entries = _chosen(plugin, overrides, every, kind)
+    table = Table(entries) if every and not as_json else None
+    reports = []
+    for report in check_plugins(entries, overrides, only=only):
+        reports.append(report)
+        if table is not None:
+            table.add(report)
+        _keep(report, output, ship)
     if as_json:
-        render.dump_json(report)
+        render.dump_json({"schema": SCHEMA, "reports": reports} if every else reports[0])
+    elif table is not None:
+        table.finish()
     else:
-        _print(report)
+        print_report(reports[0])
+    ctx.exit(1 if any(map(failed, reports)) else 0)
+
+
+def _chosen(
+    plugin: str | None, overrides: tuple[str, ...], every: bool, kind: str | None
+) -> list[PluginEntry]:
+    """The plugins to check."""
+    if not every:
+        if kind is not None:
+            raise click.UsageError("--kind goes with --all; or name one plugin, as KIND/NAME")
+        if plugin is None:
+            raise click.UsageError("name a plugin, such as rollout/hf, or give --all")
+        bare = next((text for text in overrides if "=" not in text), None)
+        if bare is not None:
+            raise click.UsageError(
+                f"{bare!r} is no KEY=VALUE; did you mean {f'{plugin}/{bare}'!r}?"
+            )
+        return [one_plugin(plugin, "check")]
+    if plugin is not None:
+        raise click.UsageError(f"--all checks every plugin; leave out {plugin!r}")
+    entries = [entry for entry in default_index().entries() if kind in (None, entry.kind)]
+    if not entries:
+        raise PluginNotFoundError(
+            f"no plugin of kind {kind!r} is installed",
+            hint="`dovetail plugins list` shows what there is",
+        )
+    return entries
+
+
+def _keep(report: dict[str, Any], output: Path | None, ship: bool) -> None:
+    """Write a report to where it was asked for."""
     places = [output] if output else []
     if ship:
-        places.append(package_directories(entries[0].target.split(":")[0].split(".")[0])[0] / FILE_NAME)  # fmt: skip
+        package = report["plugin"]["target"].split(":")[0].split(".")[0]
+        places.append(package_directories(package)[0] / FILE_NAME)
     for place in places:
         write_report(place, report)
         click.echo(f"report → {place}", err=True)
-    ctx.exit(1 if failed(report) else 0)
-
-
-def failed(report: dict[str, Any]) -> bool:
-    """Whether a check or a test of a report failed."""
-    return any(item["outcome"] == "failed" for item in [*report["checks"], *report["tests"]])
-
-
-def _print(report: dict[str, Any]) -> None:
-    """The report for people: what is not plain success with its reason, and a line on the whole."""
-    plugin = report["plugin"]
-    click.echo(
-        f"{plugin['kind']}/{plugin['name']} of {plugin['distribution']} {plugin['version']}, "
-        f"interface {report['interface']['range'] or 'unknown'} (here: {report['interface']['version']})\n"
-    )
-    rows = [(item["outcome"], item["name"], "") for item in report["checks"]]
-    rows += [(t["outcome"], t["name"], f"{t['seconds']:.2f} s") for t in report["tests"]]
-    render.table(("OUTCOME", "CHECK OR TEST", "TIME"), rows)
-    for outcome in ("failed", "expected", "skipped"):
-        for item in [*report["checks"], *report["tests"]]:
-            if item["outcome"] == outcome:
-                _print_reason(item)
-    for name, fact in report["facts"].items():
-        if not fact["holds"]:
-            click.echo(f"\nnot {name}: {fact['reason']}")
-    if report["not_run"]:
-        click.echo(f"\nthe suite was not run: {report['not_run']}")
-    told = counts(report)
-    summary = ", ".join(f"{told[outcome]} {outcome}" for outcome in OUTCOMES if told[outcome])
-    tier = report["tier"]
-    earned = f"{tier}: {TIERS[tier]}" if tier else "no tier"
-    click.echo(f"\n{summary or 'no test ran'} in {report['seconds']:.1f} s; {earned}")
-
-
-def _print_reason(item: dict[str, Any]) -> None:
-    outcome = click.style(item["outcome"], fg=_COLOURS[item["outcome"]], bold=True)
-    text = item.get("message") or item.get("reason") or "no reason given"
-    click.echo(f"\n{outcome} {item['name']}: {text}")
-    if item.get("hint"):
-        click.echo(f"  → {item['hint']}")

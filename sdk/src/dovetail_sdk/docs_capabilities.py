@@ -18,11 +18,13 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "sleep": "`sleep` frees memory of the accelerator, and `wake` takes it again.",
         "discards_weights": "`sleep` may throw weights away; a whole update brings them back.",
         "lora": "Takes updates of kind `adapter`.",
+        "images": "Generates for prompts with images.",
         "server": "Can run in a process of its own, as a server that is reached over HTTP.",
         "tensor_parallel": "Spreads one replica over several accelerators.",
     },
     "engine": {
         "lora": "Trains low-rank adapters.",
+        "images": "Trains on samples with images.",
         "offload": "`offload` frees the accelerator's memory, and `onload` takes it again.",
         "value_head": "Trains a model that ends in one value a token: a critic, or a reward model.",
     },
@@ -35,6 +37,9 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
     },
     "reward_function": {
         "sandboxed": "Runs what the policy wrote, in a sandbox.",
+    },
+    "runtime": {
+        "task_workers": "Starts further processes beside the pools, for scoring: `task_workers`.",
     },
     "weight_transport": {
         "in_process": "Both ends are in one process.",

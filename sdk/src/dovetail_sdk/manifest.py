@@ -135,6 +135,7 @@ def describe(declared: Declared, project: Project) -> dict[str, Any]:
         **_settings(default),
         **_facts(cls, default),
         "needs": [list(any_of) for any_of in project.needs],
+        **({"isolated": True} if project.isolated else {}),
     }
 
 
@@ -241,7 +242,7 @@ def _check_attributes(declared: Declared, cls: type[Plugin]) -> None:
 
 
 def _default_config(config: type[PluginSection], declared: Declared) -> PluginSection | None:
-    """The config with all defaults; None where a field has none."""
+    """The config with all defaults; None where a field has none, or they are no config: of two fields one must be set."""
     positional = [field.name for field in attrs.fields(config) if not field.kw_only]
     if positional:
         raise PluginError(
@@ -250,7 +251,10 @@ def _default_config(config: type[PluginSection], declared: Declared) -> PluginSe
         )
     if any(field.default is attrs.NOTHING and field.init for field in attrs.fields(config)):
         return None
-    return config(name=declared.name)
+    try:
+        return config(name=declared.name)
+    except ValueError:
+        return None
 
 
 def _columns(

@@ -37,6 +37,8 @@ class Project:
     package_directory: Path
     needs: tuple[tuple[str, ...], ...]
     """Any-of lists, from the extras that bring an engine."""
+    isolated: bool = False
+    """Whether its plugins get an environment of their own: `[tool.dovetail] isolated`."""
 
 
 def read_project(directory: Path) -> Project:
@@ -72,7 +74,20 @@ def read_project(directory: Path) -> Project:
         package=package,
         package_directory=_package_directory(directory, package) if package else directory,
         needs=any_of_needs(project.get("optional-dependencies", {})),
+        isolated=_isolated(data.get("tool", {}).get("dovetail", {}), file),
     )
+
+
+def _isolated(table: Mapping[str, object], file: Path) -> bool:
+    for key in table:
+        if key != "isolated":
+            raise PluginError(f"{file}: [tool.dovetail] has {key!r}; the only key is 'isolated'")
+    value = table.get("isolated", False)
+    if not isinstance(value, bool):
+        raise PluginError(
+            f"{file}: [tool.dovetail] isolated is {value!r}, which is not true or false"
+        )
+    return value
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:

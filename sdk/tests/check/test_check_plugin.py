@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from dovetail.cli.main import main
 from dovetail.errors import PluginError
 from dovetail.plugins.conformance import FILE_NAME, tier
 from dovetail.plugins.entry import PluginEntry
+from dovetail_sdk import commands
 from dovetail_sdk.check import shipping
+from dovetail_sdk.check.run import check_plugins
 from dovetail_sdk.scaffold import new_plugin
 
 
@@ -49,9 +52,12 @@ def test_the_command_takes_settings_and_writes_the_report(index, tmp_path: Path)
     place = tmp_path / FILE_NAME
     arguments = ["plugins", "check", "acme_sound", "scale=2.5", "-k", "shape or thinned", "-o", str(place)]  # fmt: skip
     done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 1, done.output
-    assert "failed   TestAcmeSound::test_a_group_thinned_to_one_gives_zero" in done.output
-    assert "passed   TestAcmeSound::test_shape_and_dtype_follow_the_level[0]" in done.output
+    assert done.exit_code == 0, done.output
+    assert (
+        "expected TestSound::test_a_group_thinned_to_one_gives_zero: it gives 1 there"
+        in done.output
+    )
+    assert "passed    TestSound::test_shape_and_dtype_follow_the_level[0]" in done.output
     [report] = json.loads(place.read_text())["reports"]
     assert report["config"] == ["scale=2.5"]
     assert report["tier"] is None
@@ -85,10 +91,57 @@ def test_a_crash_is_a_line_of_the_report_that_names_the_test(checked):
     assert report["tier"] is None
 
 
+def test_settings_change_the_config_of_a_declared_suite(checked):
+    report = checked("sound", "scale=2.5", only="of_its_own")
+    [told] = report["tests"]
+    assert told["name"] == "TestSound::test_of_its_own"
+    assert told["outcome"] == "failed"
+    assert "config.scale == 1.0" in told["reason"]
+
+
+def test_many_are_checked_one_after_the_other_whatever_one_of_them_does(index):
+    mine = [e for e in index.entries("advantage") if e.name in ("acme_crash", "acme_sound")]
+    reports = {r["plugin"]["name"]: r for r in check_plugins(mine, only="shape_and_dtype")}
+    assert set(reports) == {"acme_crash", "acme_sound"}
+    assert of(reports["acme_crash"], "process")["outcome"] == "failed"
+    assert {test["outcome"] for test in reports["acme_sound"]["tests"]} == {"passed"}
+
+
 def test_a_wrong_setting_is_told_as_any_config_is(checked):
     suite = of(checked("sound", "scael=2"), "suite")
     assert suite["outcome"] == "failed"
     assert "did you mean" in suite["message"] + (suite["hint"] or "")
+
+
+def test_the_table_of_all_has_a_line_for_each_and_sums(index, monkeypatch):
+    mine = tuple(e for e in index.entries("advantage") if e.name in ("acme_nothing", "acme_sound"))
+    chosen = dataclasses.replace(index, all_entries=mine)
+    monkeypatch.setattr(commands, "default_index", lambda: chosen)
+    done = CliRunner().invoke(main, ["plugins", "check", "--all", "-k", "thinned"])
+    assert done.exit_code == 1, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert ["advantage/acme_nothing", "failed", "-", "-", "-", "-"] in [line[:6] for line in lines]
+    assert ["advantage/acme_sound", "none", "-", "-", "1", "-"] in [line[:6] for line in lines]
+    assert "has no attribute 'AcmeNothing'" in done.output
+    assert "expected: it gives 1 there, on purpose (advantage/acme_sound)" in done.output
+    assert ["all", "2", "1", "1"] in [line[:4] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "advantage", "grpo"], "did you mean 'advantage/grpo'?"),
+        (["check"], "or give --all"),
+        (["check", "--all", "grpo"], "leave out 'grpo'"),
+        (["check", "grpo", "--kind", "advantage"], "--kind goes with --all"),
+        (["check", "--all", "--kind", "advntage"], "no plugin of kind 'advntage'"),
+        (["show", "advantage", "grpo"], "did you mean 'advantage/grpo'?"),
+    ],
+)
+def test_what_can_not_be_meant_is_said(arguments, words):
+    done = CliRunner().invoke(main, ["plugins", *arguments])
+    assert done.exit_code == 2
+    assert words in done.output
 
 
 def test_an_unknown_plugin_and_an_ambiguous_name_are_refused(index):
@@ -145,4 +198,5 @@ def test_a_wheel_built_without_the_manifest_is_told(tmp_path, monkeypatch):
     with pytest.raises(PluginError, match=r"has no dovetail_acme_bare/dovetail-plugin\.json"):
         shipping.check_wheel(entry)
     pyproject.write_text(text)
+    shipping.built_file.cache_clear()  # one process checks a source that does not change
     shipping.check_wheel(entry)

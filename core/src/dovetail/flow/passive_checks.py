@@ -1,19 +1,23 @@
 """Passive checks: the first step of a run holds what plugins return against what they declare, and then no step does.
 
-What estimators, filters, losses, corrections and reward managers return is checked in every step, where it is used. Here
-are the rollout's samples and the engines' columns: there are many of them, and one step shows whether their form is right.
+What estimators, filters, losses and corrections return is checked in every step, where it is used. Here are the rollout's
+samples, the outcomes of rewards, and the engines' columns and metrics: there are many of them, and one step shows whether
+their form is right. What a dataset and a sampler give is checked when it is first asked for (`passive_data.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
+from dovetail.flow.scorer import BrokenAnswer
 from dovetail.plugins.index import default_index
+from dovetail.telemetry.metrics import Metric
 
 if TYPE_CHECKING:
     from dovetail.config.sections import PluginSection
@@ -77,6 +81,57 @@ class PassiveChecks:
                 raise _broken("engine", section, f"forward returned no column {name!r}")
             if problem := _column_problem(found[name], batch["response_mask"]):
                 raise _broken("engine", section, f"forward returned {name!r} {problem}")
+
+    def outcomes(self, step: int, samples: Iterable[Sample], section: PluginSection) -> None:
+        """Check that every sample's outcome is one that the reward manager gave as it should.
+
+        Args:
+            step: number of the step.
+            samples: scored.
+            section: that selects the manager.
+
+        Raises:
+            PluginBrokenError: an answer of the manager was no list of outcomes; names the plugin with its version.
+        """
+        if not self.due(step):
+            return
+        for sample in samples:
+            if isinstance(sample.outcome, BrokenAnswer):
+                raise _broken("reward_manager", section, sample.outcome.message)
+
+    def updated(self, step: int, found: object, role: str, section: PluginSection) -> None:
+        """Check the metrics of an update.
+
+        Args:
+            step: number of the step.
+            found: what `update` returned, joined over ranks.
+            role: that was updated, for messages.
+            section: that selects the engine.
+
+        Raises:
+            PluginBrokenError: a metric is none, has another name, or is not finite; names the plugin with its version.
+        """
+        if not self.due(step):
+            return
+        if isinstance(found, list) and found:
+            found = found[0]  # of the first rank: what can't be merged comes back as it is
+        if not isinstance(found, Mapping):
+            raise _broken("engine", section, f"update returned {_form(found)}, not metrics by name")
+        for name, metric in found.items():
+            if problem := _metric_problem(name, metric, role):
+                raise _broken("engine", section, f"update returned the metric {name!r} {problem}")
+
+
+def _metric_problem(name: object, metric: object, role: str) -> str | None:
+    """What is wrong with a metric of an update, in words. NaN is what a mean over nothing is."""
+    if not isinstance(name, str) or not all(name.partition("/")):
+        return f"of the {role}, whose metrics are named {role}/…, or after whoever adds them"
+    if not isinstance(metric, Metric):
+        return f"as {_form(metric)}, which can't be merged with those of other mini-batches"
+    value = metric.value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return f"with the value {value!r:.60}, which is no number"
+    return f"with the value {value:g}" if math.isinf(value) else None
 
 
 def _completion_problem(completion: Completion, longest: int) -> str | None:

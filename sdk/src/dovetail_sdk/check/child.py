@@ -1,4 +1,4 @@
-"""The process in which a plugin is checked: it writes one line of JSON for every fact, check and test."""
+"""The process in which plugins are checked: it writes one line of JSON for every fact, check and test."""
 
 from __future__ import annotations
 
@@ -60,13 +60,19 @@ def main() -> None:
     sys.path[:] = asked["path"]
     with os.fdopen(int(sys.argv[1]), "w") as file:
         answers = Answers(file)
-        entry = next(
-            e
-            for e in default_index().entries(asked["kind"])
-            if (e.name, e.distribution) == (asked["name"], asked["distribution"])
-        )
-        _examine(entry, asked, answers)
+        for wanted in asked["plugins"]:
+            answers.write(plugin=wanted)
+            _examine(_entry(**wanted), asked, answers)
+            answers.write(checked=wanted)
         answers.write(done=True)
+
+
+def _entry(kind: str, name: str, distribution: str) -> PluginEntry:
+    return next(
+        entry
+        for entry in default_index().entries(kind)
+        if (entry.name, entry.distribution) == (name, distribution)
+    )
 
 
 def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> None:
@@ -87,8 +93,9 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
     package = entry.target.split(":")[0].split(".")[0]
     found = answers.check("suite", lambda: suites_for(cls, entry.kind, package, asked["overrides"]))
     if found:
+        UNDER_TEST.clear()
         UNDER_TEST.update(found)
-        _run_tests(answers, asked)
+        _run_tests(answers, asked["only"], f"test_{entry.kind}_{entry.name}.py")
 
 
 def _load(entry: PluginEntry) -> type[Plugin]:
@@ -107,17 +114,23 @@ def _check_signatures(entry: PluginEntry, cls: type) -> None:
         )
 
 
-def _run_tests(answers: Answers, asked: dict[str, Any]) -> None:
-    """Run pytest in an empty folder, without the settings and the plugins of whatever folder this is."""
+def _run_tests(answers: Answers, only: str | None, file: str) -> None:
+    """Run pytest in an empty folder, without the settings and the plugins of whatever folder this is.
+
+    Args:
+        answers: where to write.
+        only: a `-k` expression.
+        file: the name of the test file: another for each plugin, since pytest imports a name but once.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "pytest.ini").write_text("[pytest]\n")
-        (place / "test_plugin.py").write_text(_FINDING)
+        (place / file).write_text(_FINDING)
         arguments = [str(place), "-c", str(place / "pytest.ini"), "--rootdir", folder]
         arguments += ["-p", "no:cacheprovider", "--import-mode=importlib", "-q"]
         arguments += [f"--basetemp={place / 'tests'}"]
-        if asked.get("only"):
-            arguments += ["-k", asked["only"]]
+        if only:
+            arguments += ["-k", only]
         code = pytest.main(arguments, plugins=[Recorder(answers.write)])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             answers.write(broken=f"pytest ended with {pytest.ExitCode(code).name}")

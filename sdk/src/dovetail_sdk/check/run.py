@@ -1,23 +1,19 @@
-"""Checks an installed plugin in a process of its own and makes a report: a crash of the plugin is a line in it."""
+"""Checks installed plugins in processes of their own and makes reports: a crash of a plugin is a line in its report."""
 
 from __future__ import annotations
 
 import datetime as dt
 import importlib.metadata
-import json
-import os
 import platform
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dovetail.plugins.conformance import SCHEMA
 from dovetail.plugins.conformance import tier as tier_of
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.check.process import Ended, checking
 
 TIMEOUT = 1800.0
 """Seconds that all checks of one plugin may take."""
@@ -44,8 +40,67 @@ def check_plugin(
         "seconds"}`: `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
         `not_run` says why the suite could not run here, null where it did.
     """
-    began = time.monotonic()
-    report: dict[str, Any] = {
+    [report] = check_plugins([entry], overrides, only=only, timeout=timeout)
+    return report
+
+
+def check_plugins(
+    entries: Iterable[PluginEntry],
+    overrides: Sequence[str] = (),
+    *,
+    only: str | None = None,
+    timeout: float = TIMEOUT,
+) -> Iterator[dict[str, Any]]:
+    """Check plugins, those of one distribution in one process, and yield each report as it is made.
+
+    After a crash or a time-out, the next plugin is checked in a fresh process. Arguments and reports are those of
+    `check_plugin`; `timeout` is for each plugin.
+    """
+    parts: dict[str, list[PluginEntry]] = {}
+    for entry in entries:
+        parts.setdefault(entry.distribution, []).append(entry)
+    for part in parts.values():
+        for entry in part:
+            if not _importable(entry):
+                report = _begun(entry, overrides, only)
+                report["not_run"] = "the class was not imported"
+                yield _finished(report, time.monotonic())
+        left = [entry for entry in part if _importable(entry)]
+        while left:
+            for report in _together(left, overrides, only, timeout):
+                left = left[1:]
+                yield report
+
+
+def _together(
+    entries: Sequence[PluginEntry], overrides: Sequence[str], only: str | None, timeout: float
+) -> Iterator[dict[str, Any]]:
+    """The reports of as many plugins as one process lives through, and of the one at which it dies."""
+    waiting = iter(entries)
+    report, began = _begun(next(waiting), overrides, only), time.monotonic()
+    running: str | None = None
+    for line in checking(entries, overrides, only, timeout):
+        if isinstance(line, Ended):
+            if line.how is not None:
+                _add_end(report, line.how, running)
+                yield _finished(report, began)
+        elif "checked" in line:
+            yield _finished(report, began)
+            following = next(waiting, None)
+            if following is not None:
+                report, began, running = _begun(following, overrides, only), time.monotonic(), None
+        else:
+            running = line.get("start", running)
+            _take(report, line)
+
+
+def _importable(entry: PluginEntry) -> bool:
+    return entry.state in ("compatible", "conflict")
+
+
+def _begun(entry: PluginEntry, overrides: Sequence[str], only: str | None) -> dict[str, Any]:
+    """A report before the plugin is imported."""
+    return {
         "schema": SCHEMA,
         "plugin": {
             "kind": entry.kind,
@@ -67,11 +122,10 @@ def check_plugin(
         "tests": [],
         "not_run": None,
     }
-    if entry.state in ("compatible", "conflict"):
-        _take(report, *_child(entry, overrides, only, timeout))
-    else:
-        report["not_run"] = "the class was not imported"
-    report["tier"] = None if only else tier_of(report)
+
+
+def _finished(report: dict[str, Any], began: float) -> dict[str, Any]:
+    report["tier"] = None if report["only"] else tier_of(report)
     report["seconds"] = round(time.monotonic() - began, 1)
     return report
 
@@ -87,74 +141,29 @@ def _declared(entry: PluginEntry) -> dict[str, Any]:
     }
 
 
-def _take(report: dict[str, Any], lines: list[dict[str, Any]], ended: str | None) -> None:
-    """Sort what the process wrote into the report."""
-    running = None
-    for line in lines:
-        running = line.get("start", running)
-        if "check" in line:
-            report["checks"].append(line["check"])
-        elif "test" in line:
-            report["tests"].append(line["test"])
-        elif "facts" in line:
-            report["facts"] = line["facts"]
-        elif "unmet" in line:
-            report["not_run"] = f"it needs {line['unmet']}"
-        elif "broken" in line:
-            report["checks"].append(
-                {"name": "suite", "outcome": "failed", "message": line["broken"], "hint": None}
-            )
-    if ended is None:
-        return
+def _take(report: dict[str, Any], line: dict[str, Any]) -> None:
+    """Put what a line of the process says into the report."""
+    if "check" in line:
+        report["checks"].append(line["check"])
+    elif "test" in line:
+        report["tests"].append(line["test"])
+    elif "facts" in line:
+        report["facts"] = line["facts"]
+    elif "unmet" in line:
+        report["not_run"] = f"it needs {line['unmet']}"
+    elif "broken" in line:
+        report["checks"].append(
+            {"name": "suite", "outcome": "failed", "message": line["broken"], "hint": None}
+        )
+
+
+def _add_end(report: dict[str, Any], how: str, running: str | None) -> None:
+    """The process did not live to the end of this plugin."""
     hint = f"run that alone under a debugger, or report it to the author of {report['plugin']['distribution']}"
     at = f" in {running}" if running else ""
     report["checks"].append(
-        {"name": "process", "outcome": "failed", "message": f"{ended}{at}", "hint": hint}
+        {"name": "process", "outcome": "failed", "message": f"{how}{at}", "hint": hint}
     )
-
-
-def _child(
-    entry: PluginEntry, overrides: Sequence[str], only: str | None, timeout: float
-) -> tuple[list[dict[str, Any]], str | None]:
-    """The lines that the process wrote, and how it ended where it did not end well."""
-    asked = json.dumps(
-        {
-            "path": sys.path,
-            "kind": entry.kind,
-            "name": entry.name,
-            "distribution": entry.distribution,
-            "overrides": list(overrides),
-            "only": only,
-        }
-    )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    with tempfile.TemporaryFile("w+") as answers, tempfile.TemporaryFile("w+") as noise:
-        answers_fd = answers.fileno()
-        try:
-            code: int | None = subprocess.run(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", "dovetail_sdk.check.child", str(answers_fd)],
-                input=asked,
-                stdout=noise,
-                stderr=noise,
-                text=True,
-                timeout=timeout,
-                pass_fds=(answers_fd,),
-                env=environment,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = None
-        answers.seek(0)
-        noise.seek(0)
-        lines = [json.loads(line) for line in answers if line.endswith("\n")]
-        last = noise.read().strip().splitlines()[-1:]
-    if lines and lines[-1].get("done"):
-        return lines, None
-    if code is None:
-        return lines, f"the process was ended after {timeout:g} s"
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return lines, f"the process {how}" + (f" ({last[0]})" if last else "")
 
 
 def _versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -87,22 +88,29 @@ def check_wheel(entry: PluginEntry) -> None:
                 hint="let the build backend take the file along: it lies in the package, beside __init__.py",
             )
         return
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = build_wheel(source, Path(folder))
-        with zipfile.ZipFile(wheel) as archive:
-            if wanted not in archive.namelist():
-                raise PluginError(
-                    f"the wheel built from {source} has no {wanted}",
-                    hint="let the build backend take the file along: with hatchling, everything below "
-                    "[tool.hatch.build.targets.wheel] packages goes in unless .gitignore names it",
-                )
-            shipped = archive.read(wanted)
+    shipped = built_file(source, wanted)
+    if shipped is None:
+        raise PluginError(
+            f"the wheel built from {source} has no {wanted}",
+            hint="let the build backend take the file along: with hatchling, everything below "
+            "[tool.hatch.build.targets.wheel] packages goes in unless .gitignore names it",
+        )
     here = (package_directories(package)[0] / FILE_NAME).read_bytes()
     if shipped != here:
         raise PluginError(
             f"the manifest in the wheel built from {source} is another than the one in {package}",
             hint=f"write it in the source folder: {COMMAND}",
         )
+
+
+@functools.cache
+def built_file(source: Path, wanted: str) -> bytes | None:
+    """A file out of the wheel of a source folder, None where it is not in it; built once for all plugins of a process."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        zipfile.ZipFile(build_wheel(source, Path(folder))) as archive,
+    ):
+        return archive.read(wanted) if wanted in archive.namelist() else None
 
 
 def editable_source(metadata: Distribution) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.config.interpolate import Interpolator
@@ -12,6 +12,7 @@ from dovetail.config.layers import Layer
 from dovetail.config.load import installed_config_class, raise_problems
 from dovetail.config.merge import Merger
 from dovetail.config.overrides import read_overrides
+from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import problems_of
 from dovetail.errors import PluginBrokenError
@@ -43,6 +44,8 @@ UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
 DECLARATIONS = "conformance"
 """The module of a package that may hold suites for its plugins, with what they need beside the class."""
+CORE, OF_CORE = "dovetail", "dovetail_sdk.check.of_core"
+"""Core does not know the SDK, so the suites of its own plugins are declared here."""
 
 
 def suites_for(
@@ -50,8 +53,8 @@ def suites_for(
 ) -> dict[str, type]:
     """The suites that check a plugin, by the name under which pytest finds them.
 
-    Those of `<package>/conformance.py` whose `plugin` is the class, where there are any; with overrides, or without
-    such a module, the plain suite of the kind, under the config that the overrides make.
+    Those of `<package>/conformance.py` whose `plugin` is the class, where there are any, else the plain suite of the
+    kind. Overrides change the config of each.
 
     Raises:
         PluginBrokenError: the module with the declarations fails.
@@ -60,37 +63,61 @@ def suites_for(
     from dovetail_sdk.testing import conformance
 
     suite = getattr(conformance, SUITES[kind])
-    declared = {} if overrides else _declared(cls, suite, package)
+    declared = _declared(cls, suite, package)
     if declared:
-        return declared
-    given = {"plugin": cls, "config": config_under_test(kind, cls.name, overrides)}
+        return {name: _amended(one, kind, overrides) for name, one in declared.items()}
+    given = {"plugin": cls, "config": config_under_test(kind, {"name": cls.name}, overrides)}
     name = "Test" + "".join(part.capitalize() for part in cls.name.split("_"))
     return {name: type(name, (suite,), {**given, "__module__": "dovetail_check"})}
 
 
-def config_under_test(kind: str, name: str, overrides: Sequence[str]) -> Any:
-    """The plugin's config from its defaults and `key=value` overrides.
+def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    """The plugin's config from what is given and `key=value` overrides.
+
+    Args:
+        kind: the plugin's kind.
+        tree: the settings as a mapping, `name` among them.
+        overrides: they win over the tree.
 
     Raises:
         ConfigError: lists everything that is wrong with it.
     """
-    config_class = installed_config_class(kind, {"name": name})
+    config_class = installed_config_class(kind, tree)
     layers, problems = read_overrides(list(overrides), rank=1)
-    layers = [Layer(rank=0, name="the name given", tree={"name": name}), *layers]
+    layers = [Layer(rank=0, name="the suite's config", tree=dict(tree)), *layers]
     merger = Merger(
         installed_config_class, Interpolator(config_class, layers, installed_config_class)
     )
-    tree = merger.merge(config_class, layers)
-    config, faults = structure(tree)
+    merged = merger.merge(config_class, layers)
+    config, faults = structure(merged)
     problems += merger.problems
     for fault in faults:
-        problems += problems_of(fault, tree, merger.origins)
-    raise_problems(f"{kind}/{name}", problems, merger.origins)
+        problems += problems_of(fault, merged, merger.origins)
+    raise_problems(f"{kind}/{tree['name']}", problems, merger.origins)
     return config
 
 
+def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
+    """A declared suite under a config that overrides have changed.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    if not overrides:
+        return suite
+
+    def make_config(self: Any) -> Any:
+        return config_under_test(kind, to_mapping(suite.make_config(self)), overrides)  # type: ignore[attr-defined]
+
+    made = type(
+        suite.__name__, (suite,), {"make_config": make_config, "__module__": "dovetail_check"}
+    )
+    made().make_config()
+    return made
+
+
 def _declared(cls: type[Plugin], suite: type, package: str) -> dict[str, type]:
-    module_name = f"{package}.{DECLARATIONS}"
+    module_name = OF_CORE if package == CORE else f"{package}.{DECLARATIONS}"
     try:
         if importlib.util.find_spec(module_name) is None:
             return {}

@@ -18,7 +18,7 @@ from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 
 EXTENSIONS = tuple(group.removeprefix(GROUP_PREFIX) for group in EXTENSION_GROUPS)
-"""Kinds without an interface and a manifest: observers of a run, and further commands."""
+"""Kinds without an interface and a manifest: observers of a run, further commands, examinations of the doctor."""
 KINDS = (*PLUGIN_KINDS, *EXTENSIONS)
 """Kinds that have a template: all."""
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
@@ -36,7 +36,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     Args:
         kind: one of `KINDS`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
-        parent: an existing directory.
+        parent: where the package's directory goes; made where it is not there.
         licence: one of `LICENCES`.
 
     Raises:
@@ -61,7 +61,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
         "kind": kind,
         "name": name,
         "class_name": class_name,
-        "target": name if kind == "cli" else class_name,
+        "target": {"cli": name, "doctor": "examine"}.get(kind, class_name),
         "package": package,
         "distribution": directory.name,
         "licence": licence,

@@ -1,0 +1,137 @@
+"""Reports for people: one plugin at length, or a line for each of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from dovetail.cli import render
+from dovetail.plugins.conformance import OUTCOMES, TIERS, counts
+from dovetail.plugins.entry import PluginEntry
+
+_COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped": "cyan"}
+_TITLES = ("PLUGIN", "TIER", *(outcome.upper() for outcome in OUTCOMES), "SECONDS")
+
+
+def failed(report: dict[str, Any]) -> bool:
+    """Whether a check or a test of a report failed."""
+    return any(item["outcome"] == "failed" for item in _items(report))
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The whole report: what is not plain success with its reason, and a line on the whole."""
+    plugin = report["plugin"]
+    click.echo(
+        f"{_name(report)} of {plugin['distribution']} {plugin['version']}, "
+        f"interface {report['interface']['range'] or 'unknown'} (here: {report['interface']['version']})\n"
+    )
+    rows = [(item["outcome"], item["name"], "") for item in report["checks"]]
+    rows += [(t["outcome"], t["name"], f"{t['seconds']:.2f} s") for t in report["tests"]]
+    render.table(("OUTCOME", "CHECK OR TEST", "TIME"), rows)
+    _print_reasons(report)
+    told = counts(report)
+    summary = ", ".join(f"{told[outcome]} {outcome}" for outcome in OUTCOMES if told[outcome])
+    tier = report["tier"]
+    earned = f"{tier}: {TIERS[tier]}" if tier else "no tier"
+    click.echo(f"\n{summary or 'no test ran'} in {report['seconds']:.1f} s; {earned}")
+
+
+class Table:
+    """A line for each plugin as its report comes, and below them what went wrong and the sums of each kind."""
+
+    def __init__(self, entries: Iterable[PluginEntry]) -> None:
+        self._width = max(len(f"{entry.kind}/{entry.name}") for entry in entries)
+        self._reports: list[dict[str, Any]] = []
+        self._line(_TITLES)
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Print the line of a report."""
+        self._reports.append(report)
+        told = counts(report)
+        if failed(report):
+            tier = "failed"
+        elif report["not_run"]:
+            tier = "not run"
+        else:
+            tier = report["tier"] or "none"
+        numbers = [str(told[outcome] or "-") for outcome in OUTCOMES]
+        self._line((_name(report), tier, *numbers, f"{report['seconds']:.1f}"))
+
+    def finish(self) -> None:
+        """Print everything below the lines."""
+        for report in self._reports:
+            if failed(report):
+                click.echo(f"\n{click.style(_name(report), bold=True)}")
+                _print_reasons(report, ("failed",))
+        reasons: dict[str, list[str]] = {}
+        for report in self._reports:
+            if report["not_run"]:
+                reasons.setdefault(f"not run: {report['not_run']}", []).append(_name(report))
+            for test in report["tests"]:
+                if test["outcome"] in ("skipped", "expected"):
+                    names = reasons.setdefault(f"{test['outcome']}: {test['reason']}", [])
+                    names += [_name(report)] if _name(report) not in names else []
+        if reasons:
+            click.echo()
+        for reason, names in reasons.items():
+            click.echo(f"{reason} ({', '.join(names)})")
+        click.echo()
+        self._sums()
+
+    def _sums(self) -> None:
+        rows = []
+        kinds = list(dict.fromkeys(report["plugin"]["kind"] for report in self._reports))
+        for kind in kinds:
+            theirs = [r for r in self._reports if r["plugin"]["kind"] == kind]
+            rows.append((kind, *_sum(theirs)))
+        render.table(
+            ("KIND", "PLUGINS", "FAILED", "TESTS", "SECONDS"),
+            [*rows, ("all", *_sum(self._reports))],
+        )
+
+    def _line(self, cells: Sequence[str]) -> None:
+        widths = (self._width, 8, *(len(title) for title in _TITLES[2:]))
+        text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        click.echo(text.rstrip())
+
+
+def _sum(reports: Sequence[dict[str, Any]]) -> tuple[str, str, str, str]:
+    """How many plugins, how many of them failed, tests and seconds."""
+    return (
+        str(len(reports)),
+        str(sum(map(failed, reports))),
+        str(sum(len(report["tests"]) for report in reports)),
+        f"{sum(report['seconds'] for report in reports):.1f}",
+    )
+
+
+def _print_reasons(
+    report: dict[str, Any], outcomes: Sequence[str] = ("failed", "expected", "skipped")
+) -> None:
+    """Everything that is not plain success, what has one reason together."""
+    for outcome in outcomes:
+        reasons: dict[tuple[str, str | None], list[str]] = {}
+        for item in _items(report):
+            if item["outcome"] == outcome:
+                text = item.get("message") or item.get("reason") or "no reason given"
+                reasons.setdefault((text, item.get("hint")), []).append(item["name"])
+        for (text, hint), names in reasons.items():
+            label = click.style(outcome, fg=_COLOURS[outcome], bold=True)
+            click.echo(f"\n{label} {', '.join(names)}: {text}")
+            if hint:
+                click.echo(f"  → {hint}")
+    for name, fact in report["facts"].items():
+        if not fact["holds"]:
+            click.echo(f"\nnot {name}: {fact['reason']}")
+    if report["not_run"]:
+        click.echo(f"\nthe suite was not run: {report['not_run']}")
+
+
+def _items(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*report["checks"], *report["tests"]]
+
+
+def _name(report: dict[str, Any]) -> str:
+    return f"{report['plugin']['kind']}/{report['plugin']['name']}"

@@ -1,0 +1,227 @@
+"""Plugins as they were written for 1.0 of an interface that has grown: they pass every gate, their suites, and core's calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.config.placement import RuntimeSection
+from dovetail.config.sections import PluginSection
+from dovetail.dispatch.host import WorkerHost
+from dovetail.errors import RolloutError
+from dovetail.interfaces import (
+    AdvantageEstimator,
+    Advantages,
+    BaseRollout,
+    DatasetSource,
+    DispatchMode,
+    PolicyLoss,
+    RewardFunction,
+    RewardManager,
+    Runtime,
+    Sampler,
+    WeightTransport,
+)
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.policy_loss import TokenLosses
+from dovetail.interfaces.reward import Score
+from dovetail.interfaces.transport import WeightReceiver, WeightSender
+from dovetail.plugins.contract import check_api, check_class, import_object
+from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.check.signatures import differences
+from dovetail_sdk.testing.conformance import (
+    AdvantageConformance,
+    DispatchModeConformance,
+    PolicyLossConformance,
+    RewardFunctionConformance,
+    RuntimeConformance,
+    SamplerConformance,
+)
+from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
+from dovetail_sdk.testing.table_engine import TableEngine
+from dovetail_sdk.testing.transport_ends import case_tensors, manifest_of
+
+OF_1_0 = {"name": "older", "api": ">=1.0,<2"}
+
+
+class Estimator(AdvantageEstimator):
+    name, api, scope, level = "older", ">=1.0,<2", "group", "sample"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"scores"})
+
+    def estimate(self, columns, groups):
+        scores_N = columns["scores"].astype(np.float64)
+        above_N = (scores_N - groups.mean_N(scores_N)) * (groups.sizes_G[groups.index_N] > 1)
+        return Advantages(advantages=above_N.astype(np.float32))
+
+
+class Loss(PolicyLoss):
+    name, api = "older", ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"log_probs", "advantages"})
+
+    def token_losses(self, inputs):
+        return TokenLosses(losses_T=-inputs.columns["advantages"] * inputs.log_probs_T)
+
+
+class Function(RewardFunction):
+    name, api = "older", ">=1.0,<2"
+
+    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
+        return float(solution_str == ground_truth)
+
+
+class Manager(RewardManager):
+    name, api = "older", ">=1.0,<2"
+
+    async def score(self, unit):
+        return [Score(value=1.0) for _ in unit.samples]
+
+
+class Mode(DispatchMode):
+    name, api = "older", ">=1.0,<2"
+
+    def split(self, mesh, args, kwargs):
+        return [(args, kwargs)] * mesh.size, None
+
+    def collect(self, mesh, results, receipt):
+        return list(results)
+
+
+class Alone(Runtime):
+    name, api, Config = "older", ">=1.0,<2", RuntimeSection
+
+    def worker_group(self, spec, mesh):
+        raise NotImplementedError
+
+    def rollout_replicas(self, spec, count):
+        return [
+            WorkerHost("cpu").start(spec, BaseRollout, mesh=None, rank=rank)
+            for rank in range(count)
+        ]
+
+
+class Carried(WeightTransport):
+    name, api, held = "older", ">=1.0,<2", []
+
+    def sender(self):
+        return CarriedSender()
+
+    def receiver(self):
+        return CarriedReceiver()
+
+
+class CarriedSender(WeightSender):
+    def send(self, manifest, tensors):
+        Carried.held[:] = [(name, tensor.clone()) for name, tensor in tensors]
+
+
+class CarriedReceiver(WeightReceiver):
+    def receive(self, manifest):
+        yield from Carried.held
+
+
+class Rows(DatasetSource):
+    name, api = "older", ">=1.0,<2"
+
+    def read(self, paths):
+        return [{"prompt": text} for path in paths for text in Path(path).read_text().splitlines()]
+
+
+class Backwards(Sampler):
+    name, api = "older", ">=1.0,<2"
+
+    def order(self, size, epoch):
+        return np.arange(size, dtype=np.int64)[::-1].copy()
+
+
+OLDER = {
+    "advantage": Estimator,
+    "dataset": Rows,
+    "dispatch_mode": Mode,
+    "engine": TableEngine,
+    "policy_loss": Loss,
+    "reward_function": Function,
+    "reward_manager": Manager,
+    "rollout": type("Older", (ScriptedRollout,), OF_1_0),
+    "runtime": Alone,
+    "sampler": Backwards,
+    "weight_transport": Carried,
+}
+"""Kind → a plugin that has what 1.0 asked for, and nothing that came later."""
+
+
+def test_every_interface_that_has_grown_has_a_plugin_of_before():
+    grown = {name for name, kind in KINDS.items() if not kind.api.endswith(".0")}
+    assert grown <= OLDER.keys(), f"write one for {', '.join(sorted(grown - OLDER.keys()))}"
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_it_passes_every_gate(kind):
+    cls, described = OLDER[kind], KINDS[kind]
+    check_api(cls.api, described, cls.name)
+    check_class(cls, described, cls.name)
+    assert differences(cls, import_object(described.interface)) == []
+
+
+def made(kind):
+    cls = OLDER[kind]
+    return cls(cls.Config(), PluginContext())
+
+
+def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
+    manager, engine, runtime = made("reward_manager"), made("engine"), made("runtime")
+    assert manager.needs_functions(manager.config)
+    assert manager.selects(manager.config) == {}
+    assert (manager.capacity, manager.queues, manager.sleep()) == (None, False, None)
+    assert (engine.offload(), engine.onload()) == (None, None)
+    assert runtime.place([]) is None
+    assert runtime.before_exit() is None
+    with pytest.raises(RolloutError, match="does not start rollout replicas again"):
+        runtime.restart_replica(OLDER["rollout"]())
+    assert made("policy_loss").prepares(PluginSection()) == frozenset()
+    assert made("advantage").min_group_size(PluginSection()) <= 2
+
+
+def test_a_transport_without_a_meeting_carries_an_update():
+    transport, tensors = made("weight_transport"), case_tensors()
+    sender, receiver = transport.sender(), transport.receiver()
+    manifest = sender.prepare(manifest_of(tensors))
+    assert manifest.meeting is None
+    sender.send(manifest, iter(tensors.items()))
+    for (name, tensor), spec in zip(receiver.receive(manifest), manifest.tensors, strict=True):
+        assert name == spec.name
+        assert torch.equal(tensor, tensors[name])
+
+
+class TestAdvantage(AdvantageConformance):
+    plugin = Estimator
+
+
+class TestPolicyLoss(PolicyLossConformance):
+    plugin = Loss
+
+
+class TestRewardFunction(RewardFunctionConformance):
+    plugin = Function
+    right = (("a", "a"),)
+    wrong = (("b", "a"),)
+
+
+class TestDispatchMode(DispatchModeConformance):
+    plugin = Mode
+
+
+class TestRuntime(RuntimeConformance):
+    plugin = Alone
+
+
+class TestSampler(SamplerConformance):
+    plugin = Backwards
