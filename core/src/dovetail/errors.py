@@ -181,6 +181,10 @@ class ReceiverError(WeightSyncError):
     """Receivers did not take an update whose sender is whole: once they have been mended, it can be sent again."""
 
 
+class CalledOffError(ReceiverError):
+    """The update was called off before its first byte, since a receiver will not come: the others are as they were."""
+
+
 class CheckpointError(DovetailError, OSError):
     """A checkpoint can't be written or read."""
 

@@ -23,6 +23,7 @@ from dovetail.flow.weight_sync import WeightSync
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Failure, FailureKind, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.transport import WeightManifest
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
@@ -133,6 +134,7 @@ class Actor:
         self.log = log if log is not None else []
         self.raises: list[Exception] = []
         self.meets: threading.Barrier | None = None
+        self.waits: threading.Event | None = None
         self.asked: list[Batch] = []
 
     def weight_manifest(self, version: int) -> Future[WeightManifest]:
@@ -142,6 +144,8 @@ class Actor:
         self.log.append(f"send {version}")
         if self.meets is not None:
             self.meets.wait(10)
+        if self.waits is not None:
+            assert self.waits.wait(10)
         if self.raises:
             return Future.failed(self.raises.pop(0))
         return Future.completed(None)
@@ -208,8 +212,15 @@ class World:
                 model=SimpleNamespace(dtype="float32"),
             ),
             plan=SimpleNamespace(
-                rollout_capabilities=capabilities, placement=SimpleNamespace(ends_meet=ends_meet)
+                rollout_capabilities=capabilities,
+                placement=SimpleNamespace(ends_meet=ends_meet),
+                refs={
+                    "rollout.weight_transport": PluginRef(
+                        kind="weight_transport", name="in_process"
+                    )
+                },
             ),
+            run_directory=SimpleNamespace(path=None),
         )
         residency: Any = SimpleNamespace(
             present=lambda role: nullcontext(), settle=lambda: self.log.append("settle")

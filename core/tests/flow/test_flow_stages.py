@@ -161,7 +161,7 @@ def make_flow(tmp_path: Path, *, plan: dict[str, Any] | None = None, **parts: An
     planned = Plan(
         stages=tuple(Stage(name=name, who="", because="") for name in ("rollout", "update")),
         models=(),
-        refs={},
+        refs={"rollout.weight_transport": PluginRef(kind="weight_transport", name="in_process")},
         counts=counts,
         demands={},
         rollout_log_probs=False,

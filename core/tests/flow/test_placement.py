@@ -115,6 +115,16 @@ def test_one_process_holds_everything() -> None:
     assert placement.lines([actor]) == ["every role in one worker (mine)"]
 
 
+def test_an_engine_in_processes_of_its_own_is_named_as_such() -> None:
+    placement, (actor,) = placed(RuntimeSection(), actor=1)
+    apart = attrs.evolve(placement, engine_ranks=2, replicas=3)
+    training, rollout = apart.lines([actor])
+    assert training == "actor in this process (mine)"
+    assert rollout == "rollout × 3, each with an engine of 2 ranks in processes of its own"
+    joining = attrs.evolve(placement, engine_ranks=1, joined=2, replicas=2)
+    assert joining.lines([actor])[1] == "rollout × 2, each an engine that runs already"
+
+
 def test_dp_takes_what_the_engines_axes_leave() -> None:
     placement, (actor, critic) = placed(Cluster(), actor=2, critic=1)
     assert (actor.mesh.axis_size("dp"), actor.mesh.axis_size("cp")) == (2, 2)

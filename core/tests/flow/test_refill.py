@@ -207,7 +207,7 @@ def test_a_filter_that_errs_is_named(make_sample, answer, said):
         with pytest.raises(Exception, match="no column 'scor'"):
             gather.add(generated(make_sample, {0: (1.0, 1.0)}))
         return
-    with pytest.raises(PluginBrokenError, match="'mine'") as caught:
+    with pytest.raises(PluginBrokenError, match="sample_filter/Chosen") as caught:
         gather.add(generated(make_sample, {0: (1.0, 1.0)}))
     assert said in str(caught.value)
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dovetail.errors import NumericsError, ReceiverError, RolloutError, WeightSyncError
+from dovetail.errors import (
+    CalledOffError,
+    NumericsError,
+    ReceiverError,
+    RolloutError,
+    WeightSyncError,
+)
 
 
 def versions(world: Any) -> list[int | None]:
@@ -244,3 +251,53 @@ def test_a_replica_that_can_not_wake_is_started_again(mortal: Any, make_world: A
     assert versions(world) == [1]
     assert not world.made[0].asleep
     assert world.metrics["rollout/rebuilds"] == 1.0
+
+
+def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
+    mortal: Any, make_world: Any
+) -> None:
+    told = threading.Event()
+
+    class Waiting(mortal):
+        """Waits for the sender, who gives the update up once it has been told."""
+
+        def receive_weights(self, version: int, manifest: Any) -> None:
+            if version not in broken:
+                broken.append(version)
+                assert told.wait(10)
+                raise WeightSyncError("the sender says: called off")
+            super().receive_weights(version, manifest)
+
+    broken: list[int] = []
+    reasons: list[str] = []
+    waiting = Waiting()
+    world = make_world([waiting, mortal(refuses=1)], ends_meet=True)
+
+    def call_off(manifest: Any, reason: str) -> None:
+        reasons.append(reason)
+        told.set()
+
+    world.sync._transport = lambda: SimpleNamespace(call_off=call_off)
+    world.actor.waits, world.actor.raises = told, [CalledOffError("called off before it began")]
+    world.sync.bring(6)
+    assert reasons == ["torn"]
+    assert versions(world) == [6, 6]
+    # The other had none of it, and takes the next one as it is.
+    assert set(world.pool.replicas) == {waiting, world.made[0]}
+    assert world.metrics["rollout/rebuilds"] == 1.0
+
+
+@pytest.mark.parametrize("error", [WeightSyncError("nobody listens"), OSError("nobody listens")])
+def test_a_sender_that_can_not_be_told_ends_in_its_own_time(
+    mortal: Any, make_world: Any, error: Exception
+) -> None:
+    def call_off(manifest: Any, reason: str) -> None:
+        raise error
+
+    world = make_world([mortal(refuses=1)], ends_meet=True)
+    world.sync._transport = lambda: SimpleNamespace(call_off=call_off)
+    world.actor.raises = [ReceiverError("nobody came")]
+    world.sync.bring(1)
+    assert versions(world) == [1]
+    (told,) = [about for event, about in world.told if event == "weight_sender_not_told"]
+    assert "nobody listens" in told["error"]

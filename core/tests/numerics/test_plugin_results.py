@@ -135,7 +135,7 @@ def test_a_loss_returns_one_loss_a_token(returned, words, mend):
     ("returned", "words", "mend"),
     [
         (lambda i: i.mask_T, "returned a bool tensor of shape [5], not Correction", "return Correction("),
-        (lambda i: Correction(weights_T=torch.ones(2)), "weights_T of rollout correction 'correcting'", "shape [5]"),
+        (lambda i: Correction(weights_T=torch.ones(2)), "weights_T of rollout_correction/correcting", "shape [5]"),
         (lambda i: Correction(keep_T=torch.ones(5)), "is a float32 tensor of shape [5]", "a bool tensor of shape [5]"),
         (lambda i: Correction(metrics={"rollout_corr/x": 1.0}), "the metric 'rollout_corr/x'", "mean_metric"),
     ],
@@ -146,7 +146,7 @@ def test_a_correction_returns_weights_and_what_to_keep(returned, words, mend):
     with pytest.raises(PluginBrokenError) as before:
         correct_batch(of(Correcting, returned), batch())
     for caught in (within, before):
-        assert "rollout correction 'correcting'" in caught.value.message
+        assert "rollout_correction/correcting" in caught.value.message
         assert words in caught.value.message
         assert mend in caught.value.hint
 

@@ -58,6 +58,13 @@ CASES = {
     "token_budget": [
         ("critic", ["algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2047"], "error", "1024 + 1024 = 2048"),
     ],
+    "rollout_too_short": [
+        ("vllm", ["rollout={name: vllm, max_model_len: 2047}"], "error", "rollout.max_model_len = 2047 is too short for one sample"),
+    ],
+    "offload_frees_nothing": [
+        ("here", ["rollout.offload=true", "rollout.name=vllm", "runtime={name: inline, device: cpu}"], "warning", "frees no memory"),
+        ("Ray's CPUs", ["rollout.offload=true", "rollout.name=vllm", "runtime.name=ray"], "warning", "frees no memory"),
+    ],
     "warmup_too_long": [
         ("actor", ["actor.optim.warmup_steps=10"], "warning", "actor.optim.warmup_steps = 10, but the run has 10 optimizer steps"),
         ("one", ["actor.optim.warmup_steps=1", "trainer.total_steps=1"], "warning", "the run has 1 optimizer step of the actor"),
@@ -129,6 +136,15 @@ QUIET = {
     "truncated_log_probs": [
         ["rollout.top_p=0.9"],
         ["algorithm.rollout_correction=decoupled_token_is"],
+    ],
+    "rollout_too_short": [
+        ["rollout.name=vllm"],
+        ["rollout={name: vllm, max_model_len: 2048}"],
+        [],
+    ],
+    "offload_frees_nothing": [
+        ["rollout.name=vllm", "runtime={name: inline, device: cpu}"],
+        ["rollout.name=vllm", "rollout.offload=true", "runtime={name: ray, gpus_per_node: 2}"],
     ],
     "kl_twice": [
         ["algorithm.kl.in_loss={}"],
@@ -257,7 +273,8 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
     from dovetail.interfaces.runtime import PluginRef
 
     entries = [e for e in default_index().entries("preflight") if e.distribution == "dovetail-core"]
-    assert {entry.name for entry in entries} == CASES.keys() | {"correction_without_log_probs"}
+    elsewhere = {"correction_without_log_probs", "environment_missing", "environment_unfit"}
+    assert {entry.name for entry in entries} == CASES.keys() | elsewhere
     assert CASES.keys() == QUIET.keys()
     for entry in entries:
         cls = load_plugin_class(PluginRef(kind="preflight", name=entry.name))

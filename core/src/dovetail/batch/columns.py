@@ -47,6 +47,7 @@ _COLUMNS = (
     Column("padding", "bool", "dense", "True on copies that keep an otherwise idle rank in step: fully masked, and removed again", "dispatch"),
     # Tokens
     Column("prompt_ids", "int64", "ragged", "prompt tokens as the engine saw them", "loader"),
+    Column("media", "object", "object", "images of the prompt by reference, in the order of their tokens: `kind`, `digest`, `path`", "loader"),
     Column("response_ids", "int64", "ragged", "response tokens, stop token included", "rollout"),
     Column("response_mask", "bool", "ragged", "True where the policy produced the token", "rollout", "response_ids"),
     Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token", "rollout", "response_ids"),

@@ -21,7 +21,8 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
     """Check CONFIG, with overrides such as rollout.n=4, and list all that is wrong with it.
 
     Warnings name what a run can start with and probably should not; errors what it can't. In brackets stands what
-    found it; a rule is silenced with preflight.ignore=ID. Exits with 0 where there is no error, else with 2.
+    found it; a rule is silenced with preflight.ignore=ID. Packages that the chosen plugins need and this machine lacks are
+    named as needs: they have to be there where the run will be. Exits with 0 where there is no error, else with 2.
     """
     from dovetail.config import load_config
 
@@ -40,6 +41,8 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
         click.echo(line)
     for finding in found.warnings:
         render.warning(str(finding))
+    for need in found.needs:
+        click.echo(f"needs: {need}")
     if found.errors:
         raise refusal(config, found.errors)
     click.echo(f"OK: {config} is ready to train{_with_warnings(len(found.warnings))}")

@@ -1,4 +1,6 @@
-"""`dovetail doctor`: Python, torch and its devices, core's dependencies, and every plugin imported on trial."""
+"""`dovetail doctor`: Python, torch and its devices, core's dependencies, every plugin imported on trial, and what packages
+have it examine besides.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from dovetail.plugins.environment import (
     torch_build,
     torch_version,
 )
+from dovetail.plugins.examinations import examine_extensions
 from dovetail.plugins.index import default_index
 from dovetail.plugins.needs import judge
 from dovetail.plugins.probe import probe, with_probe
@@ -48,10 +51,12 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     Exits with 1 when something is broken. An unmet need of a plugin is shown, but breaks nothing.
     """
     torch, dependencies, plugins = examine_torch(), examine_dependencies(), examine_plugins()
+    examined = examine_extensions()
     problems = [
         *([torch["problem"]] if torch["problem"] else []),
         *(item["problem"] for item in dependencies if item["problem"]),
         *(plugin["problem"] for plugin in plugins if plugin["problem"]),
+        *(row["problem"] for row in examined if row["problem"]),
         *default_index().problems,
     ]
     report = {
@@ -64,6 +69,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         "torch": torch,
         "dependencies": dependencies,
         "plugins": plugins,
+        "examined": examined,
         "problems": problems,
     }
     if as_json:
@@ -204,11 +210,34 @@ def print_report(report: dict[str, Any]) -> None:
             for p in report["plugins"]
         ],
     )
+    if report["examined"]:
+        click.echo()
+        render.table(
+            ("EXAMINED", "HERE", "DETAIL"),
+            [
+                (r["what"], "yes" if r["available"] else "no", r["detail"])
+                for r in report["examined"]
+            ],
+        )
     click.echo()
     for problem in report["problems"]:
         click.echo(f"{click.style('problem:', fg='red', bold=True)} {problem}")
+    click.echo(_verdict(report))
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    """The last line: how many problems, else which plugins can't run here for want of a need."""
     count = len(report["problems"])
-    click.echo("all is well" if not count else f"{count} problem{'s' if count > 1 else ''}")
+    if count:
+        return f"{count} problem{'s' if count > 1 else ''}"
+    lacking = [
+        f"{plugin['kind']}/{plugin['name']}"
+        for plugin in report["plugins"]
+        if any(not need["met"] for need in plugin["needs"])
+    ]
+    if not lacking:
+        return "all is well"
+    return f"nothing is broken; not all is here that {', '.join(lacking)} need{'s' if len(lacking) == 1 else ''} to run"
 
 
 def _host(told: dict[str, Any]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dovetail.cli import render
+from dovetail.cli.plugin_lock import lock, verify
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
 from dovetail.plugins.entry import STATES, PluginEntry
 from dovetail.plugins.index import PluginIndex, default_index
@@ -88,11 +88,15 @@ def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool
 
 
 @plugins.command("show")
-@click.argument("plugin", metavar="[KIND/]NAME")
+@click.argument("plugin", metavar="[KIND/]NAME", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(plugin: str, as_json: bool) -> None:
+def show(plugin: tuple[str, ...], as_json: bool) -> None:
     """Show everything that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
-    entries = plugins_named(plugin)
+    if len(plugin) > 1:
+        raise click.UsageError(
+            f"{' '.join(plugin)!r} is more than one name; did you mean {'/'.join(plugin[:2])!r}?"
+        )
+    entries = plugins_named(plugin[0])
     if as_json:
         render.dump_json({"schema": SCHEMA, "plugins": [_details(entry) for entry in entries]})
         return
@@ -102,50 +106,8 @@ def show(plugin: str, as_json: bool) -> None:
         _show(entry)
 
 
-@plugins.command("lock")
-@click.argument("names", metavar="[KIND/NAME]...", nargs=-1)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="plugins.lock.json",
-    show_default=True,
-    help="Where to write.",
-)
-def lock(names: tuple[str, ...], output: Path) -> None:
-    """Write a lock of the named plugins, or of every compatible one: versions and content hashes."""
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.plugins.lock import lock_for, write_lock
-
-    entries = [entry for entry in default_index().entries() if entry.usable]
-    if names:
-        entries = [default_index().find(*_kind_and_name(name)) for name in names]
-    refs = [PluginRef(kind=e.kind, name=e.name, distribution=e.distribution) for e in entries]
-    write_lock(output, lock_for(refs))
-    click.echo(f"{output}: {len(refs)} plugins")
-
-
-@plugins.command("verify")
-@click.argument("lock_file", metavar="LOCK", type=click.Path(path_type=Path))
-@click.pass_context
-def verify(ctx: click.Context, lock_file: Path) -> None:
-    """Compare a lock, or the one in a run directory, with what is installed now.
-
-    Exits with 1 where a run under that lock would be refused.
-    """
-    from dovetail.plugins.lock import compare, lock_for, read_lock, refs_of
-
-    old = read_lock(lock_file)
-    warnings, refusals = compare(old, lock_for(refs_of(old)))
-    for text in warnings:
-        render.warning(text)
-    for text in refusals:
-        click.echo(f"{click.style('refused:', fg='red', bold=True)} {text}", err=True)
-    if refusals:
-        ctx.exit(1)
-    click.echo(
-        f"{len(old['plugins'])} plugins: {len(warnings)} changed" if warnings else "unchanged"
-    )
+plugins.add_command(lock)
+plugins.add_command(verify)
 
 
 def _row(entry: PluginEntry) -> tuple[str, ...]:
@@ -200,6 +162,7 @@ def _show(entry: PluginEntry) -> None:
                     f"{n}: {'met by ' if n.met else 'unmet, '}{n.found}" for n in entry.needs
                 ),
             ),
+            ("environment", "one of its own: runtime.environments" if manifest.isolated else ""),
             ("config", manifest.config),
             ("conformance", _conformance(entry)),
         ]
@@ -297,16 +260,26 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     )
 
 
+def one_plugin(plugin: str, command: str) -> PluginEntry:
+    """The plugin of that name for a command that takes exactly one.
+
+    Raises:
+        PluginNotFoundError: there is none.
+        PluginError: several kinds have one.
+    """
+    entries = plugins_named(plugin)
+    if len(entries) > 1:
+        listed = ", ".join(f"{e.kind}/{e.name} of {e.distribution}" for e in entries)
+        raise PluginError(
+            f"{plugin!r} names several plugins: {listed}",
+            hint=f"say which kind: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
+        )
+    return entries[0]
+
+
 def _is_alias(name: str, index: PluginIndex) -> bool:
     """Whether a text with a slash is an alias, as `openai/gsm8k` is."""
     return any(name in entry.aliases for entry in index.entries())
-
-
-def _kind_and_name(text: str) -> tuple[str, str]:
-    kind, _, name = text.partition("/")
-    if not name:
-        raise click.UsageError(f"{text!r} is not of the form KIND/NAME, such as rollout/hf")
-    return kind, name
 
 
 def _check_kind(kind: str | None, index: PluginIndex) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from dovetail.config.fields import PluginSection
+from dovetail.errors import PlanError, nearest
 
 TRANSPORT_WITHIN_A_PROCESS = "in_process"
 TRANSPORT_BETWEEN_PROCESSES = "shared_memory"
@@ -50,17 +51,34 @@ class Pool:
 class RuntimeSection(PluginSection):
     """Base of every runtime's config."""
 
+    environments: dict[str, str] = attrs.field(factory=dict)
+    """Roles whose processes run in a Python environment of their own, such as `{rollout: /opt/vllm}`: the path of a
+    virtual environment or of its interpreter. Needs a runtime that starts processes, such as `ray`."""
+
     @property
     def in_process(self) -> bool:
         """Whether every worker lives in the controller's own process."""
         return True
 
+    @property
+    def roles_apart(self) -> frozenset[str]:
+        """Roles whose processes run in another Python environment: what they need is judged there."""
+        return frozenset(self.environments)
+
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
         """Where these roles live; every role in exactly one pool, and no pool without a role.
 
         Raises:
-            PlanError: the sizes make no sense, or a pool names a role that is not there.
+            PlanError: the sizes make no sense, a pool or an environment names a role that is not there, or the runtime
+                has no processes to run in another environment.
         """
+        check_environments(self.environments, roles)
+        for role, path in self.environments.items():
+            raise PlanError(
+                f"runtime.environments.{role}={path!r} asks for processes with another interpreter, and runtime "
+                f"{self.name!r} runs every role in this one",
+                hint="set runtime.name=ray, or leave runtime.environments out",
+            )
         return (Pool(name="this process", roles=tuple(roles)),)
 
     def default_transport(self, *, joined: bool = False) -> str:
@@ -71,6 +89,23 @@ class RuntimeSection(PluginSection):
             joined: whether the replicas join engines that run already, elsewhere.
         """
         return TRANSPORT_WITHIN_A_PROCESS
+
+
+def check_environments(
+    environments: Mapping[str, object], roles: Sequence[str], *, key: str = "environments"
+) -> None:
+    """Check that every environment is for a role of the run; `key` is what the runtime's config calls them.
+
+    Raises:
+        PlanError: names one that is not there, and the nearest.
+    """
+    for role in environments:
+        if role not in roles:
+            near = nearest(role, roles)
+            raise PlanError(
+                f"runtime.{key}.{role} is for a role that this run does not have; its roles are {', '.join(roles)}",
+                hint=f"did you mean {near!r}?" if near else f"leave runtime.{key}.{role} out",
+            )
 
 
 def _plural(unit: str) -> str:

@@ -88,6 +88,18 @@ class RolloutSection(PluginSection):
         return True
 
     @property
+    def starts_beside(self) -> bool:
+        """Whether it may start while training models load in the same process or on the same accelerators: it measures what
+        is free there only in its turn (`dovetail.dispatch.loading`), or not at all.
+        """
+        return False
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules that its start imports into the worker's process, where it may start beside others."""
+        return ()
+
+    @property
     def joined(self) -> int:
         """How many engines that run already the replicas join, one each: they take no ranks; 0 where each starts its own."""
         return 0

@@ -92,6 +92,11 @@ class DataSection:
     """The order of the prompts."""
     prompt_key: str = "prompt"
     """Column that holds the prompt: messages, or a plain string."""
+    image_key: str = "images"
+    """Column that holds the prompt's images: paths, bytes, or mappings with `bytes` or `path`."""
+    media_dir: str | None = None
+    """Directory in which images that have no file of their own are kept, by their content. All processes of a run read
+    it. None: `media` in `output_dir`."""
     train_batch_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
     """Prompts a step; samples a step are this times rollout.n."""
     val_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
@@ -264,6 +269,8 @@ class TrainerSection(PluginSection):
     """Stop after this many steps, whatever the epochs."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Checkpoint every so many steps; 0 means only at the end."""
+    save_last: bool = True
+    """Checkpoint the last step. A run that is stopped or fails saves what it has finished all the same."""
     keep_checkpoints: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Checkpoints to keep, newest first; None means all."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))

@@ -13,8 +13,10 @@ import attrs
 from dovetail.config.sections import EngineSection, ModelSection, RunConfig, TrainingSection
 from dovetail.errors import ConfigError
 from dovetail.flow.broadcast import Trackers
+from dovetail.flow.passive_data import CheckedDataset, check_sampler
 from dovetail.flow.plan import ModelRole, Plan, make_plan
 from dovetail.flow.rollout_pool import RolloutPool
+from dovetail.flow.starting import start_roles
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 
@@ -39,6 +41,11 @@ class Data:
     tokenizer: Any
     train: PromptSet
     val: PromptSet | None
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a prompt has an image, to train on or held out."""
+        return any(prompts is not None and prompts.has_images for prompts in (self.train, self.val))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -115,13 +122,19 @@ def load_data(config: RunConfig) -> Data:
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
         )
     tokenizer = load_tokenizer(config.model)
-    source: Any = make_plugin(
+    made: Any = make_plugin(
         ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
     )
-    train = load_prompts(source, config.data.train_files, tokenizer, config.data, config.model)
-    val = None
-    if config.data.val_files:
-        val = load_prompts(source, config.data.val_files, tokenizer, config.data, config.model)
+    source = CheckedDataset(made)
+
+    def read(paths: tuple[str, ...]) -> PromptSet:
+        media_dir = Path(config.data.media_dir or Path(config.output_dir) / "media")
+        return load_prompts(
+            source, paths, tokenizer, config.data, config.model, media_dir=media_dir
+        )
+
+    train = read(config.data.train_files)
+    val = read(config.data.val_files) if config.data.val_files else None
     return Data(tokenizer=tokenizer, train=train, val=val)
 
 
@@ -158,23 +171,32 @@ def build(
         started.callback(runtime.close)
         runtime.start()
         runtime.place(plan.placement.pools)
-        groups = {
-            model.role: _worker_group(runtime, model, config, plan, context)
-            for model in plan.models
-        }
-        check_profile(config, groups, run_directory.path)
         rollout = WorkerSpec(
             role="rollout",
             plugin=refs["rollout"],
             context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
             transport=refs["rollout.weight_transport"],
         )
-        pool = RolloutPool(
-            runtime.rollout_replicas(rollout, plan.placement.replicas),
-            restart=runtime.restart_replica,
+
+        def train() -> dict[str, Any]:
+            groups = {
+                model.role: _worker_group(runtime, model, config, plan, context)
+                for model in plan.models
+            }
+            check_profile(config, groups, run_directory.path)
+            return groups
+
+        groups, replicas = start_roles(
+            config,
+            plan,
+            run_directory.path,
+            train=train,
+            generate=lambda: runtime.rollout_replicas(rollout, plan.placement.replicas),
+            logger=logger,
         )
+        pool = RolloutPool(replicas, restart=runtime.restart_replica)
         started.callback(pool.close)
-        manager: Any = make_plugin(refs["reward.manager"], context)
+        manager: Any = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
         started.callback(manager.close)
         manager.start()
         estimator: Any = make_plugin(refs["algorithm.advantage"], context)
@@ -193,6 +215,7 @@ def build(
         trackers.start()
         ledger = Ledger()
         sampler: Any = make_plugin(refs["data.sampler"], context)
+        check_sampler(sampler, len(data.train.prompts))
         return Parts(
             config=config,
             plan=plan,
@@ -286,7 +309,7 @@ def _worker_group(
 
 def plan_from_data(config: RunConfig, data: Data) -> Plan:
     """The plan with its counts resolved from the data."""
-    return make_plan(config, prompts=len(data.train.prompts))
+    return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)
 
 
 def run_path(config: RunConfig) -> Path:

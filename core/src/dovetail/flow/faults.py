@@ -14,6 +14,7 @@ from dovetail.errors import DovetailError, PluginBrokenError, RewardError
 from dovetail.flow.generation import Sample
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
 from dovetail.interfaces.reward import Failure
+from dovetail.plugins.titles import title_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -68,7 +69,7 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
-    name = f"advantage {type(estimator).__name__!r}"
+    name = title_of("advantage", estimator)
     result = _answer(name, estimator.estimate, _read_only(batch), groups)
     if not isinstance(result, Advantages):
         raise PluginBrokenError(
@@ -100,7 +101,7 @@ def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[n
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
-    name = f"sample filter {chosen.name!r}"
+    name = title_of("sample_filter", chosen)
     result = _answer(name, chosen.keep, columns, groups)
     if (
         not isinstance(result, np.ndarray)

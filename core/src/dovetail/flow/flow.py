@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
 
 import attrs
 
 from dovetail.batch import Batch, Ragged
+from dovetail.config.sections import PluginSection
 from dovetail.errors import NumericsError
 from dovetail.flow.faults import checked_estimate
 from dovetail.flow.finite import check_finite, with_fault_file
 from dovetail.flow.gate import chosen_rows, measure
 from dovetail.flow.generation_stages import GenerationStages
-from dovetail.flow.passive_checks import PassiveChecks
 from dovetail.flow.refill import Rollout
 from dovetail.flow.sampling import training_sampling
 from dovetail.flow.shaping import shape_rewards
@@ -23,7 +21,7 @@ from dovetail.flow.updates import Cut, Updates, run_updates, with_loss_mask
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.objective import AnyObjectiveSpec, ObjectiveSpec
 from dovetail.numerics.rollout_correction import correct_batch
-from dovetail.telemetry.metrics import values
+from dovetail.telemetry.metrics import Metric, values
 
 OUTPUT_COLUMNS = {"log_probs": "old_log_probs"}
 """Outputs of the actor's pass before the update that have another name as columns."""
@@ -137,10 +135,6 @@ class Flow(GenerationStages):
         parts.observers.emit("update_finished", step=now.number, metrics=metrics)
         self._stop.check()
 
-    @cached_property
-    def _passive(self) -> PassiveChecks:
-        return PassiveChecks()
-
     # -- helpers -------------------------------------------------------------------------------
 
     def _scored(self, phase: str, batch: Batch, role: str, columns: dict[str, str]) -> Batch:
@@ -148,16 +142,15 @@ class Flow(GenerationStages):
         group = getattr(self._parts, role)
         with self._residency.present(role), self._phase(phase):
             scored = group.forward(batch, frozenset(columns.values())).result()
-        section = getattr(getattr(self._parts.config, role, None), "engine", None)
-        self._passive.scored(
-            self._now.number,
-            batch,
-            scored,
-            sorted(columns.values()),
-            section or self._parts.config.actor.engine,
-        )
+        section = self._engine_of(role)
+        self._passive.scored(self._now.number, batch, scored, sorted(columns.values()), section)
         self._stop.check()
         return batch.with_columns({column: scored[output] for column, output in columns.items()})
+
+    def _engine_of(self, role: str) -> PluginSection:
+        """The section that selects a role's engine; a role without one has the actor's."""
+        own: PluginSection | None = getattr(getattr(self._parts.config, role, None), "engine", None)
+        return own or self._parts.config.actor.engine
 
     def _check_finite(self, batch: Batch) -> None:
         rollout = self._now.rollout
@@ -233,9 +226,7 @@ class Flow(GenerationStages):
         cut = self._cut(counts.prompts_per_mini_batch, counts.epochs_per_step)
         with self._residency.present("actor"), self._phase("update"):
             self._moved = True
-            done = self._train(
-                self._parts.actor, with_loss_mask(batch), objective, cut, max_kl=actor.max_kl
-            )
+            done = self._train("actor", with_loss_mask(batch), objective, cut, max_kl=actor.max_kl)
         metrics = {**done.metrics, "actor/updates": float(done.count)}
         if actor.max_kl is not None:
             metrics["actor/early_stop"] = float(done.stopped)
@@ -247,7 +238,7 @@ class Flow(GenerationStages):
             return {}
         cut = self._cut(counts.critic_prompts_per_mini_batch, counts.critic_epochs_per_step)
         with self._residency.present("critic"), self._phase("update_critic"):
-            return dict(self._train(self._parts.critic, batch, objective, cut).metrics)
+            return dict(self._train("critic", batch, objective, cut).metrics)
 
     def _cut(self, prompts: int, epochs: int) -> Cut:
         config = self._parts.config
@@ -255,7 +246,7 @@ class Flow(GenerationStages):
 
     def _train(
         self,
-        group: Any,
+        role: str,
         batch: Batch,
         objective: AnyObjectiveSpec,
         cut: Cut,
@@ -263,10 +254,12 @@ class Flow(GenerationStages):
     ) -> Updates:
         now = self._now
 
-        def count() -> None:
+        def count(metrics: Mapping[str, Metric]) -> None:
             now.updates += 1
+            self._passive.updated(now.number, metrics, role, self._engine_of(role))
 
         self._torn = True
+        group = getattr(self._parts, role)
         return run_updates(
             group, batch, objective, cut, step=now.number, max_kl=max_kl, after_each=count
         )

@@ -183,7 +183,11 @@ def _requests(
             for sample in range(n)
         )
         request = RolloutRequest(
-            request_id=name, prompt_ids=item.prompt.prompt_ids, sampling=sampling, streams=streams
+            request_id=name,
+            prompt_ids=item.prompt.prompt_ids,
+            sampling=sampling,
+            streams=streams,
+            media=item.prompt.media,
         )
         asked[name] = _Asked(group=group, item=item, request=request)
     return asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,6 +15,7 @@ from dovetail.flow.failure_refill import refill, thinned
 from dovetail.flow.faults import check_failures, too_many_failures
 from dovetail.flow.gate import due
 from dovetail.flow.generation import Generated, Sample, generate_and_score
+from dovetail.flow.passive_checks import PassiveChecks
 from dovetail.flow.refill import Rollout, Rounds
 from dovetail.flow.sample_columns import rollout_metrics
 from dovetail.flow.sampling import training_sampling, validation_sampling
@@ -204,7 +205,17 @@ class GenerationStages(WeightStages):
             )
         )
         self._sync.generated()
+        if purpose == "train":
+            metrics = self._now.metrics
+            for name, seconds in (("scoring", scorer.seconds), ("scoring_left", scorer.left)):
+                key = f"time/rollout/{name}"
+                metrics[key] = metrics.get(key, 0.0) + seconds
+            self._passive.outcomes(self._now.number, generated.samples, reward.manager)
         return generated
+
+    @cached_property
+    def _passive(self) -> PassiveChecks:
+        return PassiveChecks()
 
     def _report(self, rollout: Rollout, max_response_length: int) -> None:
         """Metrics, written samples and hooks of a rollout that is finished."""

@@ -29,7 +29,8 @@ class OnPolicyTrainer(Trainer):
                     flow.validate()
                 if self._due(flow, self.config.save_every):
                     flow.save()
-            flow.save()
+            if self.config.save_last:
+                flow.save()
             if self.config.validate_after:
                 flow.validate()
         return flow.summary()

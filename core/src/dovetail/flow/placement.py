@@ -30,6 +30,13 @@ class Placement:
     in_process: bool
     ends_meet: bool = False
     """Whether both ends of a weight update run at once, since the sender waits for its receivers."""
+    environments: Mapping[str, str] = attrs.field(factory=dict)
+    """Role → the environment that its processes run in, where it is one of its own."""
+    joined: int = 0
+    """Rollout engines that run already, one a replica; 0 where each replica starts its own."""
+    engine_ranks: int | None = None
+    """Ranks of each replica's engine, where it computes in processes that the replica starts; None where it computes in
+    the replica's own."""
 
     def pool(self, role: str) -> Pool:
         """Where a role lives."""
@@ -38,7 +45,10 @@ class Placement:
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
         """A line a pool: its size, and who lives there on which mesh."""
         if self.in_process:
-            return [f"every role in one worker ({self.runtime})"]
+            if self.engine_ranks is None and not self.joined:
+                return [f"every role in one worker ({self.runtime})"]
+            trained = " + ".join(model.role for model in models)
+            return [f"{trained} in this process ({self.runtime})", self._rollout()]
         meshes = {model.role: model.mesh.described() for model in models}
         lines = []
         for pool in self.pools:
@@ -47,9 +57,20 @@ class Placement:
             if len({meshes[role] for role in training}) > 1:
                 who = [f"{role} ({meshes[role]})" for role in training]
             if ROLLOUT in pool.roles:
-                who.append(f"rollout × {self.replicas}")
+                who.append(self._rollout())
             lines.append(f"pool {pool.name} ({self.runtime}): {pool.described()}: {', '.join(who)}")
+        lines += [f"{role} runs in {path}" for role, path in self.environments.items()]
         return lines
+
+    def _rollout(self) -> str:
+        """How many replicas there are, and where their engines compute."""
+        if self.joined:
+            return f"rollout × {self.replicas}, each an engine that runs already"
+        if self.engine_ranks is None:
+            return f"rollout × {self.replicas}"
+        ranks = "1 rank" if self.engine_ranks == 1 else f"{self.engine_ranks} ranks"
+        each = ", each" if self.replicas > 1 else ""
+        return f"rollout × {self.replicas}{each} with an engine of {ranks} in processes of its own"
 
 
 def place(
@@ -67,6 +88,9 @@ def place(
         replicas=_replicas(config, next(pool for pool in pools if ROLLOUT in pool.roles)),
         runtime=chosen["runtime"].ref.name,
         in_process=config.runtime.in_process,
+        environments=config.runtime.environments,
+        joined=config.rollout.joined,
+        engine_ranks=None if config.rollout.in_process else config.rollout.ranks_per_replica(),
         ends_meet="ends_meet" in chosen["rollout.weight_transport"].cls.capabilities,
     )
     _check_transport(config, chosen["rollout.weight_transport"], chosen["rollout"])

@@ -12,6 +12,7 @@ from dovetail.errors import PlanError
 from dovetail.flow.chosen import Chosen, choose, refs_of
 from dovetail.flow.counts import Counts, count
 from dovetail.flow.demands import ROLLOUT_ON_REQUEST, Demands, find_demands
+from dovetail.flow.images import check_images
 from dovetail.flow.placement import Placement, place
 from dovetail.flow.stages import ModelRole, Stage, models_of, stages_of
 from dovetail.interfaces.objective import KlTerm, ObjectiveSpec, ValueObjectiveSpec
@@ -55,12 +56,13 @@ class Plan:
         return any(stage.name == name for stage in self.stages)
 
 
-def make_plan(config: RunConfig, *, prompts: int | None = None) -> Plan:
+def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = False) -> Plan:
     """Work out the stages, models and counts of a run.
 
     Args:
         config: the whole config.
         prompts: training prompts after filtering; None where the data has not been read.
+        images: whether prompts have images, which every engine must then take.
 
     Raises:
         PlanError: a requirement that nothing meets, or counts that do not fit. Names both sides.
@@ -72,6 +74,8 @@ def make_plan(config: RunConfig, *, prompts: int | None = None) -> Plan:
     if demands.critic:
         counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
     gate = _gate_columns(chosen["rollout"])
+    if images:
+        check_images(chosen, critic=demands.critic)
     placement, models = place(config, chosen, tuple(models_of(config, chosen, demands)))
     return Plan(
         stages=tuple(stages_of(config, chosen, demands, gate)),

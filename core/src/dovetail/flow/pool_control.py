@@ -67,13 +67,32 @@ class PoolControl(Members):
             if isinstance(answer, WeightSyncError):
                 raise answer
 
-    def receive_weights(self, version: int, manifest: WeightManifest) -> tuple[Fault, ...]:
+    def receive_weights(
+        self,
+        version: int,
+        manifest: WeightManifest,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> tuple[Fault, ...]:
         """Load new weights on every replica, all at the same time.
+
+        Args:
+            version: of the weights.
+            manifest: what comes.
+            failed: told of each failure at once, while others still wait; called from several threads.
 
         Returns:
             Those that did not take them.
         """
-        faults = self._all(lambda engine: engine.receive_weights(version, manifest), self._members)
+
+        def take(engine: BaseRollout) -> None:
+            try:
+                engine.receive_weights(version, manifest)
+            except Exception as error:
+                if failed is not None:
+                    failed(error)
+                raise
+
+        faults = self._all(take, self._members)
         missing = {fault.number for fault in faults}
         for member in self._members:
             if member.number not in missing:

@@ -28,6 +28,8 @@ class Examination:
     """What is there, a line each."""
     findings: tuple[Finding, ...]
     """What is wrong."""
+    needs: tuple[str, ...] = ()
+    """Packages that the chosen plugins need and this environment lacks, a line each: no error where a run is only checked."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -44,7 +46,11 @@ def examine(loaded: LoadedConfig) -> Examination:
     """Look at everything short of loading weights, and go on past what is wrong, so that all of it comes at once."""
     examiner = _Examiner(loaded)
     examiner.run()
-    return Examination(notes=tuple(examiner.notes), findings=tuple(examiner.findings))
+    return Examination(
+        notes=tuple(examiner.notes),
+        findings=tuple(examiner.findings),
+        needs=tuple(examiner.needs),
+    )
 
 
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...]:
@@ -128,6 +134,31 @@ def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Findin
             )
 
 
+def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
+    """What this environment lacks of what the chosen plugins need, and what installs it; each plugin once.
+
+    Plugins of roles that run in environments of their own (`apart`) are judged there, by the rule `environment_unfit`.
+    """
+    from dovetail.plugins.load import find
+    from dovetail.plugins.needs import install_command
+
+    seen: set[tuple[str, str]] = set()
+    for path, ref in plan.refs.items():
+        if path in apart or (path.endswith(".engine") and path.partition(".")[0] in apart):
+            continue
+        if ref.path is not None or (ref.kind, ref.name) in seen:
+            continue
+        seen.add((ref.kind, ref.name))
+        entry = find(ref)
+        unmet = [need for need in entry.needs if not need.met]
+        if unmet:
+            wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
+            yield (
+                f"{ref.kind} {ref.name!r} needs {wanted} where it runs: "
+                f"{install_command(entry.distribution, unmet)}"
+            )
+
+
 class _Examiner:
     """Goes through a config part by part, and keeps what each part had to say."""
 
@@ -135,6 +166,7 @@ class _Examiner:
         self.loaded = loaded
         self.config = loaded.config
         self.notes: list[str] = []
+        self.needs: list[str] = []
         self.findings: list[Finding] = []
 
     def run(self) -> None:
@@ -144,6 +176,7 @@ class _Examiner:
         if plan is not None:
             self._runtime(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
+            self.needs += _unmet_needs(plan, self.config.runtime.roles_apart)
         found = rule_findings(self.config, plan)
         better = [f.instead_of for f in found if f.instead_of is not None]
         self.findings = [
@@ -203,8 +236,8 @@ class _Examiner:
         """The plan; where its counts do not fit the data, one without data, for the rules to judge."""
         plan = None
         if data is not None:
-            prompts = len(data.train.prompts)
-            plan = self._try("plan", lambda: make_plan(self.config, prompts=prompts))
+            prompts, images = len(data.train.prompts), data.has_images
+            plan = self._try("plan", lambda: make_plan(self.config, prompts=prompts, images=images))
         return plan or self._try("plan", lambda: make_plan(self.config))
 
     def _runtime(self, plan: Plan) -> None:

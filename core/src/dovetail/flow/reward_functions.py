@@ -51,6 +51,11 @@ class InstalledFunctions:
         return cast("RewardFunction", make(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
+        section = self.section_for(data_source)
+        return None if section is None else self.selected(section, context)
+
+    def section_for(self, data_source: str) -> PluginSection | None:
+        """What selects the installed function for a data source; None where there is none."""
         from dovetail.plugins.index import default_index
 
         name = data_source
@@ -61,7 +66,7 @@ class InstalledFunctions:
             name = next((each for each in patterns if fnmatchcase(data_source, each)), "")
             if not name:
                 return None
-        return self.selected(PluginSection(name=name), context)
+        return PluginSection(name=name)
 
     def known(self) -> list[str]:
         from dovetail.plugins.index import default_index
@@ -258,6 +263,20 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
             _listed(bad_rows),
             hint="mend reward_model.ground_truth of these rows, or choose another function",
         )
+
+
+def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:
+    """The installed functions that rows find by their `data_source`, without a word of the config."""
+    from dovetail.plugins.load import ref_for
+
+    loader = InstalledFunctions()
+    if section.function is not None or not loader.manager(section.manager).needs_functions(
+        section.manager
+    ):
+        return []
+    sources = {prompt.data_source for prompt in prompts} - section.functions.keys()
+    sections = [loader.section_for(source) for source in sorted(s for s in sources if s)]
+    return [ref_for("reward_function", found) for found in sections if found is not None]
 
 
 def _listed(problems: list[str]) -> str:

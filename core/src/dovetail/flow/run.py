@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -14,10 +15,11 @@ import attrs
 from dovetail.config import LoadedConfig, dump_yaml, load_config
 from dovetail.config.sections import RunConfig
 from dovetail.errors import CheckpointError, ConfigError, DovetailError
-from dovetail.flow.build import Parts, build, load_data, plan_from_data, run_path
+from dovetail.flow.build import Data, Parts, build, load_data, plan_from_data, run_path
 from dovetail.flow.flow import Flow
 from dovetail.flow.plan import Plan
 from dovetail.flow.preflight import enforce
+from dovetail.flow.reward_functions import functions_found_by_rows
 from dovetail.flow.state import RunState, restore_checkpoint, with_earlier_seconds
 from dovetail.plugins import lock
 
@@ -53,7 +55,7 @@ def train(
         try:
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
-            _write_identity(directory, config, plan)
+            _write_identity(directory, config, plan, data)
             parts = build(config, data, plan, directory, logger)
         except BaseException:
             # Nothing has run yet: a directory left behind would only stand in the way of the next try.
@@ -88,7 +90,7 @@ def resume(
         plan = plan_from_data(loaded.config, data)
         _check_something_is_left(directory, checkpoint, plan)
         logger = setup_logging(directory)
-        _check_lock(directory, plan, logger)
+        _check_lock(directory, lock_of(loaded.config, plan, data), logger)
         enforce(loaded, plan, logger)
         if announce is not None:
             announce(loaded, plan, directory.path)
@@ -97,7 +99,7 @@ def resume(
             state = with_earlier_seconds(restore_checkpoint(parts, checkpoint), directory)
             directory.rewind(state.step)
             # From here on the run is this config: the next resume goes on with it.
-            _write_identity(directory, loaded.config, plan)
+            _write_identity(directory, loaded.config, plan, data)
         except BaseException:
             parts.close()
             raise
@@ -116,9 +118,26 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
         )
 
 
-def _write_identity(directory: RunDirectory, config: RunConfig, plan: Plan) -> None:
+def _write_identity(
+    directory: RunDirectory, config: RunConfig, plan: Plan, data: Data | None
+) -> None:
     directory.write_text("config.yaml", dump_yaml(config))
-    directory.write_json("plugins.lock.json", lock.lock_for(_used(plan)))
+    directory.write_json("plugins.lock.json", lock_of(config, plan, data))
+
+
+def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
+    """The plugin lock of a run.
+
+    Args:
+        config: names the environments of roles.
+        plan: names the plugins.
+        data: its rows find reward functions by their `data_source`; None leaves those out.
+    """
+    found: list[PluginRef] = []
+    if data is not None:
+        sets = [prompts.prompts for prompts in (data.train, data.val) if prompts is not None]
+        found = functions_found_by_rows(config.reward, itertools.chain.from_iterable(sets))
+    return lock.lock_for([*_used(plan), *found], config.runtime.environments)
 
 
 def _used(plan: Plan) -> list[PluginRef]:
@@ -187,10 +206,8 @@ def _command() -> str:
     return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
-def _check_lock(directory: RunDirectory, plan: Plan, logger: Any) -> None:
-    warnings, refusals = lock.compare(
-        directory.read_json("plugins.lock.json"), lock.lock_for(_used(plan))
-    )
+def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Any) -> None:
+    warnings, refusals = lock.compare(directory.read_json("plugins.lock.json"), now)
     for warning in warnings:
         logger.warning("plugin_changed", detail=warning)
     if refusals:

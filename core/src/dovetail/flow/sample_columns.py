@@ -58,6 +58,8 @@ def to_batch(
         "token_rewards": _token_rewards(scored, responses),
         "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
     }
+    if any(s.issued.prompt.media for s in scored):
+        columns["media"] = [[m.as_json() for m in s.issued.prompt.media] for s in scored]
     if baselines is not None:
         columns["baseline_scores"] = np.array(
             [baselines[s.group].score for s in scored], dtype=np.float32

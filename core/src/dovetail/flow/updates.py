@@ -89,7 +89,7 @@ def run_updates(
     *,
     step: int,
     max_kl: float | None = None,
-    after_each: Callable[[], object] = lambda: None,
+    after_each: Callable[[Mapping[str, Metric]], object] = lambda _: None,
 ) -> Updates:
     """Take one optimizer step for each mini-batch.
 
@@ -101,7 +101,7 @@ def run_updates(
         step: number of the step.
         max_kl: leave out the rest once `actor/approx_kl` of a mini-batch is above this. It is measured
             before the mini-batch's own optimizer step, so that it is 0 in the first one.
-        after_each: called after every optimizer step.
+        after_each: called with its metrics after every optimizer step.
 
     Raises:
         NumericsError: a loss or gradient is not finite; the mini-batch at fault changed nothing.
@@ -111,8 +111,8 @@ def run_updates(
     pieces = list(cut.rows(batch["group_id"], step))
     for rows in pieces:
         metrics = group.update(batch.take(rows), objective).result()
+        after_each(metrics)
         parts.append(metrics)
-        after_each()
         if max_kl is not None and _kl_of(metrics, max_kl) > max_kl:
             break
     stopped = len(parts) < len(pieces)

@@ -77,6 +77,7 @@ _HOME = {
     "data": ("DATASET_API", "SAMPLER_API", "DatasetSource", "Prompt", "Sampler"),
     "trainer": ("TRAINER_API", "Trainer"),
     "runtime": ("RUNTIME_API", "PluginRef", "Runtime", "WorkerSpec"),
+    "task_workers": ("Task", "TaskSpec", "TaskWorker", "load_target"),
     "transport": (
         "WEIGHT_TRANSPORT_API",
         "AdapterSpec",

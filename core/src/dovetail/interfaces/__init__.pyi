@@ -77,6 +77,10 @@ from dovetail.interfaces.runtime import Runtime as Runtime
 from dovetail.interfaces.runtime import WorkerSpec as WorkerSpec
 from dovetail.interfaces.sample_filter import SAMPLE_FILTER_API as SAMPLE_FILTER_API
 from dovetail.interfaces.sample_filter import SampleFilter as SampleFilter
+from dovetail.interfaces.task_workers import Task as Task
+from dovetail.interfaces.task_workers import TaskSpec as TaskSpec
+from dovetail.interfaces.task_workers import TaskWorker as TaskWorker
+from dovetail.interfaces.task_workers import load_target as load_target
 from dovetail.interfaces.tracker import TRACKER_API as TRACKER_API
 from dovetail.interfaces.tracker import Tracker as Tracker
 from dovetail.interfaces.trainer import TRAINER_API as TRAINER_API

@@ -10,9 +10,10 @@ import attrs
 import numpy as np
 
 from dovetail.interfaces.plugin import Plugin
+from dovetail.media.reference import MediaRef
 
-DATASET_API = "1.0"
-SAMPLER_API = "1.0"
+DATASET_API = "1.1"
+SAMPLER_API = "1.1"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -22,7 +23,7 @@ class Prompt:
     index: int
     """Row number over all files, before filtering: the prompt's identity within an epoch."""
     prompt_ids: np.ndarray
-    """int64 [P]"""
+    """int64 [P]: as the model sees it, images expanded to as many tokens as they have there."""
     raw: Any
     """The row's prompt: messages or a plain string."""
     data_source: str | None = None
@@ -30,13 +31,15 @@ class Prompt:
     extra_info: Mapping[str, Any] | None = None
     where: str = ""
     """File and row that it came from, for messages."""
+    media: tuple[MediaRef, ...] = ()
+    """Its images by reference, in the order of their tokens."""
 
     def __str__(self) -> str:
         return self.where or f"row {self.index}"
 
 
 class DatasetSource(Plugin):
-    """Reads rows in verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`."""
+    """Reads rows in verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`."""
 
     @abstractmethod
     def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:

@@ -15,10 +15,11 @@ from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
+    from dovetail.media.reference import MediaRef
     from dovetail.numerics.streams import SampleStream
     from dovetail.telemetry.metrics import Metric
 
-ROLLOUT_API = "1.1"
+ROLLOUT_API = "1.2"
 
 
 class FinishReason(StrEnum):
@@ -79,6 +80,9 @@ class RolloutRequest:
     sampling: SamplingParams
     streams: tuple[SampleStream, ...]
     """One random stream a sample; their number is the number of samples."""
+    media: tuple[MediaRef, ...] = ()
+    """The prompt's images by reference, in the order in which its tokens stand for them: only given to engines with the
+    capability `images`. `prompt_ids` holds as many tokens for each as it has in the model."""
 
     @property
     def n(self) -> int:

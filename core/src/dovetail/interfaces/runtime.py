@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.errors import RolloutError
+from dovetail.errors import PlacementError, RolloutError
 from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
 
 if TYPE_CHECKING:
     from dovetail.config.placement import Pool
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail.dispatch.mesh import Mesh
     from dovetail.interfaces.rollout import BaseRollout
 
-RUNTIME_API = "1.2"
+RUNTIME_API = "1.3"
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +78,21 @@ class Runtime(Plugin):
         raise RolloutError(
             f"runtime {self.name!r} does not start rollout replicas again",
             hint="resume the run from its checkpoint",
+        )
+
+    def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
+        """Start processes on the runtime's machines, beside those of training and rollout, and wait until all are ready.
+
+        Only runtimes with the capability `task_workers` have other processes than this one. They end with the runtime.
+
+        Raises:
+            PlacementError: there is less free than they ask for, or the runtime has no processes.
+            WorkerError: one did not start in time, or died.
+            DovetailError: what the target raised.
+        """
+        raise PlacementError(
+            f"runtime {self.name!r} starts no further processes, and {spec.label} asks for {spec.count}",
+            hint="set runtime.name=ray",
         )
 
     def device(self) -> str:

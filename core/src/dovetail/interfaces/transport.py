@@ -14,7 +14,11 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHT_TRANSPORT_API = "1.3"
+WEIGHT_TRANSPORT_API = "1.4"
+
+NODE_ADDRESS = "DOVETAIL_NODE_ADDRESS"
+"""Environment variable that a runtime sets in its processes where those of a run are on several machines: the address at
+which the others reach this one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -114,6 +118,7 @@ class WeightReceiver(ABC):
         """Yield the tensors in the manifest's order, each verified against its digest before it is yielded.
 
         Raises:
+            CalledOffError: the sender gave the update up since it was called off: another receiver is to blame.
             WeightSyncError: a name, shape, dtype or digest differs, or the transfer broke off.
         """
 
@@ -135,3 +140,17 @@ class WeightTransport(Plugin):
     @abstractmethod
     def receiver(self) -> WeightReceiver:
         """Make the rollout's end."""
+
+    def call_off(self, manifest: WeightManifest, reason: str) -> None:
+        """Tell the sender of this update, which is in another process, that a receiver will not come.
+
+        A sender that still waits for receivers gives the update up with a `CalledOffError`; one that has them all goes on.
+        Transports whose senders wait for nobody do nothing.
+
+        Args:
+            manifest: as the receivers were given it.
+            reason: why the receiver does not come.
+
+        Raises:
+            WeightSyncError: the sender can't be told.
+        """

@@ -32,8 +32,7 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
     device, block_bytes = keys_B.device, len(keys_B) * 4
     sums_N = torch.zeros(len(tensors), dtype=torch.int64, device=device)
     kept = [
-        tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
-        for tensor in (tensor.detach() for tensor in tensors)
+        tensor.detach().clone() if tensor.data_ptr() % _ALIGNMENT else tensor for tensor in tensors
     ]
     table_P4 = _table([(tensor.data_ptr(), tensor.nbytes) for tensor in kept], block_bytes)
     if not len(table_P4):

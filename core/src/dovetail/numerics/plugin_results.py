@@ -17,6 +17,7 @@ from torch import Tensor
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
 from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
+from dovetail.interfaces.runtime import PluginRef
 from dovetail.telemetry.metrics import Metric
 
 
@@ -80,7 +81,9 @@ def check_correction(
     Raises:
         PluginBrokenError: it is no Correction, or its tensors are not of the shape of `like_T` and of their dtypes.
     """
-    title = f"rollout correction {type(correction).name!r}"
+    from dovetail.plugins.titles import title_of
+
+    title = title_of("rollout_correction", correction)
     where = ":".join(map(str, _place(type(correction), "correct")))
     if not isinstance(found, Correction):
         raise PluginBrokenError(
@@ -92,6 +95,17 @@ def check_correction(
     if found.keep_T is not None:
         _check_tensor(found.keep_T, like_T, torch.bool, f"keep_T of {title} ({where})")
     _check_metrics(found.metrics, f"{title} ({where})")
+
+
+def title_of_loss(ref: PluginRef) -> str:
+    """How messages name a loss: with its distribution and version, where it comes from one."""
+    name = f"policy loss {ref.name!r}"
+    if ref.distribution is None:
+        return name
+    from dovetail.plugins.index import default_index
+
+    known = {one.name: one.version for one in default_index().distributions}
+    return f"{name} ({ref.distribution} {known.get(ref.distribution, 'of no known version')})"
 
 
 def _check_tensor(found: object, like_T: Tensor, dtype: torch.dtype, what: str) -> None:

@@ -29,7 +29,12 @@ from dovetail.numerics.objective import (
     loss_share,
     metric_weight,
 )
-from dovetail.numerics.plugin_results import DeclaredColumns, check_correction, check_losses
+from dovetail.numerics.plugin_results import (
+    DeclaredColumns,
+    check_correction,
+    check_losses,
+    title_of_loss,
+)
 from dovetail.numerics.token_columns import on_device, token_column
 from dovetail.telemetry.metrics import Metric
 
@@ -66,7 +71,7 @@ class PolicyObjective(Objective):
         super().__init__(aggregation, f"the objective with policy loss {spec.policy_loss.name!r}")
         self.spec = spec
         self._loss = policy_loss
-        self._title = f"policy loss {spec.policy_loss.name!r}"
+        self._title = title_of_loss(spec.policy_loss)
         cls, config = type(policy_loss), policy_loss.config
         wanted = cls.requires(config)
         self._loss_outputs = wanted & OF_THE_ENGINE

@@ -25,7 +25,7 @@ _BLOCKS_AT_ONCE = 64
 _BLOCKS_A_THREAD = 8
 """Blocks that are worth a thread of a CPU: 2 MiB."""
 _MOST_THREADS = 8
-_MASK = (1 << 64) - 1
+_STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
@@ -53,12 +53,11 @@ class DeferredDigests:
 
     def add(self, tensor: Tensor) -> None:
         """Take a tensor of any shape and dtype, which is kept until `launch`: many share one pass of an accelerator."""
-        tensor = tensor.detach()
         self._lengths.append(tensor.nbytes)
         if self._waiting and self._waiting[-1].device != tensor.device:
             self.launch()
         self._waiting.append(tensor)
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             self.launch()
 
     def launch(self) -> None:
@@ -73,11 +72,10 @@ class DeferredDigests:
         if not self._sums:
             return []
         one_device = len({sums.device for sums in self._sums}) == 1
-        sums = torch.cat(self._sums if one_device else [sums.cpu() for sums in self._sums])
-        return [
-            _mix((value + length * 0x9E3779B97F4A7C15) & _MASK)
-            for value, length in zip(sums.tolist(), self._lengths, strict=True)
-        ]
+        sums_N = torch.cat(self._sums if one_device else [sums.cpu() for sums in self._sums])
+        lengths_N = np.array(self._lengths, dtype=np.uint64)
+        values_N = sums_N.cpu().numpy().view(np.uint64) + lengths_N * _STEP
+        return [int(digest) for digest in _mix_words(values_N)]
 
 
 def _word_sums(tensors: Sequence[Tensor]) -> Tensor:
@@ -180,8 +178,8 @@ def _mix_tensor(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def _mix(x: int) -> int:
-    """The same finaliser on a Python integer below 2^64."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+def _mix_words(x: np.ndarray) -> np.ndarray:
+    """The same finaliser on uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))

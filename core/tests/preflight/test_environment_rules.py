@@ -1,0 +1,72 @@
+"""Rules about environments of roles: what is missing there is told, and who needs one is told how to name it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.interfaces.preflight import Finding
+from dovetail.plugins import load
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.manifest import PluginManifest
+
+Judge = Callable[..., list[Finding]]
+
+
+def test_an_environment_that_fits_is_not_spoken_of(judge: Judge) -> None:
+    runtime = {"name": "ray", "environments": {"rollout": sys.executable}}
+    assert judge("environment_unfit", {"runtime": runtime}) == []
+
+
+def test_one_that_is_not_here_is_a_warning_for_it_may_be_elsewhere(
+    judge: Judge, tmp_path: Path
+) -> None:
+    runtime = {"name": "ray", "environments": {"rollout": str(tmp_path / "gone")}}
+    (found,) = judge("environment_unfit", {"runtime": runtime})
+    assert found.severity == "warning"
+    assert "is neither a virtual environment nor an interpreter" in found.message
+
+
+@pytest.mark.parametrize(
+    ("isolated", "here", "named", "errors"),
+    [
+        (True, False, False, 1),
+        (True, False, True, 0),
+        (True, True, False, 0),
+        (False, False, False, 0),
+    ],
+)
+def test_a_plugin_that_wants_an_environment_of_its_own(
+    isolated: bool,
+    here: bool,
+    named: bool,
+    errors: int,
+    judge: Judge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = load.find
+
+    def find(ref: Any) -> PluginEntry:
+        entry = real(ref)
+        if entry.kind != "rollout":
+            return entry
+        assert isinstance(entry.manifest, PluginManifest)
+        needs = (("attrs>=20" if here else "acme-engine>=3",),)
+        return replace(entry, manifest=replace(entry.manifest, needs=needs, isolated=isolated))
+
+    monkeypatch.setattr(load, "find", find)
+    runtime: dict[str, Any] = {"name": "ray"}
+    if named:
+        runtime["environments"] = {"rollout": "/opt/acme"}
+    found = judge("environment_missing", {"runtime": runtime})
+    assert [finding.severity for finding in found] == ["error"] * errors
+    for finding in found:
+        assert (
+            "needs acme-engine>=3 (not installed), and an environment of its own" in finding.message
+        )
+        assert "runtime.environments.rollout=DIRECTORY" in str(finding.hint)
