@@ -11,7 +11,12 @@ EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
-VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py
+VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/runtime_ray/tests/test_ray_apart_vllm.py
+# The same for SGLang's server, whose kernels for accelerators its tests replace.
+SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
+# Tests go to so many processes at once (conftest.py says which stay together).
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: setup demo test nightly lint bench wheels manifests docs clean
 
@@ -26,14 +31,16 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreac
 demo: setup ## Train a tiny model with GRPO on this machine
 	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
 
-test: setup $(VLLM_READY) ## Every test that this machine can run
-	$(BIN)/python -m pytest -m "not nightly"
+test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can run
+	$(PYTEST) -m "not nightly"
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" plugins/rollout_sglang)
 
-nightly: setup lint $(VLLM_READY) ## The larger matrices, and every property on fresh random examples
-	DOVETAIL_HYPOTHESIS=random $(BIN)/python -m pytest --ignore tests/test_algorithms_train.py
+nightly: setup lint $(VLLM_READY) $(SGLANG_READY) ## The larger matrices, and every property on fresh random examples
+	DOVETAIL_HYPOTHESIS=random $(PYTEST) --ignore tests/test_algorithms_train.py
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m vllm $(VLLM_TESTS))
-	$(BIN)/python -m pytest --numprocesses 2 tests/test_algorithms_train.py
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m sglang plugins/rollout_sglang)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/test_algorithms_train.py
 
 lint: setup ## Style, types, imports, manifests, docs pages
 	$(BIN)/ruff check .
@@ -42,13 +49,13 @@ lint: setup ## Style, types, imports, manifests, docs pages
 	$(BIN)/lint-imports
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
-	$(BIN)/python -m dovetail_sdk docs --check --prune --interfaces docs/interfaces $(PACKAGES)
+	$(BIN)/python -m dovetail_sdk docs --check --prune --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
 	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
 
-docs: manifests ## Write docs/algorithms from the manifests, docs/interfaces from the code
-	$(BIN)/python -m dovetail_sdk docs --prune --interfaces docs/interfaces $(PACKAGES)
+docs: manifests ## Write docs/algorithms and the tables of docs/engines.md from the manifests, docs/interfaces from the code
+	$(BIN)/python -m dovetail_sdk docs --prune --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
 
 wheels: setup ## Fill dist/ with a wheel of every package
 	rm -rf dist && mkdir dist
@@ -65,6 +72,14 @@ bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
 	.venv-vllm/bin/python tests/see_environment.py $(VENV)
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement plugins/rollout_vllm/requirements-cpu.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# SGLang pins packages that need an accelerator; what its server imports on a CPU is listed, the rest stays away.
+.venv-sglang/.ready: $(VENV)/.ready plugins/rollout_sglang/requirements-cpu.txt plugins/rollout_sglang/requirements-cpu-engine.txt
+	test -x .venv-sglang/bin/python || $(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python tests/see_environment.py $(VENV)
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement plugins/rollout_sglang/requirements-cpu.txt
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement plugins/rollout_sglang/requirements-cpu-engine.txt
 	touch $@
 
 .venv-trl/.ready: benchmarks/requirements-trl.txt

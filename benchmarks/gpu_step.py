@@ -44,7 +44,7 @@ def configure(args: argparse.Namespace) -> Path:
         "rollout": {"name": "hf", "n": args.samples, "ignore_eos": True},
         "actor": {"max_tokens_per_micro_batch": 33280, "optim": {"lr": 1e-6}},
         "reward": {"function": {"path": str(home / "reward.py")}},
-        "trainer": {"total_steps": args.steps, "save_every": 0},
+        "trainer": {"total_steps": args.steps, "save_last": False},
         "tracking": ["console", "jsonl"],
     }
     path = home / "config.yaml"
@@ -52,8 +52,8 @@ def configure(args: argparse.Namespace) -> Path:
     return path
 
 
-def figures(args: argparse.Namespace, seconds: float) -> dict[str, float | int | str]:
-    """Medians over the steps after the first two."""
+def figures(args: argparse.Namespace, began: float, seconds: float) -> dict[str, float | int | str]:
+    """Medians over the steps after the first two; `began` (seconds since 1970) is when the command started."""
     lines = (args.directory / "runs" / "gpu" / "step" / "metrics.jsonl").read_text().splitlines()
     trained = [row for row in map(json.loads, lines) if "actor/pg_loss" in row]
     steps = trained[2:]
@@ -61,11 +61,13 @@ def figures(args: argparse.Namespace, seconds: float) -> dict[str, float | int |
     medians = {name: statistics.median(row[name] for row in steps if name in row) for name in names}
     samples = args.prompts * args.samples
     tokens = samples * (args.prompt_tokens + args.new_tokens)
-    phases = sum(value for name, value in medians.items() if name != "time/step")
+    # What has a further slash in its name is part of a phase.
+    phases = sum(s for name, s in medians.items() if name.count("/") == 1 and name != "time/step")
     return {
         "model": args.model,
         "overrides": " ".join(args.overrides),
         **{f"{name.removeprefix('time/')}_s": round(value, 4) for name, value in medians.items()},
+        "start_to_first_step_s": round(trained[0]["time"] - trained[0]["time/step"] - began, 1),
         "first_step_s": round(trained[0]["time/step"], 2),
         "outside_phases_s": round(medians["time/step"] - phases, 4),
         "rollout_new_tokens_per_s": round(samples * args.new_tokens / medians["time/rollout"]),
@@ -90,9 +92,9 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     config = configure(args)
     command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config), *args.overrides]
-    began = time.monotonic()
+    began = time.time()
     subprocess.run(command, check=True)
-    sys.stdout.write(json.dumps(figures(args, time.monotonic() - began)) + "\n")
+    sys.stdout.write(json.dumps(figures(args, began, time.time() - began)) + "\n")
 
 
 if __name__ == "__main__":
