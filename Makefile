@@ -14,9 +14,10 @@ VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
 VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/runtime_ray/tests/test_ray_apart_vllm.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
-# Tests go to so many processes at once (conftest.py says which stay together).
+# Files of tests go to so many processes at once; those that start Ray clusters come after them, alone.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest
+TOGETHER := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test nightly lint bench wheels manifests docs clean
 
@@ -32,12 +33,14 @@ demo: setup ## Train a tiny model with GRPO on this machine
 	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
 
 test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can run
-	$(PYTEST) -m "not nightly"
+	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
+	$(PYTEST) -m "ray and not nightly"
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" plugins/rollout_sglang)
 
 nightly: setup lint $(VLLM_READY) $(SGLANG_READY) ## The larger matrices, and every property on fresh random examples
-	DOVETAIL_HYPOTHESIS=random $(PYTEST) --ignore tests/test_algorithms_train.py
+	DOVETAIL_HYPOTHESIS=random $(PYTEST) $(TOGETHER) -m "not ray" --ignore tests/test_algorithms_train.py
+	$(PYTEST) -m ray
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m vllm $(VLLM_TESTS))
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m sglang plugins/rollout_sglang)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/test_algorithms_train.py

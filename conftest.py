@@ -13,9 +13,10 @@ settings.register_profile("random", derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("DOVETAIL_HYPOTHESIS", "steady"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests go to several processes: those of a file to one, and all that start a Ray cluster to one."""
+    """Mark what starts a Ray cluster: where other tests take the cores, Ray gives up before its processes are up."""
     for item in items:
         path = Path(item.path)
-        group = "ray" if "ray" in path.stem.split("_") or "runtime_ray" in path.parts else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        if "ray" in path.stem.split("_") or "runtime_ray" in path.parts:
+            item.add_marker(pytest.mark.ray)
