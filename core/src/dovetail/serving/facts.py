@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import attrs
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
+from dovetail.interfaces.plugin import PluginContext
 
 
 @attrs.frozen(kw_only=True)
@@ -82,3 +84,31 @@ def _eos_of(*sources: Any) -> tuple[int, ...]:
         if value is not None:
             found.update([value] if isinstance(value, int) else map(int, value))
     return tuple(sorted(found))
+
+
+def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
+    """What of a joined server's model is not the run's, in words; empty where it fits.
+
+    Args:
+        found: the server's description: `model` (its path), `shape` (sizes of its text model), `architectures`.
+        context: the rollout's; without a model nothing is compared.
+    """
+    from transformers import AutoConfig
+
+    model = context.model
+    if model is None:
+        return []
+    ours = AutoConfig.from_pretrained(
+        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    text = ours.get_text_config()
+    problems = [
+        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
+        for name, value in found["shape"].items()
+        if getattr(text, name, value) != value
+    ]
+    if ours.architectures and list(ours.architectures) != found["architectures"]:
+        problems.append(
+            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
+        )
+    return problems

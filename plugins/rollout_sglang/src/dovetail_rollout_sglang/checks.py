@@ -9,6 +9,7 @@ from typing import Any
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
+from dovetail.serving.facts import model_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
@@ -71,7 +72,7 @@ def problems_of(
     if found.get("protocol") != PROTOCOL:
         spoken = f"it speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}"
         return [f"{spoken}: install the same release of dovetail-core on both sides"]
-    return [*_engine_problems(found, config, context), *_model_problems(found, context)]
+    return [*_engine_problems(found, config, context), *model_problems(found, context)]
 
 
 def _engine_problems(
@@ -102,28 +103,6 @@ def _engine_problems(
     if config.max_model_len is not None and found["max_model_len"] < config.max_model_len:
         problems.append(
             f"its context_length is {found['max_model_len']}, below {config.max_model_len}"
-        )
-    return problems
-
-
-def _model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    from transformers import AutoConfig
-
-    model = context.model
-    if model is None:
-        return []
-    ours = AutoConfig.from_pretrained(
-        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
-    text = ours.get_text_config()
-    problems = [
-        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
-        for name, value in found["shape"].items()
-        if getattr(text, name, value) != value
-    ]
-    if ours.architectures and list(ours.architectures) != found["architectures"]:
-        problems.append(
-            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
         )
     return problems
 

@@ -11,6 +11,7 @@ from packaging.version import Version
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
+from dovetail.serving.facts import model_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.engine_args import WORKER, own_arguments
@@ -54,7 +55,7 @@ async def join(
             f"{PROTOCOL}, or it is no TensorRT-LLM",
             hint="install the same release of dovetail-rollout-trtllm on both sides",
         )
-    problems = [*_engine_problems(found, config, context), *_model_problems(found, context)]
+    problems = [*_engine_problems(found, config, context), *model_problems(found, context)]
     if problems:
         raise RolloutError(
             f"the TensorRT-LLM server at {url} does not fit this run: " + "; ".join(problems),
@@ -88,26 +89,4 @@ def _engine_problems(
     longest = wanted.get("max_seq_len")
     if longest is not None and (found["max_model_len"] or longest) < longest:
         problems.append(f"its longest sequence is {found['max_model_len']} tokens, below {longest}")
-    return problems
-
-
-def _model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    from transformers import AutoConfig
-
-    model = context.model
-    if model is None:
-        return []
-    ours = AutoConfig.from_pretrained(
-        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
-    text = ours.get_text_config()
-    problems = [
-        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
-        for name, value in found["shape"].items()
-        if getattr(text, name, value) != value
-    ]
-    if ours.architectures and list(ours.architectures) != found["architectures"]:
-        problems.append(
-            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
-        )
     return problems

@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.facts import model_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
@@ -38,7 +39,7 @@ def refuse_unfit(
             hint="install the same release of dovetail-rollout-vllm on both sides",
         )
     _refuse_replaced(found["base"], config, context, url)
-    problems = [*_engine_problems(found, config, context), *_model_problems(found, context)]
+    problems = [*_engine_problems(found, config, context), *model_problems(found, context)]
     if problems:
         raise RolloutError(
             f"the vLLM server at {url} does not fit this run: " + "; ".join(problems),
@@ -106,28 +107,6 @@ def _engine_problems(
     if config.max_model_len is not None and found["max_model_len"] < config.max_model_len:
         problems.append(
             f"--max-model-len is {found['max_model_len']}, below {config.max_model_len}"
-        )
-    return problems
-
-
-def _model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    from transformers import AutoConfig
-
-    model = context.model
-    if model is None:
-        return []
-    ours = AutoConfig.from_pretrained(
-        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
-    text = ours.get_text_config()
-    problems = [
-        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
-        for name, value in found["shape"].items()
-        if getattr(text, name, value) != value
-    ]
-    if ours.architectures and list(ours.architectures) != found["architectures"]:
-        problems.append(
-            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
         )
     return problems
 
