@@ -12,9 +12,8 @@ from dovetail_sdk.testing.fake_server import FakeServer, frame_of, reply, words_
 
 @pytest.fixture
 def fake() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
+    with FakeServer() as server:
+        yield server
 
 
 @pytest.fixture

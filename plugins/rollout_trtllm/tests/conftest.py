@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dovetail.config.sections import ModelSection
 from dovetail.interfaces import make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
@@ -21,13 +21,14 @@ from dovetail_rollout_trtllm import backend, versions
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_sdk.testing.fake_server import FakeServer
+from dovetail_sdk.testing.replicas import replica_context
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 from dovetail_transports.config import SharedMemoryConfig
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stand_in() -> Iterator[Path]:
     """Servers that are started find the stand-in where they look for TensorRT-LLM; this process takes it for installed.
 
@@ -60,18 +61,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_and_tokenizer(tmp_path_factory.mktemp("trtllm") / "tiny", vocab_size=300)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def replica(stand_in: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A started replica with two workers, TensorRT-LLM's own paths, a transport that gives up soon, and random weights."""
+    """A started replica with two workers, TensorRT-LLM's own paths, a transport that gives up soon, and random weights.
+
+    Each module has its own: what one does to it, up to killing its server, is none of another's affair.
+    """
     run_directory = tmp_path_factory.mktemp("run")
-    config = SharedMemoryConfig(name="shared_memory", timeout=3.0)
+    config = SharedMemoryConfig(name="shared_memory", timeout=20.0)
     ref = PluginRef(kind="weight_transport", name="shared_memory", config=config)
     transport: Any = make_plugin(ref, PluginContext(run_directory=run_directory))
-    context = PluginContext(
-        seed=1,
-        role="rollout",
-        run_directory=run_directory,
-        model=ModelSection(path=str(tiny), dtype="float32"),
+    context = replica_context(
+        tiny,
+        run_directory,
         tokenizer=AutoTokenizer.from_pretrained(str(tiny)),
         transport=transport,
         weights_follow=True,
@@ -99,17 +101,11 @@ def config() -> Any:
 def context(tiny: Path, tmp_path: Path) -> Any:
     """Makes the context of a replica in a run."""
 
-    def make(**settings: Any) -> PluginContext:
-        model = ModelSection(path=str(tiny), dtype="float32")
-        told = {"seed": 1, "role": "rollout", "run_directory": tmp_path, "model": model}
-        return PluginContext(**{**told, **settings})
-
-    return make
+    return partial(replica_context, tiny, tmp_path)
 
 
 @pytest.fixture
 def fake_server() -> Iterator[FakeServer]:
     """A server that is none of ours."""
-    server = FakeServer()
-    yield server
-    server.close()
+    with FakeServer() as server:
+        yield server

@@ -22,6 +22,7 @@ from dovetail.errors import (
     WeightSyncError,
 )
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
+from dovetail.serving.arguments import starts_empty
 from dovetail_rollout_trtllm import examination, versions
 from dovetail_rollout_trtllm.calls import (
     chosen_log_probs,
@@ -29,7 +30,7 @@ from dovetail_rollout_trtllm.calls import (
     sampling_arguments,
     scores_of,
 )
-from dovetail_rollout_trtllm.engine_args import engine_arguments, starts_empty
+from dovetail_rollout_trtllm.engine_args import engine_arguments
 from dovetail_rollout_trtllm.failures import FAILURES
 from dovetail_rollout_trtllm.names import TensorNames
 from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE, variables
@@ -80,7 +81,7 @@ def test_a_server_gets_its_token_by_its_environment(config: Any, context: Any) -
         ({"urls": ("10.0.0.2:8000",), "mode": "server"}, "no address"),
         ({"urls": ("http://10.0.0.2:8000",)}, "rollout.mode=server"),
         ({"urls": ("http://a", "http://a/"), "mode": "server"}, "twice"),
-        ({"port": 9000}, "no effect"),
+        ({"port": 9000}, "servers that the run starts"),
         ({"kv_cache_memory": 1.0}, "kv_cache_memory"),
     ],
 )

@@ -35,7 +35,7 @@ class TestTrtllmOnStandIn(RolloutConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def updated_engine(cls, replica: TrtllmRollout) -> Iterator[BaseRollout]:
-        """The replica of all tests of this package: one process is enough."""
+        """The replica of this module: one process is enough."""
         yield replica
         sender = cls().sender(replica)
         sender.close()

@@ -14,9 +14,9 @@ from torch import nn
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.weight_wire import WeightEnd, manifest_info
+from dovetail.serving.weight_wire import WeightEnd, manifest_info, merged_outcomes
 from dovetail_rollout_trtllm import loading
-from dovetail_rollout_trtllm.driver import Driver, EngineDeadError, merged
+from dovetail_rollout_trtllm.driver import Driver, EngineDeadError
 from dovetail_rollout_trtllm.loading import Update
 from dovetail_rollout_trtllm.worker import _END, DovetailWorker
 
@@ -163,16 +163,16 @@ def test_a_worker_that_fails_calls_the_update_off(worker: FakeWorker) -> None:
     told = json.loads(worker.dovetail_receive(info))
     assert reasons == [told["error"]]
     off = json.dumps({**told, "error": "told so", "called_off": True})
-    assert merged([off, json.dumps(told)], version=1).error == f"{reasons[0]} in worker 1"
+    assert merged_outcomes([off, json.dumps(told)], version=1).error == f"{reasons[0]} in worker 1"
 
 
 def test_one_workers_failure_is_the_updates_and_any_change_counts() -> None:
     well = json.dumps({"error": None, "hint": None, "changed": True, "adapter": None})
     ill = json.dumps({"error": "digest of t1", "hint": "h", "changed": False, "adapter": None})
-    found = merged([well, ill], version=3)
+    found = merged_outcomes([well, ill], version=3)
     assert found.error == "weight update 3 failed: digest of t1 in worker 1"
     assert found.changed
-    assert merged([well, well], version=3).error is None
+    assert merged_outcomes([well, well], version=3).error is None
 
 
 def test_a_dead_worker_is_the_engines_death() -> None:

@@ -19,8 +19,22 @@ from dovetail.numerics.streams import SampleStream
 from dovetail_rollout_trtllm.backend import TrtllmBackend
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.replicas import send_weights
 
 pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_update(replica: TrtllmRollout, tiny: Path) -> None:
+    """It has started on random weights: those on disk are its first update."""
+    weights = PlainModel.of(tiny).weights()
+    assert replica.context.transport is not None
+    sender = replica.context.transport.sender()
+    try:
+        send_weights(replica, sender, manifest_of(1, weights), weights.items())
+    finally:
+        sender.close()
 
 
 def _url(replica: TrtllmRollout) -> str:
@@ -55,11 +69,13 @@ def test_stop_strings_end_a_sample_and_are_part_of_it(replica: TrtllmRollout, ti
 
     tokenizer = AutoTokenizer.from_pretrained(str(tiny))
     free = _greedy(replica, (7, 8, 9))
-    stop = tokenizer.decode(free.response_ids[2:3])
-    stopped = _greedy(replica, (7, 8, 9), stop=(stop,))
-    assert len(stopped.response_ids) <= 3
-    assert stop in tokenizer.decode(stopped.response_ids)
-    assert stopped.finish_reason.value == "stop"
+    text = tokenizer.decode(free.response_ids[:3])
+    # By its own token, and across tokens of which it is none.
+    for stop in (tokenizer.decode(free.response_ids[2:3]), text[1:]):
+        stopped = _greedy(replica, (7, 8, 9), stop=(stop,))
+        assert len(stopped.response_ids) <= 3
+        assert stop in tokenizer.decode(stopped.response_ids)
+        assert stopped.finish_reason.value == "stop"
 
 
 def test_the_engines_own_paths_are_replica_beside_but_not_those_for_weights(
@@ -114,7 +130,7 @@ def test_where_no_server_or_another_one_answers_it_is_said(
 def test_a_server_that_dies_fails_what_runs_with_the_end_of_what_it_printed(
     replica: TrtllmRollout,
 ) -> None:
-    """The last test of the package with this replica: nothing answers after it."""
+    """The last test of this module with the replica: nothing answers after it."""
     own: Any = replica.backend._own  # type: ignore[attr-defined]
     server = own._process._guard.pid
     for _ in ("the guarding process", "the server"):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
-from dovetail.errors import WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
 from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
 from dovetail.numerics.streams import SampleStream
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
+from dovetail_sdk.testing.replicas import replica_context, send_weights
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
 Weights = dict[str, torch.Tensor]
@@ -50,17 +47,12 @@ class Acts:
 
     def send(self, engine: VllmRollout, manifest: WeightManifest, tensors: Weights) -> None:
         """One update, as a run with several processes does it."""
+        assert engine.context.transport is not None
         sender = engine.context.transport.sender()
-        manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
-        with ThreadPoolExecutor(1) as thread:
-            receiving = thread.submit(engine.receive_weights, manifest.version, manifest)
-            try:
-                sender.send(manifest, tensors.items())
-                receiving.result()
-            except WeightSyncError as not_sent:
-                raise receiving.exception() or not_sent from None
-            finally:
-                sender.close()
+        try:
+            send_weights(engine, sender, manifest, tensors.items())
+        finally:
+            sender.close()
 
     def adapter(
         self, plain: PlainModel, version: int, *, strength: float = 0.02
@@ -125,9 +117,4 @@ def config() -> Any:
 def context(tiny: Path, tmp_path: Path) -> Any:
     """Makes the context of a replica in a run."""
 
-    def make(**settings: Any) -> PluginContext:
-        model = ModelSection(path=str(tiny), dtype="float32")
-        told = {"seed": 1, "role": "rollout", "run_directory": tmp_path, "model": model}
-        return PluginContext(**{**told, **settings})
-
-    return make
+    return partial(replica_context, tiny, tmp_path)

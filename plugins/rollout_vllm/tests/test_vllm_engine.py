@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx2
 import numpy as np
 import psutil
 import pytest
@@ -18,6 +21,7 @@ from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import FinishReason
+from dovetail.serving.process import free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
@@ -55,7 +59,7 @@ class TestEngine:
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, acts, tiny: Path, run: Path) -> Iterator[VllmRollout]:
-        engine = start(tiny, run, max_adapter_rank=acts.rank)
+        engine = start(tiny, run, max_adapter_rank=acts.rank, metrics_port=free_port())
         yield engine
         engine.close()
 
@@ -71,6 +75,22 @@ class TestEngine:
         assert figures["rollout/vllm/prefix_cache_hits"].value > 0.5
         assert figures["rollout/vllm/new_tokens"].value == 64
         assert figures["rollout/vllm/running_requests_max"].value == 8
+
+    def test_vllms_own_metrics_are_served_on_the_loopback_interface(self, acts, engine) -> None:
+        def counted() -> float:
+            answer = httpx2.get(f"http://127.0.0.1:{engine.config.metrics_port}/metrics")
+            found = re.search(
+                r"^vllm:generation_tokens_total{.*} (\S+)$", answer.text, re.MULTILINE
+            )
+            assert found is not None
+            return float(found[1])
+
+        before = counted()
+        asyncio.run(collected(engine, acts.request(n=3)))
+        assert counted() - before == 24
+        # Elsewhere the port is still free.
+        with socket.socket() as other:
+            other.bind(("127.0.0.2", engine.config.metrics_port))
 
     def test_an_adapter_is_used_as_if_it_were_merged(self, acts, engine, tiny: Path) -> None:
         plain = PlainModel.of(tiny)
@@ -177,6 +197,9 @@ class TestEngine:
             asyncio.run(collected(engine, acts.request()))
         with pytest.raises(WeightSyncError, match="broke off"):
             engine.receive_weights(9, manifest_of(9, PlainModel.of(tiny).weights()))
+        engine.close()
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"http://127.0.0.1:{engine.config.metrics_port}/metrics")
 
 
 class TestRefusals:

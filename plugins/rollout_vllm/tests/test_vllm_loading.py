@@ -12,11 +12,11 @@ from torch import nn
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.weight_wire import WeightEnd, manifest_info
+from dovetail.serving.weight_wire import WeightEnd, manifest_info, merged_outcomes
 from dovetail_rollout_vllm import loading
 from dovetail_rollout_vllm.loading import Counted
 from dovetail_rollout_vllm.versions import installed
-from dovetail_rollout_vllm.worker_methods import WorkerMethods, merged
+from dovetail_rollout_vllm.worker_methods import WorkerMethods
 
 pytestmark = [
     pytest.mark.vllm,
@@ -98,4 +98,4 @@ def test_a_worker_that_fails_calls_the_update_off_and_is_named() -> None:
     told = WorkerMethods.dovetail_receive(worker, info)
     assert "delta" in reasons[0]
     off = json.dumps({"error": "told so", "called_off": True})
-    assert merged([off, told], version=1).error == f"{reasons[0]} in worker 1"
+    assert merged_outcomes([off, told], version=1).error == f"{reasons[0]} in worker 1"

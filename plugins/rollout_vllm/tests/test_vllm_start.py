@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from dovetail.config.sections import ModelSection
 from dovetail.dispatch.loading import turn_path
+from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail_rollout_vllm import engine_backend
 from dovetail_rollout_vllm.config import VllmRolloutConfig
@@ -41,3 +45,39 @@ def test_time_counts_from_the_end_of_the_turn_and_the_processes_start_before(
     )
     backend.start()
     backend.close()
+
+
+def test_a_start_that_hangs_ends_with_its_processes_and_its_thread(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bystander = _sleeper("EngineCore")
+    engines: list[BaseProcess] = []
+
+    async def make(*_: Any) -> None:
+        """As vLLM does it: the event loop's thread waits for the engine's process."""
+        engines.append(_sleeper("EngineCore"))
+        engines[0].join()
+        raise RuntimeError("Engine core initialization failed")
+
+    monkeypatch.setattr(engine_backend, "require", lambda: Release("vllm", "0.24.0"))
+    monkeypatch.setattr(EngineBackend, "_make", make)
+    model = ModelSection(path=str(tiny), dtype="float32")
+    backend = EngineBackend(
+        VllmRolloutConfig(name="vllm", start_timeout=2.0),
+        PluginContext(model=model, run_directory=tmp_path, rank=7),
+    )
+    with pytest.raises(RolloutError, match="not ready within 2 seconds"):
+        backend.start()
+    assert not engines[0].is_alive()
+    assert "vllm-7" not in {thread.name for thread in threading.enumerate()}
+    assert bystander.is_alive()
+    bystander.kill()
+    bystander.join()
+
+
+def _sleeper(name: str) -> BaseProcess:
+    process = multiprocessing.get_context("spawn").Process(
+        target=time.sleep, args=(600,), name=name, daemon=True
+    )
+    process.start()
+    return process

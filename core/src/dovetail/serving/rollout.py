@@ -20,8 +20,10 @@ from dovetail.interfaces.rollout import (
     SamplingParams,
 )
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.backend import Backend, WeightsUntouchedError
+from dovetail.serving.adapter_check import refuse_adapter
+from dovetail.serving.backend import Backend
 from dovetail.serving.facts import ModelFacts, refuse_missing
+from dovetail.serving.fitness import Fitness
 from dovetail.serving.gate import Gate, Sample
 from dovetail.serving.requests import (
     call_for,
@@ -59,12 +61,7 @@ class ServingRollout(BaseRollout):
         super().__init__(config, context)
         self._backend: Backend | None = None
         self._gate = Gate()
-        self._version = 0
-        self._unfit: str | None = None
-        self._baseless = False
-        """Whether it is unfit in what lies below adapters."""
-        self._asleep: frozenset[str] = frozenset()
-        self._adapted = False
+        self._fitness = Fitness()
 
     # -- what a plugin says ----------------------------------------------------------------------
 
@@ -94,7 +91,7 @@ class ServingRollout(BaseRollout):
         backend = self.make_backend()
         refuse_missing(context.model.path)
         if self.starts_empty():
-            self._unfit = "no weights have come yet: an update has to come first"
+            self._fitness.began_empty()
         length = getattr(self.config, "max_model_len", None)
         self._facts = ModelFacts.read(context.model, context.tokenizer, length)
         backend.start()
@@ -103,7 +100,7 @@ class ServingRollout(BaseRollout):
     @property
     def version(self) -> int:
         """The weight version in force; 0 is what was loaded from disk."""
-        return self._version
+        return self._fitness.version
 
     @property
     def backend(self) -> Backend:
@@ -151,7 +148,7 @@ class ServingRollout(BaseRollout):
         await self._running().reset_cache()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        self._refuse_unfit("sequences can't be scored")
+        self._fitness.refuse_use("sequences can't be scored")
         return await self._running().score([ids.tolist() for ids in sequences])
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
@@ -166,7 +163,12 @@ class ServingRollout(BaseRollout):
                 hint="send whole weights or an adapter",
             )
         if manifest.kind == "adapter":
-            self._refuse_adapter(who, manifest)
+            if "lora" not in self.capabilities:
+                raise WeightSyncError(
+                    f"{who} is an adapter, and rollout {self.name!r} takes none",
+                    hint="send merged weights (actor.engine.lora.sync: merged)",
+                )
+            refuse_adapter(version, manifest, room=self._adapter_room, who=self.engine)
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         """As the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
@@ -174,22 +176,16 @@ class ServingRollout(BaseRollout):
         """
         backend = self._running()
         self.check_manifest(version, manifest)
-        self._refuse_now(version, manifest)
+        self._fitness.refuse_update(version, manifest)
         was_open = not self._gate.closed
         self._interrupt(version)
         try:
             backend.load(version, manifest)
-        except WeightsUntouchedError:
-            raise
-        except WeightSyncError:
-            self._unfit = (
-                f"its weights were torn by update {version}: a whole one has to come first"
-            )
-            self._baseless = self._baseless or manifest.kind != "adapter"
+        except WeightSyncError as error:
+            self._fitness.broke_off(version, manifest, error)
             raise
         else:
-            self._version, self._unfit, self._baseless = version, None, False
-            self._adapted = manifest.kind == "adapter"
+            self._fitness.updated(version, manifest)
         finally:
             if was_open:
                 self._gate.open()
@@ -205,17 +201,14 @@ class ServingRollout(BaseRollout):
         if self._gate.running:
             raise RolloutError("requests are running", hint="pause the rollout before sleep")
         # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
-        keep = keep_weights or self._adapted or self._adapter_room is not None
-        freed = backend.sleep(tags - self._asleep, keep_weights=keep)
-        self._asleep |= tags
-        if "weights" in tags and not keep:
-            self._unfit = "its weights were let go in sleep: an update has to come first"
-            self._baseless = True
+        keep = keep_weights or self._fitness.adapted or self._adapter_room is not None
+        freed = backend.sleep(tags - self._fitness.asleep, keep_weights=keep)
+        self._fitness.slept(tags, kept_weights=keep)
         return freed
 
     def wake(self, tags: frozenset[str]) -> None:
-        self._running().wake(tags & self._asleep)
-        self._asleep -= tags
+        self._running().wake(tags & self._fitness.asleep)
+        self._fitness.woke(tags)
 
     def close(self) -> None:
         if self._backend is not None:
@@ -233,8 +226,8 @@ class ServingRollout(BaseRollout):
         earlier: Completion | None = None
         while await self._gate.enter(sample):
             try:
-                self._refuse_unfit(f"request {request.request_id!r} can't be generated")
-                version = self._version
+                self._fitness.refuse_use(f"request {request.request_id!r} can't be generated")
+                version = self._fitness.version
                 call = call_for(
                     sample.call_id,
                     prompt_ids,
@@ -286,48 +279,9 @@ class ServingRollout(BaseRollout):
         """Refuse what can't be generated, in words, before it reaches the engine."""
         self._running()
         what = f"request {request.request_id!r} can't be generated"
-        self._refuse_unfit(what)
+        self._fitness.refuse_use(what)
         problem = problem_of(request, self._facts, engine=self.engine, log_probs=self.log_probs)
         if request.media and "images" not in self.capabilities:
             problem = f"its prompt has {len(request.media)} images, and {self.engine} is given none"
         if problem:
             raise RolloutError(f"{what}: {problem}")
-
-    def _refuse_unfit(self, what: str) -> None:
-        if self._asleep:
-            slept = " and ".join(sorted(self._asleep))
-            raise RolloutError(f"{what}: {slept} of the engine sleep", hint="wake them first")
-        if self._unfit is not None:
-            raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
-
-    def _refuse_now(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse what could be taken in another state."""
-        who = f"weight update {version}"
-        if "weights" in self._asleep:
-            raise WeightSyncError(f"{who} came while the weights sleep", hint="wake them first")
-        if manifest.kind == "adapter" and self._baseless:
-            raise WeightSyncError(
-                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
-                hint="send whole weights, or start the replica again",
-            )
-
-    def _refuse_adapter(self, who: str, manifest: WeightManifest) -> None:
-        if "lora" not in self.capabilities:
-            raise WeightSyncError(
-                f"{who} is an adapter, and rollout {self.name!r} takes none",
-                hint="send merged weights (actor.engine.lora.sync: merged)",
-            )
-        room = self._adapter_room
-        merged = "or send merged weights (actor.engine.lora.sync: merged)"
-        if manifest.adapter is None:
-            raise WeightSyncError(f"{who} is an adapter, and its manifest does not describe it")
-        if manifest.adapter.dora:
-            raise WeightSyncError(
-                f"{who} is a DoRA adapter, which {self.engine} does not apply", hint=merged
-            )
-        if room is None or manifest.adapter.rank > room:
-            have = "no room for one" if room is None else f"room for rank {room}"
-            raise WeightSyncError(
-                f"{who} is an adapter of rank {manifest.adapter.rank}, and rollout {self.name!r} has {have}",
-                hint=f"set rollout.max_adapter_rank={manifest.adapter.rank}, {merged}",
-            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,10 @@ class Outcome:
         traceback.print_exception(error)
         return cls(error=_with_type(error), changed=changed)
 
+    def text(self) -> str:
+        """Itself as JSON."""
+        return json.dumps(attrs.asdict(self))
+
     def failure(self) -> WeightSyncError | None:
         """The error for the rollout's caller; None where the update arrived whole."""
         if self.error is None:
@@ -166,6 +171,44 @@ class Outcome:
         if self.called_off and not self.changed:
             kind = OthersFailedError
         return kind(self.error, hint=self.hint)
+
+
+def outcome_of(
+    act: Callable[[], int | None], changed: Callable[[], bool] = lambda: False
+) -> Outcome:
+    """Do something to an engine's weights; never raises, since engines lose what their other processes answer then.
+
+    Args:
+        act: returns the engine's number of the adapter that came, or None.
+        changed: after a failure: whether anything of the model was overwritten.
+    """
+    try:
+        adapter = act()
+    except Exception as error:  # noqa: BLE001 - told in the outcome
+        return Outcome.of_failure(error, changed=changed())
+    return Outcome(adapter=adapter, changed=True)
+
+
+def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
+    """What an update came to in all of an engine's processes together.
+
+    Args:
+        outcomes: `text` of each one's, by rank.
+        version: of the update, for the message.
+
+    Returns:
+        The first one's where all succeeded; else an error that says who failed, and whether any of them changed.
+    """
+    found = [Outcome(**json.loads(text)) for text in outcomes]
+    rank = first_failed(found)
+    if rank is None:
+        return found[0]
+    first = found[rank]
+    where = f" in worker {rank}" if len(found) > 1 else ""
+    error = first.error or ""
+    said = error if f"update {version}" in error else f"weight update {version} failed: {error}"
+    changed = any(one.changed for one in found)
+    return attrs.evolve(first, error=said + where, changed=changed)
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:

@@ -9,13 +9,14 @@ from dovetail.serving.connection import ServerConnection
 from dovetail.serving.own_server import OwnServer, port_for
 from dovetail.serving.process import LOOPBACK
 from dovetail.serving.server_backend import ServerBackend
+from dovetail.serving.surroundings import log_path
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.failures import FAILURES
-from dovetail_rollout_trtllm.figures import Figures
+from dovetail_rollout_trtllm.figures import figures
 from dovetail_rollout_trtllm.joining import join
 from dovetail_rollout_trtllm.server_command import server_command
-from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE, log_path, variables
+from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE, variables
 from dovetail_rollout_trtllm.versions import DESCRIBED, require
 
 
@@ -27,7 +28,7 @@ class TrtllmBackend(ServerBackend):
 
     def __init__(self, config: TrtllmRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._figures = Figures()
+        self._figures = figures()
 
     def start_server(self, token: str) -> OwnServer:
         release = require()
@@ -40,7 +41,7 @@ class TrtllmBackend(ServerBackend):
             )
         context.logger.warning("rollout 'trtllm' has not been tried on the real TensorRT-LLM yet")
         port = port_for(self.config.port, context.rank, self.engine)
-        log = log_path(context)
+        log = log_path("trtllm", context)
         server = OwnServer(
             server_command(self.config, context, host=LOOPBACK, port=port),
             port=port,

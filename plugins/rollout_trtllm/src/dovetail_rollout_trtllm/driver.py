@@ -8,13 +8,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import SamplingParams
 from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.weight_wire import Outcome, first_failed
+from dovetail.serving.weight_wire import Outcome, merged_outcomes
 from dovetail_rollout_trtllm.calls import (
     result_of,
     sampling_arguments,
@@ -22,7 +21,7 @@ from dovetail_rollout_trtllm.calls import (
     scoring_arguments,
 )
 from dovetail_rollout_trtllm.engine_imports import imported, memory_tags
-from dovetail_rollout_trtllm.engine_types import Engine, Request
+from dovetail_rollout_trtllm.engine_types import Engine, Params, Request, set_up
 
 _DEATHS = ("EngineDeadError", "ActorDiedError", "RayActorError", "ActorUnavailableError")
 """Errors of TensorRT-LLM and Ray that say that a worker's process is gone."""
@@ -48,7 +47,7 @@ class Driver:
         self._sleeps = sleeps
         self._running: dict[str, Request] = {}
         self._numbers = itertools.count()
-        self._params: dict[SamplingParams, Any] = {}
+        self._params: dict[SamplingParams, Params] = {}
         self._one_by_one = asyncio.Lock()
         self.dead: str | None = None
 
@@ -66,7 +65,10 @@ class Driver:
         if call.call_id in self._running:
             raise RolloutError(f"two running calls have the id {call.call_id!r}")
         sampling = call.sampling
-        request = self._submit(call.prompt_ids, self._params_of(sampling), None)
+        # Stop strings that come about by other tokens than their own are looked for as tokens stream in, and not otherwise.
+        request = self._submit(
+            call.prompt_ids, self._params_of(sampling), streaming=bool(sampling.stop)
+        )
         self._running[call.call_id] = request
         try:
             await self._ended(request)
@@ -87,7 +89,7 @@ class Driver:
 
         async def one(ids: list[int]) -> np.ndarray:
             # What comes from the prefix cache has no logits: a salt of its own finds nothing there.
-            request = self._submit(ids, params, f"dovetail-score-{next(self._numbers)}")
+            request = self._submit(ids, params, salt=f"dovetail-score-{next(self._numbers)}")
             await self._ended(request)
             return scores_of(request, ids)
 
@@ -103,7 +105,9 @@ class Driver:
         Args:
             info: of `weight_wire.transport_info`.
         """
-        return merged(await self._everywhere("dovetail_connect", json.dumps(info)), version=0)
+        return merged_outcomes(
+            await self._everywhere("dovetail_connect", json.dumps(info)), version=0
+        )
 
     async def load(self, manifest: Mapping[str, Any]) -> Outcome:
         """Every worker receives, verifies and loads an update, and forgets cached prefixes.
@@ -112,7 +116,7 @@ class Driver:
             manifest: of `weight_wire.manifest_info`.
         """
         found = await self._everywhere("dovetail_receive", json.dumps(manifest))
-        return merged(found, version=int(manifest["version"]))
+        return merged_outcomes(found, version=int(manifest["version"]))
 
     async def sleep(self, tags: frozenset[str]) -> int:
         """Free the memory of these tags, and return the bytes measured; 0 where the engine was not started for it."""
@@ -131,12 +135,19 @@ class Driver:
 
     # -- the pieces ----------------------------------------------------------------------------
 
-    def _submit(self, prompt_ids: Sequence[int], params: Any, salt: str | None) -> Request:
+    def _submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: Params,
+        *,
+        streaming: bool = False,
+        salt: str | None = None,
+    ) -> Request:
         self._refuse_dead()
         try:
-            if salt is None:
-                return self._engine.generate_async(list(prompt_ids), params)
-            return self._engine.generate_async(list(prompt_ids), params, cache_salt=salt)
+            return self._engine.generate_async(
+                list(prompt_ids), params, streaming=streaming, cache_salt=salt
+            )
         except ValueError as error:
             raise RolloutError(f"TensorRT-LLM refuses a request: {error}") from error
 
@@ -165,13 +176,15 @@ class Driver:
     async def _free_bytes(self) -> int:
         return sum(int(found) for found in await self._everywhere("dovetail_free_bytes"))
 
-    def _params_of(self, sampling: SamplingParams) -> Any:
+    def _params_of(self, sampling: SamplingParams) -> Params:
         """One object for all samples that are drawn alike."""
         if sampling not in self._params:
             if len(self._params) > 64:
                 self._params.clear()
             processed = imported("LogprobMode").PROCESSED
-            made = imported("SamplingParams")(**sampling_arguments(sampling, processed))
+            made: Params = imported("SamplingParams")(**sampling_arguments(sampling, processed))
+            if sampling.stop:
+                set_up(made, self._engine)
             self._params[sampling] = made
         return self._params[sampling]
 
@@ -186,29 +199,7 @@ class Driver:
             raise EngineDeadError(self.dead)
 
 
-def merged(outcomes: Sequence[str], version: int) -> Outcome:
-    """What an update came to in all workers together.
-
-    Args:
-        outcomes: JSON of each worker's `Outcome`, by rank.
-        version: of the update, for the message.
-
-    Returns:
-        The first worker's where all succeeded; else an error that says who failed, and whether any of them changed.
-    """
-    found = [Outcome(**json.loads(text)) for text in outcomes]
-    rank = first_failed(found)
-    if rank is None:
-        return found[0]
-    first = found[rank]
-    where = f" in worker {rank}" if len(found) > 1 else ""
-    error = first.error or ""
-    said = error if f"update {version}" in error else f"weight update {version} failed: {error}"
-    changed = any(one.changed for one in found)
-    return attrs.evolve(first, error=said + where, changed=changed)
-
-
 def _refuse_failed(outcomes: Sequence[str], what: str) -> None:
-    outcome = merged(outcomes, version=0)
+    outcome = merged_outcomes(outcomes, version=0)
     if outcome.error is not None:
         raise RolloutError(f"TensorRT-LLM could not {what}: {outcome.error}")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 DESCRIBED_AS = {
     "Engine": "tensorrt_llm._torch.async_llm.AsyncLLM",
+    "Params": "tensorrt_llm.sampling_params.SamplingParams",
     "Request": "tensorrt_llm.llmapi.llm.RequestOutput",
     "Output": "tensorrt_llm.executor.result.CompletionOutput",
     "ChosenToken": "tensorrt_llm.executor.result.Logprob",
@@ -39,6 +40,12 @@ class Output(Protocol):
     finish_reason: str | None
 
 
+class Params(Protocol):
+    """What is asked for with a prompt."""
+
+    def _setup(self, tokenizer: Any, hf_model_config: Any, generation_config: Any) -> Any: ...
+
+
 class Request(Protocol):
     """What `generate_async` returns: it is awaited for its end."""
 
@@ -53,6 +60,8 @@ class Request(Protocol):
 
 class Engine(Protocol):
     """An asynchronous engine whose workers are Ray actors."""
+
+    tokenizer: Any
 
     def setup_async(self) -> Awaitable[Any]: ...
 
@@ -74,6 +83,11 @@ class Engine(Protocol):
     def resume(self, tags: Sequence[str]) -> Awaitable[None]: ...
 
     def shutdown(self) -> None: ...
+
+
+def set_up(params: Params, engine: Engine) -> None:
+    """Make tokens of stop strings. TensorRT-LLM does so by itself only where it is to set the end too."""
+    params._setup(engine.tokenizer, None, None)  # noqa: SLF001 - there is no public way
 
 
 class ModelLoader(Protocol):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from dovetail.interfaces.rollout import FinishReason
 from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.counters import Counters
 from dovetail.serving.frames import Frame
 from dovetail.serving.messages import PROTOCOL
 from dovetail.serving.routes import Host
@@ -29,25 +30,13 @@ class TrtllmHost(Host):
         self, driver: Driver, arguments: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> None:
         self._driver, self._arguments, self._facts = driver, arguments, facts
-        self._counts = dict.fromkeys(
-            ("new_tokens", "samples", "aborted", "busy_seconds", "sample_seconds", "running_max"),
-            0.0,
-        )
-        self._last = time.monotonic()
+        self._counters = Counters("new_tokens", "samples", "aborted")
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        self._look()
-        running = self._driver.running + 1
-        self._counts["running_max"] = max(self._counts["running_max"], running)
-        try:
+        with self._counters.running():
             result = await self._driver.generate(call)
-        except BaseException:
-            self._look(more=1)
-            raise
-        self._look(more=1)
-        self._counts["new_tokens"] += len(result.response_ids)
-        self._counts["samples"] += 1
-        self._counts["aborted"] += result.finish_reason.value == "abort"
+        aborted = result.finish_reason is FinishReason.ABORT
+        self._counters.add(new_tokens=len(result.response_ids), samples=1, aborted=aborted)
         return result
 
     async def describe(self, _: Frame) -> Frame:
@@ -94,20 +83,4 @@ class TrtllmHost(Host):
 
     async def figures(self, _: Frame) -> Frame:
         """Totals since the server started; who asks subtracts what it saw before. `running_max` starts anew."""
-        self._look()
-        totals = dict(self._counts)
-        self._counts["running_max"] = float(self._driver.running)
-        return Frame(header=totals)
-
-    def _look(self, more: int = 0) -> None:
-        """Count the time since the last look, for as many samples as ran in it.
-
-        Args:
-            more: samples that ran until now and are no more among those that the driver counts.
-        """
-        now = time.monotonic()
-        running = self._driver.running + more
-        if running:
-            self._counts["busy_seconds"] += now - self._last
-            self._counts["sample_seconds"] += running * (now - self._last)
-        self._last = now
+        return Frame(header=self._counters.totals())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.facts import model_problems
+from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.engine_args import WORKER, own_arguments
@@ -31,17 +31,7 @@ async def join(
     import httpx2
 
     url, hint = connection.url, _fitting(config, context, connection.url)
-    try:
-        answer = await connection.get("/dovetail/v1/describe")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise RolloutError(
-            f"no server answers at {url} (rollout.urls): {type(error).__name__}: {error}", hint=hint
-        ) from error
-    if answer.status_code == httpx2.codes.UNAUTHORIZED:
-        raise RolloutError(
-            f"the server at {url} wants another token",
-            hint=f"set {TOKEN_VARIABLE} here to what it was when the server was started",
-        )
+    [answer] = await answers_of(connection, DESCRIBE, token_variable=TOKEN_VARIABLE, hint=hint)
     if answer.status_code != httpx2.codes.OK:
         raise RolloutError(
             f"what answers at {url} (rollout.urls) has no paths for Dovetail (status {answer.status_code}): "
@@ -56,16 +46,11 @@ async def join(
             hint="install the same release of dovetail-rollout-trtllm on both sides",
         )
     problems = [*_engine_problems(found, config, context), *model_problems(found, context)]
-    if problems:
-        raise RolloutError(
-            f"the TensorRT-LLM server at {url} does not fit this run: " + "; ".join(problems),
-            hint=hint,
-        )
+    refuse_problems(problems, engine="TensorRT-LLM", url=url, hint=hint)
 
 
 def _fitting(config: TrtllmRolloutConfig, context: PluginContext, url: str) -> str:
-    port = re.search(r":(\d+)/?$", url)
-    return f"start it with: {command_by_hand(config, context, port=int(port[1]) if port else 8000)}"
+    return f"start it with: {command_by_hand(config, context, port=port_of(url, 8000))}"
 
 
 def _engine_problems(

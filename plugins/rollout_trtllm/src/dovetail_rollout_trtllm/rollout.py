@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.serving.arguments import starts_empty
 from dovetail.serving.backend import Backend
 from dovetail.serving.rollout import ServingRollout
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
-from dovetail_rollout_trtllm.engine_args import starts_empty
 from dovetail_rollout_trtllm.names import TensorNames
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-import attrs
 import torch
 
 from dovetail.errors import WeightSyncError
-from dovetail.serving.weight_wire import Outcome, WeightEnd, end_from, manifest_from
+from dovetail.serving.surroundings import free_bytes
+from dovetail.serving.weight_wire import WeightEnd, end_from, manifest_from, outcome_of
 from dovetail_rollout_trtllm.engine_types import Worker
 from dovetail_rollout_trtllm.loading import Update
 
@@ -38,7 +37,7 @@ class DovetailWorker:
             close_end(self)
             setattr(self, _END, end_from(told["transport"], told["context"], str(device_of(self))))
 
-        return _outcome(act)
+        return outcome_of(act).text()
 
     def dovetail_receive(self: Any, info: str) -> str:
         """Receive an update, verify and load it.
@@ -61,7 +60,7 @@ class DovetailWorker:
                     )
                 update.load(end.receiver.receive(manifest), lasting=end.receiver.lasting)
 
-        return _outcome(act, lambda: update.changed)
+        return outcome_of(act, lambda: update.changed).text()
 
     def dovetail_reset_cache(self: Any) -> str:
         """Forget cached prefixes; returns JSON of an `Outcome`."""
@@ -71,16 +70,11 @@ class DovetailWorker:
             with worker.engine.control_action():
                 worker.engine.reset_prefix_cache()
 
-        return _outcome(act)
+        return outcome_of(act).text()
 
     def dovetail_free_bytes(self: Any) -> int:
         """Free memory of this worker's accelerator as its driver sees it; 0 on a CPU."""
-        device = device_of(self)
-        if device.type == "cpu":
-            return 0
-        torch.accelerator.synchronize(device)
-        free, _ = torch.get_device_module(device).mem_get_info(device)
-        return int(free)
+        return free_bytes(device_of(self))
 
 
 def device_of(worker: Worker) -> torch.device:
@@ -110,13 +104,3 @@ def close_end(worker: Any) -> None:
     found: WeightEnd | None = vars(worker).pop(_END, None)
     if found is not None:
         found.close()
-
-
-def _outcome(act: Callable[[], None], changed: Callable[[], bool] = lambda: False) -> str:
-    try:
-        act()
-    except Exception as error:  # noqa: BLE001 - reported to the caller, see DovetailWorker
-        found = Outcome.of_failure(error, changed=changed())
-    else:
-        found = Outcome(changed=True)
-    return json.dumps(attrs.asdict(found))

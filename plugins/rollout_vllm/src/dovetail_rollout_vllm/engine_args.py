@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.facts import refuse_missing
+from dovetail.serving.arguments import (
+    has_tokenizer,
+    merged_arguments,
+    model_of,
+    replica_seed,
+    starts_empty,
+    unknown_argument,
+)
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
@@ -30,38 +33,24 @@ def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[
         ConfigError: an argument asks for what can't be had here.
     """
     _refuse_impossible(config, context)
-    ours = own_arguments(config, context)
-    theirs = dict(config.engine_args)
-    clashes = [
-        f"{name}={theirs[name]!r} (Dovetail sets {ours[name]!r})"
-        for name in sorted(ours.keys() & theirs.keys())
-        if theirs[name] != ours[name]
-    ]
-    if clashes:
-        context.logger.warning(
-            "rollout.engine_args: Dovetail's own values hold instead of %s", "; ".join(clashes)
-        )
-    return {**theirs, **ours}
+    return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 
 def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
     """The arguments that Dovetail sets itself; a JSON value each."""
-    model = context.model
-    if model is None:
-        raise ModelError("the rollout was given no model", hint="set model.path in the config")
-    refuse_missing(model.path)
+    model = model_of(context)
     found: dict[str, Any] = {
         "model": model.path,
         "dtype": model.dtype,
         "trust_remote_code": model.trust_remote_code,
-        "seed": replica_seed(context.seed, context.rank),
+        "seed": replica_seed("vllm", context),
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "enforce_eager": config.enforce_eager,
         "enable_prefix_caching": config.prefix_caching,
         "kv_cache_dtype": config.kv_cache_dtype,
-        "skip_tokenizer_init": not _has_tokenizer(model.tokenizer_path or model.path),
+        "skip_tokenizer_init": not has_tokenizer(model),
         # Sampling is stated in every request; a model's generation_config.json must not add to it.
         "generation_config": "vllm",
         # Log-probabilities as the sampler drew: after temperature, top-k and top-p.
@@ -80,7 +69,7 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
     if config.ranks_per_replica() > 1 and "distributed_executor_backend" not in config.engine_args:
         # Within a Ray actor vLLM would otherwise ask that cluster for accelerators which are the replica's already.
         found["distributed_executor_backend"] = "mp"
-    if starts_empty(config, context):
+    if may_start_empty(config, context):
         found["load_format"] = "dummy"
     if config.offload and torch.accelerator.is_available():
         found["enable_sleep_mode"] = True
@@ -118,13 +107,9 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
         )
 
 
-def starts_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
-    """Whether vLLM starts on random weights, since a whole update comes before the first request.
-
-    That is sooner there; and a tensor that no update brings stays random, so that the probe finds it.
-    """
-    chosen = config.max_adapter_rank is not None or "load_format" in config.engine_args
-    return context.weights_follow and not (chosen or config.quantization or config.urls)
+def may_start_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
+    """`starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
+    return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
 def make_engine_args(arguments: Mapping[str, Any]) -> Any:
@@ -138,23 +123,5 @@ def make_engine_args(arguments: Mapping[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in arguments:
         if name not in known:
-            close = nearest(name, known)
-            raise ConfigError(
-                f"rollout.engine_args: vLLM has no engine argument {name!r}",
-                hint=f"did you mean {close!r}?"
-                if close
-                else "see the names in vLLM's documentation",
-            )
+            raise unknown_argument(name, known, engine="vLLM")
     return AsyncEngineArgs(**arguments)
-
-
-def replica_seed(seed: int, rank: int) -> int:
-    """The seed of one replica's own generator, 31 bits: replicas must not draw alike."""
-    digest = hashlib.blake2b(f"{seed}/vllm/{rank}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def _has_tokenizer(path: str) -> bool:
-    """Whether vLLM will find a tokenizer; it needs one for stop strings only. Hub ids are taken at their word."""
-    directory = Path(path)
-    return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)

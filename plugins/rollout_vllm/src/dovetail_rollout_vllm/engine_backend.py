@@ -18,6 +18,7 @@ from dovetail.serving.backend import (
     SampleResult,
 )
 from dovetail.serving.loop_thread import LoopThread
+from dovetail.serving.surroundings import log_path
 from dovetail.serving.weight_wire import manifest_info, transport_info
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_vllm.config import VllmRolloutConfig
@@ -26,7 +27,9 @@ from dovetail_rollout_vllm.engine_driver import EngineDriver
 from dovetail_rollout_vllm.failures import death, start_failure
 from dovetail_rollout_vllm.figures import Figures, stat_logger
 from dovetail_rollout_vllm.fused import Parts
-from dovetail_rollout_vllm.surroundings import log_path, print_to, surroundings, turn_of
+from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
+from dovetail_rollout_vllm.surroundings import print_to, surroundings, turn_of
+from dovetail_rollout_vllm.unfinished import end, engine_processes
 from dovetail_rollout_vllm.versions import require
 
 T = TypeVar("T")
@@ -51,6 +54,7 @@ class EngineBackend(Backend):
         self._loop: LoopThread | None = None
         self._engine: Any = None
         self._driver: EngineDriver | None = None
+        self._metrics: MetricsEndpoint | None = None
 
     def start(self) -> None:
         release, context = require(), self._context
@@ -61,10 +65,11 @@ class EngineBackend(Backend):
                 release.version,
             )
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
-        self.log = log_path(context)
+        self.log = log_path("vllm", context)
         self._loop = LoopThread(f"vllm-{context.rank}")
         limit, turn = self._config.start_timeout, turn_of(context)
         with surroundings(self._config, context, self.log):
+            others = engine_processes()
             try:
                 making = self._loop.start(self._make(arguments))
                 # Its processes import meanwhile, and load in their turn. vLLM's own limit counts from when they have loaded.
@@ -72,12 +77,16 @@ class EngineBackend(Backend):
                     await_turn(turn)
                 making.result(limit)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in words
+                if not making.done():
+                    end([one for one in engine_processes() if one not in others])
                 self.close()
                 late = isinstance(error, TimeoutError)
                 cause = TimeoutError(f"not ready within {limit:g} seconds") if late else error
                 told = start_failure(cause, self.log, self._config)
                 raise told from None if told is error else error
         self._driver = EngineDriver(self._engine)
+        if self._config.metrics_port is not None:
+            self._serve_metrics(self._config.metrics_port + context.rank)
         if context.transport is not None:
             self._connect(context)
 
@@ -140,8 +149,10 @@ class EngineBackend(Backend):
         return self._figures.take()
 
     def close(self) -> None:
-        loop, engine = self._loop, self._engine
-        self._loop = self._engine = self._driver = None
+        loop, engine, metrics = self._loop, self._engine, self._metrics
+        self._loop = self._engine = self._driver = self._metrics = None
+        if metrics is not None:
+            metrics.close()
         if loop is None:
             return
         if engine is not None:
@@ -155,13 +166,28 @@ class EngineBackend(Backend):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         print_to(self.log)
-        self._engine = AsyncLLM.from_engine_args(
+        loggers = [stat_logger(self._figures)]
+        if self._config.metrics_port is not None:
+            loggers.append(prometheus_logger())
+        engine = AsyncLLM.from_engine_args(
             make_engine_args(arguments),
             # vLLM's limits of sequences and tokens a pass follow from it: these are for batches, not for chats.
             usage_context=UsageContext.LLM_CLASS,
-            stat_loggers=[stat_logger(self._figures)],
+            stat_loggers=loggers,
         )
         print_to(self.log)  # again: making the engine sets vLLM's logging up anew
+        if self._loop is None:  # nobody waits for it any more
+            engine.shutdown(timeout=_END_SECONDS)
+            return
+        self._engine = engine
+
+    def _serve_metrics(self, port: int) -> None:
+        try:
+            self._metrics = MetricsEndpoint(port)
+        except RolloutError:
+            self.close()
+            raise
+        self._context.logger.info("vLLM's metrics are served at %s", self._metrics.url)
 
     def _connect(self, context: PluginContext) -> None:
         loop, driver = self._open()

@@ -13,12 +13,11 @@ import numpy as np
 from dovetail.errors import RolloutError
 from dovetail.media import takes_images
 from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.weight_wire import Outcome
+from dovetail.serving.weight_wire import Outcome, merged_outcomes
 from dovetail_rollout_vllm.adapters import adapter_name
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
 from dovetail_rollout_vllm.pictures import Pictures
 from dovetail_rollout_vllm.versions import free_kv_cache
-from dovetail_rollout_vllm.worker_methods import merged
 
 _RESET_SECONDS = 30.0
 
@@ -220,7 +219,7 @@ class EngineDriver:
         """Call a method of `WorkerMethods` in every worker; one call at a time."""
         async with self._updating:
             outcomes = await self._engine.collective_rpc(method, args=(json.dumps(info),))
-        return merged(outcomes, version)
+        return merged_outcomes(outcomes, version)
 
     async def _free_bytes(self) -> int:
         return sum(await self._engine.collective_rpc("dovetail_free_bytes"))

@@ -10,7 +10,7 @@ from dovetail.interfaces.transport import WeightManifest
 from dovetail.serving.backend import Backend
 from dovetail.serving.rollout import ServingRollout
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.engine_args import starts_empty
+from dovetail_rollout_vllm.engine_args import may_start_empty
 from dovetail_rollout_vllm.fused import FusedLayers, Parts, refuse_shrunk
 
 
@@ -50,7 +50,7 @@ class VllmRollout(ServingRollout):
         return EngineBackend(self.config, self.context)
 
     def starts_empty(self) -> bool:
-        return starts_empty(self.config, self.context)
+        return may_start_empty(self.config, self.context)
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
         super().check_manifest(version, manifest)

@@ -11,7 +11,7 @@ from dovetail.serving.server_backend import ServerBackend as AnyServerBackend
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.fused import Parts
-from dovetail_rollout_vllm.server_figures import ServerFigures
+from dovetail_rollout_vllm.server_figures import server_figures
 from dovetail_rollout_vllm.server_start import join, start_server
 from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 
@@ -24,7 +24,7 @@ class ServerBackend(AnyServerBackend):
 
     def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._figures = ServerFigures()
+        self._figures = server_figures()
 
     def start_server(self, token: str) -> OwnServer:
         return start_server(self.config, self.context, token)

@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.facts import model_problems
+from dovetail.serving.joining import port_of, refuse_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
@@ -40,16 +41,12 @@ def refuse_unfit(
         )
     _refuse_replaced(found["base"], config, context, url)
     problems = [*_engine_problems(found, config, context), *model_problems(found, context)]
-    if problems:
-        raise RolloutError(
-            f"the vLLM server at {url} does not fit this run: " + "; ".join(problems),
-            hint=fitting(config, context, url),
-        )
+    refuse_problems(problems, engine="vLLM", url=url, hint=fitting(config, context, url))
 
 
 def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
     """How to start a server that fits, for a hint."""
-    return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=_port(url))}"
+    return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=port_of(url, 8000))}"
 
 
 def _refuse_replaced(
@@ -114,8 +111,3 @@ def _engine_problems(
 def _number(version: str | None) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _port(url: str) -> int:
-    found = re.search(r":(\d+)/?$", url)
-    return int(found[1]) if found else 8000

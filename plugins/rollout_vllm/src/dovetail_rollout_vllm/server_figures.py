@@ -4,44 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dovetail.serving.growth import Growth
 from dovetail.telemetry.metrics import Max, Mean, Metric, Sum
 from dovetail_rollout_vllm.figures import PREFIX
 
 
-class ServerFigures:
-    """Turns totals since a server's start into figures since the last look."""
+def server_figures() -> Growth:
+    """What makes of a server's totals the metrics of `figures.Figures.take`, by the same names."""
+    return Growth(PREFIX, "new_tokens", _metrics)
 
-    def __init__(self) -> None:
-        self._before: Mapping[str, float] = {}
 
-    def since(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        """The metrics since the last totals.
-
-        Args:
-            totals: the server's answer to `figures`.
-
-        Returns:
-            Those of `figures.Figures.take`, by the same names; empty where nothing was generated.
-        """
-        before, self._before = self._before, dict(totals)
-        grown = {name: value - before.get(name, 0.0) for name, value in totals.items()}
-        if not grown["new_tokens"]:
-            return {}
-        looks = grown["samples"]
-        found: dict[str, Metric] = {
-            "tokens_per_second": Mean(grown["new_tokens"], grown["busy_seconds"]),
-            "new_tokens": Sum(grown["new_tokens"]),
-            "prefix_cache_hits": Mean(grown["prefix_hits"], grown["prefix_queries"]),
-            "preemptions": Sum(grown["preemptions"]),
-            "time_to_first_token": Mean(grown["first_token_seconds"], grown["first_tokens"]),
-        }
-        for name, ours in (
-            ("running", "running_requests"),
-            ("waiting", "waiting_requests"),
-            ("cache_usage", "kv_cache_usage"),
-        ):
-            # A rollout may be over before the first look.
-            if looks:
-                found[ours] = Mean(grown[name], looks)
-                found[f"{ours}_max"] = Max(totals[f"{name}_max"])
-        return {f"{PREFIX}{name}": metric for name, metric in found.items()}
+def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:
+    looks = grown["samples"]
+    found: dict[str, Metric] = {
+        "tokens_per_second": Mean(grown["new_tokens"], grown["busy_seconds"]),
+        "new_tokens": Sum(grown["new_tokens"]),
+        "prefix_cache_hits": Mean(grown["prefix_hits"], grown["prefix_queries"]),
+        "preemptions": Sum(grown["preemptions"]),
+        "time_to_first_token": Mean(grown["first_token_seconds"], grown["first_tokens"]),
+    }
+    for name, ours in (
+        ("running", "running_requests"),
+        ("waiting", "waiting_requests"),
+        ("cache_usage", "kv_cache_usage"),
+    ):
+        # A rollout may be over before the first look.
+        if looks:
+            found[ours] = Mean(grown[name], looks)
+            found[f"{ours}_max"] = Max(totals[f"{name}_max"])
+    return found

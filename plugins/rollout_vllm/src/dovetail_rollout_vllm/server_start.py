@@ -5,13 +5,15 @@ from __future__ import annotations
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
+from dovetail.serving.joining import DESCRIBE, answers_of
 from dovetail.serving.own_server import OwnServer, port_for
 from dovetail.serving.process import LOOPBACK
+from dovetail.serving.surroundings import log_path
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.server_checks import fitting, refuse_unfit
 from dovetail_rollout_vllm.server_command import ROUTES, server_command
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE, log_path, turn_of, variables
+from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE, turn_of, variables
 from dovetail_rollout_vllm.versions import require
 
 
@@ -37,7 +39,7 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
         )
     port = port_for(config.port, context.rank, FAILURES.engine)
     command = server_command(config, context, host=LOOPBACK, port=port)
-    log = log_path(context)
+    log = log_path("vllm", context)
     server = OwnServer(
         command,
         port=port,
@@ -62,12 +64,9 @@ async def join(
     import httpx2
 
     url, hint = connection.url, fitting(config, context, connection.url)
-    try:
-        version = await connection.get("/version")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise RolloutError(
-            f"no server answers at {url} (rollout.urls): {type(error).__name__}: {error}", hint=hint
-        ) from error
+    version, routes = await answers_of(
+        connection, "/version", DESCRIBE, token_variable=TOKEN_VARIABLE, hint=hint
+    )
     try:
         number = version.json()["version"]
     except (ValueError, KeyError, TypeError):
@@ -75,17 +74,11 @@ async def join(
             f"what answers at {url} (rollout.urls) is no vLLM server: /version gave status {version.status_code}",
             hint=hint,
         ) from None
-    routes = await connection.get("/dovetail/v1/describe")
     if routes.status_code == httpx2.codes.NOT_FOUND:
         raise RolloutError(
             f"the server at {url} (vLLM {number}) was started without --middleware {ROUTES}: it can neither receive "
             "weights nor be asked by token ids",
             hint=hint,
-        )
-    if routes.status_code == httpx2.codes.UNAUTHORIZED:
-        raise RolloutError(
-            f"the server at {url} wants another token",
-            hint=f"set {TOKEN_VARIABLE} here to what it was when the server was started",
         )
     found = await connection.ask("describe")
     refuse_unfit(found.header, config, context, url)

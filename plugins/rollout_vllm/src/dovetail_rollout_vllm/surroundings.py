@@ -16,6 +16,7 @@ import torch
 
 from dovetail.dispatch.loading import turn_path
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.surroundings import visible_devices
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
 
@@ -25,16 +26,6 @@ TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
 """The environment is the whole process's: replicas in one process start one after another."""
-
-
-def log_path(context: PluginContext) -> Path:
-    """The file that a replica's vLLM prints to: below the run's directory, or a temporary one outside a run."""
-    name = f"rollout-{context.rank}.vllm.log"
-    if context.run_directory is None:
-        return Path(tempfile.mkdtemp(prefix="dovetail-vllm-")) / name
-    directory = Path(context.run_directory) / "logs"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / name
 
 
 def turn_of(context: PluginContext) -> Path | None:
@@ -118,15 +109,11 @@ def _always(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Map
     turn = turn_of(context)
     if turn is not None:
         found[TURN_VARIABLE] = str(turn)
-    first = torch.device(context.device).index or 0
-    if torch.accelerator.is_available() and first:
+    if torch.accelerator.is_available() and torch.device(context.device).index:
         from vllm.platforms import current_platform
 
         variable = current_platform.device_control_env_var
-        visible = os.environ.get(variable, "").split(",")
-        count = config.ranks_per_replica()
-        devices = visible[first:] if len(visible) > first else map(str, range(first, first + count))
-        found[variable] = ",".join(list(devices)[:count])
+        found |= visible_devices(config.ranks_per_replica(), context, variable)
     return found
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import attrs
-
-from dovetail.serving.weight_wire import Outcome, first_failed, manifest_from
+from dovetail.serving.surroundings import free_bytes
+from dovetail.serving.weight_wire import manifest_from, outcome_of
 from dovetail_rollout_vllm.adapters import add_adapter
 from dovetail_rollout_vllm.fused import parts_of
 from dovetail_rollout_vllm.versions import forget_adapter_state
@@ -29,7 +28,11 @@ class WorkerMethods:
         Returns:
             JSON of an `Outcome`.
         """
-        return _outcome(lambda: self.init_weight_transfer_engine(json.loads(info)))
+
+        def act() -> None:
+            self.init_weight_transfer_engine(json.loads(info))
+
+        return outcome_of(act).text()
 
     def dovetail_receive(self: Any, info: str) -> str:
         """Receive an update, verify and load it.
@@ -54,7 +57,7 @@ class WorkerMethods:
                 forget_adapter_state(self)
                 return None
 
-        return _outcome(act, lambda: bool(engine.changed))
+        return outcome_of(act, lambda: bool(engine.changed)).text()
 
     def dovetail_parts(self: Any) -> str:
         """What the model puts together from several tensors of a checkpoint.
@@ -66,42 +69,4 @@ class WorkerMethods:
 
     def dovetail_free_bytes(self: Any) -> int:
         """Free memory of this worker's accelerator as its driver sees it; 0 on a CPU."""
-        import torch
-
-        if not torch.accelerator.is_available():
-            return 0
-        torch.accelerator.synchronize()
-        free, _ = torch.get_device_module(self.device).mem_get_info()
-        return int(free)
-
-
-def _outcome(act: Any, changed: Any = lambda: False) -> str:
-    try:
-        adapter = act()
-    except Exception as error:  # noqa: BLE001 - reported to the caller, see WorkerMethods
-        found = Outcome.of_failure(error, changed=changed())
-    else:
-        found = Outcome(adapter=adapter, changed=True)
-    return json.dumps(attrs.asdict(found))
-
-
-def merged(outcomes: list[str], version: int) -> Outcome:
-    """What an update came to in all workers together.
-
-    Args:
-        outcomes: JSON of each worker's `Outcome`, by rank.
-        version: of the update, for the message.
-
-    Returns:
-        The first worker's where all succeeded; else an error that says who failed, and whether any of them changed.
-    """
-    found = [Outcome(**json.loads(text)) for text in outcomes]
-    rank = first_failed(found)
-    if rank is None:
-        return found[0]
-    first = found[rank]
-    where = f" in worker {rank}" if len(found) > 1 else ""
-    error = first.error or ""
-    said = error if f"update {version}" in error else f"weight update {version} failed: {error}"
-    changed = any(one.changed for one in found)
-    return attrs.evolve(first, error=said + where, changed=changed)
+        return free_bytes(self.device)

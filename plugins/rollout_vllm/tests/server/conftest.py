@@ -16,9 +16,8 @@ from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 
 @pytest.fixture
 def fake() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
+    with FakeServer() as server:
+        yield server
 
 
 @pytest.fixture

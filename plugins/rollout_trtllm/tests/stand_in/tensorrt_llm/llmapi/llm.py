@@ -34,26 +34,35 @@ class LLM:
         streaming: bool = False,
         kv_cache_retention_config: Any = None,
         disaggregated_params: Any = None,
+        _postproc_params: Any = None,
         scheduling_params: Any = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
         """Start a request."""
         params = sampling_params or SamplingParams()
+        if params.end_id is None:
+            params._setup(self.tokenizer, None, None)
         longest = self.args.max_input_len
         if len(inputs) > longest:
             raise ValueError(f"the prompt has {len(inputs)} tokens, max_input_len is {longest}")
         if len(inputs) + params.max_tokens > (self.args.max_seq_len or 1 << 30):
             raise ValueError("prompt and response exceed max_seq_len")
         request = RequestOutput()
-        request.start(self._decode(request, list(inputs), params, cache_salt))
+        request.start(self._decode(request, list(inputs), params, cache_salt, streaming))
         return request
 
     def shutdown(self) -> None:
         """Nothing runs that would have to be ended."""
 
     async def _decode(
-        self, request: RequestOutput, prompt: list[int], params: SamplingParams, salt: str | None
+        self,
+        request: RequestOutput,
+        prompt: list[int],
+        params: SamplingParams,
+        salt: str | None,
+        streaming: bool,
     ) -> None:
+        params.stop_words()
         executor = self.workers[0].engine
         output = request.outputs[0]
         async with executor.running():
@@ -66,7 +75,7 @@ class LLM:
                 output.token_ids.append(token)
                 if params.logprobs is not None:
                     output.logprobs.append({token: Logprob(log_prob, 1)})
-                self._end(output, params)
+                self._end(output, params, streaming)
                 if output.finish_reason is None:
                     told = executor.step(torch.tensor([[token]]), cache)
                     cache, logits_V = told.past_key_values, told.logits[0, -1]
@@ -90,19 +99,19 @@ class LLM:
             executor.prefixes[key] = (copy.deepcopy(found[0]), found[1])
         return found
 
-    def _end(self, output: Any, params: SamplingParams) -> None:
-        """Whether the last token ends the sample, and whether it is part of it."""
+    def _end(self, output: Any, params: SamplingParams, streaming: bool) -> None:
+        """Whether the last token ends the sample, and whether it is part of it.
+
+        Stop strings are known by their own tokens; by the text, however that came about, only where it is streamed.
+        """
         token = output.token_ids[-1]
-        end = params.end_id
-        if end is None:
-            end = getattr(self.tokenizer, "eos_token_id", None)
-        text = self.tokenizer.decode(output.token_ids) if params.stop else ""
-        stopped = token in (params.stop_token_ids or ()) or any(
-            s in text for s in params.stop or ()
-        )
-        if token == end or stopped:
+        stopped = any(output.token_ids[-len(word) :] == word for word in params.stop_words())
+        if streaming and params.stop and not stopped:
+            text = self.tokenizer.decode(output.token_ids)
+            stopped = any(string in text for string in params.stop)
+        if token == params.end_id or stopped:
             output.finish_reason = "stop"
-            if token == end or not params.include_stop_str_in_output:
+            if token == params.end_id or not params.include_stop_str_in_output:
                 del output.token_ids[-1], output.logprobs[-1:]
         elif len(output.token_ids) == params.max_tokens:
             output.finish_reason = "length"

@@ -16,6 +16,9 @@ class OpenAIServer:
         tool_parser: Any,
         server_role: Any,
         metadata_server_cfg: Any,
+        disagg_cluster_config: Any = None,
+        multimodal_server_config: Any = None,
+        chat_template: str | None = None,
     ) -> None:
         self.model = model
         self.app = self._answer

@@ -1,0 +1,55 @@
+"""Counters: what a server counts of its samples from its start on, for engines whose own metrics are not asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Counters:
+    """Counts samples as they run, and whatever else it is told of; for one event loop.
+
+    Args:
+        names: what is counted beside the time.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._totals = dict.fromkeys((*names, "busy_seconds", "sample_seconds"), 0.0)
+        self._running, self._most = 0, 0
+        self._since = time.monotonic()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within, one sample runs."""
+        self._advance()
+        self._running += 1
+        self._most = max(self._most, self._running)
+        try:
+            yield
+        finally:
+            self._advance()
+            self._running -= 1
+
+    def add(self, **amounts: float) -> None:
+        """Count more of what there are names for."""
+        for name, amount in amounts.items():
+            self._totals[name] += amount
+
+    def totals(self) -> dict[str, float]:
+        """All totals since the start.
+
+        Returns:
+            The names; `busy_seconds`, in which any sample ran; `sample_seconds`, those of all samples together; and
+            `running_max`, how many ran at once at most, which starts anew with every look.
+        """
+        self._advance()
+        most, self._most = self._most, self._running
+        return {**self._totals, "running_max": float(most)}
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        if self._running:
+            self._totals["busy_seconds"] += now - self._since
+            self._totals["sample_seconds"] += self._running * (now - self._since)
+        self._since = now

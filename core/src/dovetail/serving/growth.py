@@ -1,0 +1,43 @@
+"""Growth: figures since the last look, from a server's totals since its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dovetail.telemetry.metrics import Metric
+
+Totals = Mapping[str, float]
+
+
+class Growth:
+    """Turns totals since a server's start into metrics since the last look.
+
+    Args:
+        prefix: what the metrics' names begin with, such as `rollout/vllm/`.
+        counted: the total without whose growth there is nothing to tell.
+        metrics: makes them of what has grown since the last look, and of the totals themselves, for those that start anew
+            with every look.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        counted: str,
+        metrics: Callable[[Totals, Totals], Mapping[str, Metric]],
+    ) -> None:
+        self._prefix, self._counted, self._metrics = prefix, counted, metrics
+        self._before: Totals = {}
+
+    def since(self, totals: Totals) -> Mapping[str, Metric]:
+        """The metrics since the totals that were told before; empty where nothing was done.
+
+        Args:
+            totals: a server's answer to `figures`.
+        """
+        before, self._before = self._before, dict(totals)
+        grown = {name: value - before.get(name, 0.0) for name, value in totals.items()}
+        if not grown[self._counted]:
+            return {}
+        return {
+            f"{self._prefix}{name}": metric for name, metric in self._metrics(grown, totals).items()
+        }

@@ -1,0 +1,40 @@
+"""Ending an engine that has not come up: vLLM waits for its processes in a call that nothing but their end breaks off."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+
+_ENGINE = "EngineCore"
+"""What the names of vLLM's engine processes begin with."""
+_END_SECONDS = 5.0
+"""How long a process may take to end by itself."""
+
+
+def engine_processes() -> list[BaseProcess]:
+    """The engine processes that this one has started, and that run."""
+    return [one for one in multiprocessing.active_children() if one.name.startswith(_ENGINE)]
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """End these and all that they have started: those that do not heed a request are killed."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    started: list[psutil.Process] = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started += psutil.Process(process.pid).children(recursive=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(_END_SECONDS)
+        # Nothing follows where it has ended.
+        process.kill()
+        process.join()
+    # What it started has a moment to follow it by itself.
+    _, left = psutil.wait_procs(started, timeout=_END_SECONDS)
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()

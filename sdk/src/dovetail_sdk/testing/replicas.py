@@ -1,0 +1,61 @@
+"""What tests do with replicas of rollouts: make their context, and send them weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.transport import WeightManifest, WeightSender
+
+
+def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> PluginContext:
+    """The context of replica 0 of a run with seed 1, on a model in float32.
+
+    Args:
+        model: directory in Hugging Face format.
+        run_directory: the run's.
+        settings: further fields of `PluginContext`, or others for these.
+    """
+    told = {
+        "seed": 1,
+        "role": "rollout",
+        "run_directory": run_directory,
+        "model": ModelSection(path=str(model), dtype="float32"),
+    }
+    return PluginContext(**{**told, **settings})
+
+
+def send_weights(
+    engine: BaseRollout,
+    sender: WeightSender,
+    manifest: WeightManifest,
+    tensors: Iterable[tuple[str, Tensor]],
+) -> None:
+    """One update: the tensors are sent while the engine receives, as a run with several processes does it.
+
+    Args:
+        engine: started.
+        sender: the trainer's end of the engine's transport.
+        manifest: names, shapes and dtypes of the tensors; `receivers` is filled in here.
+        tensors: names and values, in the manifest's order.
+
+    Raises:
+        WeightSyncError: it did not arrive whole; the engine's own error where it has one.
+    """
+    manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(engine.receive_weights, manifest.version, manifest)
+        try:
+            sender.send(manifest, tensors)
+        except WeightSyncError as not_sent:
+            raise receiving.exception() or not_sent from None
+        receiving.result()
