@@ -16,6 +16,24 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef
 
+PICKY = """
+import attrs
+from dovetail.config.sections import RolloutSection
+from dovetail.interfaces.rollout import BaseRollout
+
+@attrs.frozen(kw_only=True)
+class PickyConfig(RolloutSection):
+    min_p: float = 0.05
+
+    def truncation(self):
+        return {**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}
+
+class Picky(BaseRollout):
+    capabilities = frozenset({"logprobs"})
+    Config = PickyConfig
+
+Picky.__abstractmethods__ = frozenset()
+"""
 MUTE = '''
 from collections.abc import AsyncIterator
 from dovetail.interfaces.rollout import BaseRollout
@@ -35,6 +53,13 @@ def mute(tmp_path: Path) -> dict[str, str]:
     """The section of a rollout engine without log-probabilities."""
     (tmp_path / "mute.py").write_text(MUTE)
     return {"path": str(tmp_path / "mute.py"), "attribute": "Mute"}
+
+
+@pytest.fixture
+def picky(tmp_path: Path) -> dict[str, str]:
+    """The section of a rollout engine that leaves unlikely tokens out, by a setting of its own."""
+    (tmp_path / "picky.py").write_text(PICKY)
+    return {"path": str(tmp_path / "picky.py"), "attribute": "Picky"}
 
 
 @pytest.fixture

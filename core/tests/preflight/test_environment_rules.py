@@ -70,3 +70,22 @@ def test_a_plugin_that_wants_an_environment_of_its_own(
             "needs acme-engine>=3 (not installed), and an environment of its own" in finding.message
         )
         assert "runtime.environments.rollout=DIRECTORY" in str(finding.hint)
+
+
+def test_what_joined_servers_need_is_not_looked_for_here(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = load.find
+
+    def find(ref: Any) -> PluginEntry:
+        entry = real(ref)
+        assert isinstance(entry.manifest, PluginManifest)
+        needs = (("acme-engine>=3",),)
+        return replace(entry, manifest=replace(entry.manifest, needs=needs, isolated=True))
+
+    monkeypatch.setattr(load, "find", find)
+    rollout = {"name": "sglang", "urls": ["http://127.0.0.1:30000"]}
+    found = judge("environment_missing", {"runtime": {"name": "ray"}, "rollout": rollout})
+    del rollout["urls"]
+    own = judge("environment_missing", {"runtime": {"name": "ray"}, "rollout": rollout})
+    assert len(own) == len(found) + 1

@@ -248,6 +248,14 @@ def test_a_correction_needs_an_engine_with_log_probabilities(judge, mute):
     assert judge(rule, {"rollout": mute, "algorithm": {"rollout_correction": "disabled"}}) == []
 
 
+def test_an_engine_says_itself_what_else_truncates(judge, picky):
+    reader = {"algorithm": {"rollout_correction": "decoupled_token_is"}}
+    (finding,) = judge("truncated_log_probs", {"rollout": {**picky, "top_k": 9}, **reader})
+    assert finding.message.startswith("rollout.top_k = 9 and rollout.min_p = 0.05: ")
+    assert finding.hint == "set rollout.top_k=-1 rollout.min_p=0.0"
+    assert not judge("truncated_log_probs", {"rollout": {**picky, "min_p": 0.0}, **reader})
+
+
 def test_a_gate_that_was_asked_for_needs_such_an_engine_too(judge, mute):
     (finding,) = judge("gate_never_fires", {"rollout": mute, "algorithm": {"gate": {"every": 5}}})
     assert "algorithm.gate can't measure" in finding.message

@@ -36,6 +36,16 @@ def test_a_warning_is_shown_to_the_person_too(run, logger, capsys):
     assert read_rows(run.events)[0]["step"] == 7
 
 
+def test_what_python_says_of_the_code_of_libraries_is_left_out(run, logger, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        compile("x = 1 is 1", "library.py", "exec")
+        warnings.warn("a weight is missing", UserWarning, stacklevel=1)
+    shown = capsys.readouterr().err
+    assert "a weight is missing" in shown
+    assert "SyntaxWarning" not in shown
+
+
 def test_markup_in_a_message_is_left_alone(run, logger, capsys):
     logger.warning("the path [red]/tmp/[x][/red] is odd")
     assert "[red]/tmp/[x][/red]" in capsys.readouterr().err

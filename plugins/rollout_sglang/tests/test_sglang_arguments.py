@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError, RolloutError
@@ -72,15 +73,41 @@ class TestArguments:
         ):
             assert "load_format" not in own_arguments(kept, first)
 
-    @pytest.mark.parametrize("arguments", [{"dp_size": 2}, {"pp_size": 2}])
-    def test_what_updates_do_not_reach_is_refused(self, config, context, arguments) -> None:
-        with pytest.raises(ConfigError, match="updates"):
-            server_arguments(config(engine_args=arguments), context())
-
     def test_data_parallel_attention_is_taken(self, config, context) -> None:
         theirs = {"dp_size": 2, "enable_dp_attention": True}
         chosen = config(engine_args=theirs, tensor_parallel_size=2)
         assert server_arguments(chosen, context())["dp_size"] == 2
+
+    def test_room_for_adapters_is_made_where_it_is_asked_for(self, config, context) -> None:
+        assert "enable_lora" not in own_arguments(config(), context())
+        chosen = config(max_adapter_rank=16, adapter_modules=("q_proj", "o_proj"))
+        found = own_arguments(chosen, context())
+        assert found["enable_lora"] is True
+        assert found["max_lora_rank"] == 16
+        assert found["lora_target_modules"] == ["o_proj", "q_proj"]
+        # What an adapter lies upon is on disk, and no update brings it.
+        follow = attrs.evolve(context(), weights_follow=True)
+        assert "load_format" not in own_arguments(chosen, follow)
+
+    def test_graphs_are_captured_for_as_many_samples_as_may_run(
+        self, config, context, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def graphs(**settings: Any) -> int | None:
+            found: int | None = own_arguments(config(**settings), context()).get(
+                "cuda_graph_max_bs"
+            )
+            return found
+
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        assert graphs() == 512
+        assert graphs(max_num_seqs=100) == 100
+        assert graphs(max_num_seqs=5000) == 1024
+        assert graphs(enforce_eager=True) is None
+        assert graphs(engine_args={"cuda_graph_max_bs_decode": 32}) is None
+
+    def test_fp8_is_passed_on(self, config, context) -> None:
+        found = server_arguments(config(quantization="fp8", kv_cache_dtype="fp8_e5m2"), context())
+        assert (found["quantization"], found["kv_cache_dtype"]) == ("fp8", "fp8_e5m2")
 
     def test_seeds_ask_for_the_inference_that_heeds_them(self, config, context) -> None:
         chosen = own_arguments(config(seeding="per_sample"), context())
@@ -97,6 +124,45 @@ class TestArguments:
         model = ModelSection(path=str(tmp_path / "nothing"))
         with pytest.raises(ModelError, match=r"there is no model directory '.*nothing'"):
             own_arguments(config(), context(model=model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine_args": {"dp_size": 2}}, "several copies of the model.*rollout.replicas"),
+        ({"engine_args": {"pp_size": 2}}, "stages of a pipeline.*tensor_parallel_size"),
+        ({"engine_args": {"nnodes": 2}}, "runs on one machine.*rollout.replicas"),
+        (
+            {
+                "engine_args": {"dp_size": 4, "enable_dp_attention": True},
+                "tensor_parallel_size": 2,
+            },
+            "dp_size=4 does not divide rollout.tensor_parallel_size=2",
+        ),
+        (
+            {
+                "engine_args": {"dp_size": 2, "enable_dp_attention": True},
+                "tensor_parallel_size": 2,
+                "max_adapter_rank": 4,
+            },
+            "max_adapter_rank is set beside enable_dp_attention.*merged",
+        ),
+        ({"tensor_parallel_size": 3}, "does not divide the 4 attention heads.*one of 1, 2, 4"),
+        (
+            {"tensor_parallel_size": 2, "expert_parallel_size": 2},
+            "expert_parallel_size=2 spreads experts.*has none.*leave it out",
+        ),
+    ],
+)
+def test_layouts_that_the_model_or_an_update_contradicts_are_refused(
+    config, context, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){said}"):
+        server_arguments(config(**settings), context())
+
+
+def test_a_layout_that_the_model_divides_into_is_taken(config, context) -> None:
+    assert server_arguments(config(tensor_parallel_size=4), context())["tp_size"] == 4
 
 
 @pytest.mark.parametrize(
@@ -136,6 +202,14 @@ class TestFailures:
                 "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",
                 ModelError,
                 "its architecture is ['FooForCausalLM']",
+            ),
+            (
+                (
+                    "ValueError: Currently only ['fa3', 'triton'] attention backends are supported for deterministic inference, "
+                    "but you explicitly specified 'torch_native'."
+                ),
+                ConfigError,
+                "deterministic inference, which attention_backend 'torch_native' does not have",
             ),
         ],
     )

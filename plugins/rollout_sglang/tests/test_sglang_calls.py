@@ -11,7 +11,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
 from dovetail.serving.backend import SampleCall
 from dovetail_rollout_sglang.calls import kept_mass, result_of, sampling_of, scores_of
-from dovetail_rollout_sglang.figures import Figures
+from dovetail_rollout_sglang.figures import figures
 
 
 def answer(ids: list[int], kind: str = "stop", entries: Any = None) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def test_figures_are_what_grew_since_the_last_look() -> None:
         "sample_seconds": 6.0,
         "running_max": 4.0,
     }
-    figures = Figures()
-    first = figures.since(totals)
+    growth = figures()
+    first = growth.since(totals)
     assert first["rollout/sglang/tokens_per_second"].value == 50.0
     assert first["rollout/sglang/running_requests"].value == 3.0
-    assert figures.since(totals) == {}
-    later = figures.since({**totals, "new_tokens": 130.0, "busy_seconds": 3.0})
+    assert growth.since(totals) == {}
+    later = growth.since({**totals, "new_tokens": 130.0, "busy_seconds": 3.0})
     assert later["rollout/sglang/tokens_per_second"].value == 30.0

@@ -93,6 +93,11 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake, config, context) -
         ({"dtype": "bfloat16"}, "its dtype is 'bfloat16', not 'float32'"),
         ({"ranks": 2}, "its tp_size is 2, not 1"),
         ({"copies": 4}, "its dp_size is 4, not 1"),
+        (
+            {"replaced": {"version": 7, "whole": True, "since": 0.0}},
+            "it holds update 7 of another run instead of the weights",
+        ),
+        ({"adapter_rank": 4}, "no room for adapters of rank 8"),
         ({"max_model_len": 100}, "its context_length is 100, below 256"),
         ({"tokenizer": False}, "rollout.stop needs a tokenizer"),
         ({"architectures": ["LlamaForCausalLM"]}, "its model is LlamaForCausalLM"),
@@ -106,10 +111,25 @@ def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does
         "/model_info": words_of({"model_path": "/models/tiny"}),
         "/dovetail/v1/describe": frame_of(FITTING | changes),
     }
-    error = failure(config(urls=(fake.url,), max_model_len=256, stop=("\n",)), context())
+    chosen = config(urls=(fake.url,), max_model_len=256, stop=("\n",), max_adapter_rank=8)
+    error = failure(chosen, context())
     assert said in error.message
     assert "python -m dovetail_rollout_sglang.serve '{" in str(error.hint)
     assert f'"port": {fake.url.rsplit(":", 1)[1]}' in str(error.hint)
+
+
+def test_a_run_that_sends_whole_weights_joins_whatever_the_server_holds(
+    fake, config, context
+) -> None:
+    held = {"replaced": {"version": 7, "whole": False, "since": 0.0}}
+    fake.answers |= {
+        "/model_info": words_of({"model_path": "/models/tiny"}),
+        "/dovetail/v1/describe": frame_of(FITTING | held),
+    }
+    backend = SglangBackend(config(urls=(fake.url,)), context(weights_follow=True))
+    backend.start()
+    assert backend.alive()
+    backend.close()
 
 
 def test_a_plain_server_is_told_apart_from_one_that_is_no_sglang(fake, config, context) -> None:
@@ -130,7 +150,7 @@ def test_an_adapter_is_refused_before_anything_is_sent(config, context) -> None:
         adapter=AdapterSpec(rank=4, alpha=8.0, target_modules=("q_proj",)),
     )
     rollout = SglangRollout(config(), context(transport=object()))
-    with pytest.raises(WeightSyncError, match="takes none"):
+    with pytest.raises(WeightSyncError, match="no room for one"):
         rollout.check_manifest(1, manifest)
 
 

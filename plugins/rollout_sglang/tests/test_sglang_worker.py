@@ -13,6 +13,7 @@ from dovetail.errors import CalledOffError
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.serving.weight_wire import Outcome, WeightEnd, manifest_info
 from dovetail_rollout_sglang import worker as module
+from dovetail_rollout_sglang.adapters import Adapters
 from dovetail_rollout_sglang.worker import Worker
 
 
@@ -30,10 +31,11 @@ def test_a_rank_that_fails_calls_the_update_off_and_is_named(
 
     both = SimpleNamespace(get_world_size=lambda group: 2, all_gather_object=gather)
     monkeypatch.setattr(module, "dist", both)
-    rank = Worker(nn.Linear(1, 1), group=None)
+    rank = Worker(nn.Linear(1, 1), group=None, adapters=Adapters(None))
     rank._end = WeightEnd(transport)
     manifest = manifest_info(WeightManifest(version=1, kind="delta", tensors=()))
-    told = json.loads(rank.answer(json.dumps({"do": "load", "manifest": manifest}).encode()))
+    command = {"do": "load", "manifest": manifest, "adapter": None, "in_force": None}
+    told = json.loads(rank.answer(json.dumps(command).encode()))
     assert "delta" in reasons[0]
     assert told["error"] == f"{reasons[0]} in rank 1"
     assert not told["called_off"]

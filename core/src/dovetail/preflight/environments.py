@@ -64,6 +64,8 @@ class EnvironmentMissing(PreflightRule):
             ref = _refs(plan, role)[0]
             if role in config.runtime.roles_apart or ref.path is not None:
                 continue
+            if role == "rollout" and config.rollout.joined:
+                continue  # what it needs is where the engines run that it joins
             entry = find(ref)
             unmet = [need for need in entry.needs if not need.met]
             if not unmet or entry.manifest is None or not entry.manifest.isolated:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class TruncatedLogProbs(PreflightRule):
     """Something computes with the rollout's log-probabilities, but they are of a truncated distribution.
 
-    Under top-p or top-k the engine's probabilities are shared among the tokens that are left, while the trainer's are
-    over all of them: every rollout probability is too high by the mass that was cut, and ratios and weights carry that
-    as a bias. The consistency gate allows for it by itself.
+    Under top-p, top-k or a setting of the engine's own (`RolloutSection.truncation`) the engine's probabilities are
+    shared among the tokens that are left, while the trainer's are over all of them: every rollout probability is too high
+    by the mass that was cut, and ratios and weights carry that as a bias. The consistency gate allows for it by itself.
     """
 
     name = "truncated_log_probs"
@@ -28,17 +28,13 @@ class TruncatedLogProbs(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         reader = None if plan is None else plan.demands.get("rollout_log_probs")
-        cuts = []
-        if config.rollout.top_p < 1:
-            cuts.append(("rollout.top_p", config.rollout.top_p, "1.0"))
-        if config.rollout.top_k > 0:
-            cuts.append(("rollout.top_k", config.rollout.top_k, "-1"))
+        cuts = {f"rollout.{key}": cut for key, cut in config.rollout.truncation().items()}
         if cuts and reader is not None:
             yield self.warning(
-                f"{' and '.join(f'{key} = {value}' for key, value, _ in cuts)}: the rollout's log-probabilities are "
+                f"{' and '.join(f'{key} = {value}' for key, (value, _) in cuts.items())}: the rollout's log-probabilities are "
                 f"of the truncated distribution, but {reader} compares them with the trainer's, which are of the "
                 "whole one",
-                hint="set " + " ".join(f"{key}={whole}" for key, _, whole in cuts),
+                hint="set " + " ".join(f"{key}={whole}" for key, (_, whole) in cuts.items()),
             )
 
 

@@ -90,6 +90,7 @@ class _Session:
         for handler in self.handlers:
             logging.getLogger().addHandler(handler)
         logging.captureWarnings(True)
+        logging.getLogger("py.warnings").addFilter(_is_for_users)
         _adopt_transformers(adopt=True)
 
     def remove(self) -> None:
@@ -98,11 +99,17 @@ class _Session:
             handler.close()
         logging.getLogger(LOGGER).setLevel(self._level_before)
         logging.captureWarnings(False)
+        logging.getLogger("py.warnings").removeFilter(_is_for_users)
         _adopt_transformers(adopt=False)
 
 
 _ACTIVE: list[_Session] = []
 """The set-up in force, if there is one."""
+
+
+def _is_for_users(warning: logging.LogRecord) -> bool:
+    """False for what Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can mend that."""
+    return "SyntaxWarning: " not in warning.getMessage()
 
 
 def _adopt_transformers(*, adopt: bool) -> None:

@@ -9,13 +9,14 @@ from dovetail.serving.connection import ServerConnection
 from dovetail.serving.own_server import OwnServer, port_for
 from dovetail.serving.process import LOOPBACK
 from dovetail.serving.server_backend import ServerBackend
+from dovetail.serving.surroundings import log_path
 from dovetail.telemetry.metrics import Metric
 from dovetail_rollout_sglang.checks import join
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import server_command
 from dovetail_rollout_sglang.failures import FAILURES
-from dovetail_rollout_sglang.figures import Figures
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE, log_path, variables
+from dovetail_rollout_sglang.figures import figures
+from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE, variables
 from dovetail_rollout_sglang.versions import require
 
 
@@ -27,7 +28,7 @@ class SglangBackend(ServerBackend):
 
     def __init__(self, config: SglangRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._figures = Figures()
+        self._figures = figures()
 
     def start_server(self, token: str) -> OwnServer:
         """As the base says.
@@ -47,7 +48,7 @@ class SglangBackend(ServerBackend):
         server = OwnServer(
             server_command(config, context, host=LOOPBACK, port=port),
             port=port,
-            log=log_path(context),
+            log=log_path("sglang", context),
             environment=variables(config, context, token),
             failures=FAILURES,
             config=config,

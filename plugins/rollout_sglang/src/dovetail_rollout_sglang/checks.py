@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.facts import model_problems
+from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
@@ -28,19 +29,10 @@ async def join(
     import httpx2
 
     url = connection.url
-    hint = f"start it with: {command_by_hand(config, context, port=_port(url))}"
-    try:
-        about = await connection.get("/model_info")
-        described = await connection.get("/dovetail/v1/describe")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise RolloutError(
-            f"no server answers at {url} (rollout.urls): {type(error).__name__}: {error}", hint=hint
-        ) from error
-    if described.status_code == httpx2.codes.UNAUTHORIZED:
-        raise RolloutError(
-            f"the server at {url} wants another token",
-            hint=f"set {TOKEN_VARIABLE} here to what it was when the server was started",
-        )
+    hint = f"start it with: {command_by_hand(config, context, port=port_of(url, 30000))}"
+    about, described = await answers_of(
+        connection, "/model_info", DESCRIBE, token_variable=TOKEN_VARIABLE, hint=hint
+    )
     if described.status_code == httpx2.codes.NOT_FOUND:
         if "model_path" not in about.text:
             raise RolloutError(
@@ -53,10 +45,7 @@ async def join(
             hint=hint,
         )
     problems = problems_of((await connection.ask("describe")).header, config, context)
-    if problems:
-        raise RolloutError(
-            f"the SGLang server at {url} does not fit this run: " + "; ".join(problems), hint=hint
-        )
+    refuse_problems(problems, engine="SGLang", url=url, hint=hint)
 
 
 def problems_of(
@@ -72,7 +61,21 @@ def problems_of(
     if found.get("protocol") != PROTOCOL:
         spoken = f"it speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}"
         return [f"{spoken}: install the same release of dovetail-core on both sides"]
-    return [*_engine_problems(found, config, context), *model_problems(found, context)]
+    return [
+        *_replaced(found.get("replaced"), context),
+        *_engine_problems(found, config, context),
+        *model_problems(found, context),
+    ]
+
+
+def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[str]:
+    """A run that sends no whole weights, but adapters or nothing, would build on those of another."""
+    if held is None or context.weights_follow:
+        return []
+    since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    what = f"update {held['version']} of another run" if held["whole"] else "no whole weights"
+    said = f"since {since} it holds {what} instead of the weights that it was started with"
+    return [f"{said}, and this run sends no whole ones: it has to be started again"]
 
 
 def _engine_problems(
@@ -96,6 +99,9 @@ def _engine_problems(
         problems.append(
             "rollout.seeding is per_sample, and it was started without enable_deterministic_inference"
         )
+    rank = config.max_adapter_rank
+    if rank is not None and (found.get("adapter_rank") or 0) < rank:
+        problems.append(f"it has no room for adapters of rank {rank}")
     if config.stop and not found["tokenizer"]:
         problems.append(
             "rollout.stop needs a tokenizer, and it was started with skip_tokenizer_init"
@@ -105,8 +111,3 @@ def _engine_problems(
             f"its context_length is {found['max_model_len']}, below {config.max_model_len}"
         )
     return problems
-
-
-def _port(url: str) -> int:
-    found = re.search(r":(\d+)/?$", url)
-    return int(found[1]) if found else 30000

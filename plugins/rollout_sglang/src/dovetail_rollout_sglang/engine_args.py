@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.facts import refuse_missing
+from dovetail.serving.arguments import (
+    has_tokenizer,
+    merged_arguments,
+    model_of,
+    replica_seed,
+    starts_empty,
+)
 from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.layout import refuse_impossible
 
 MODULE = "dovetail_rollout_sglang.serve"
 """What `python -m` is given; its one argument is a JSON object of SGLang's `ServerArgs`."""
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_GRAPHS, _MOST_GRAPHS = 512, 1024
+"""Samples at once for which CUDA graphs are captured where `max_num_seqs` does not say, and at most."""
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
@@ -31,42 +36,18 @@ def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dic
         ModelError: there is no model, or no directory where the config says.
         ConfigError: an argument asks for what this plugin can't drive.
     """
-    ours = own_arguments(config, context)
-    theirs = dict(config.engine_args)
-    if theirs.get("dp_size", 1) != 1 and not theirs.get("enable_dp_attention"):
-        raise ConfigError(
-            f"rollout.engine_args.dp_size={theirs['dp_size']} starts several copies of the model behind one server, which take "
-            "no updates of weights",
-            hint="set rollout.replicas for several copies, or enable_dp_attention=true beside it",
-        )
-    if theirs.get("pp_size", 1) != 1:
-        raise ConfigError(
-            f"rollout.engine_args.pp_size={theirs['pp_size']}: updates of weights do not reach the stages of a pipeline",
-            hint="divide the model with rollout.tensor_parallel_size",
-        )
-    clashes = [
-        f"{name}={theirs[name]!r} (Dovetail sets {ours[name]!r})"
-        for name in sorted(ours.keys() & theirs.keys())
-        if theirs[name] != ours[name]
-    ]
-    if clashes:
-        context.logger.warning(
-            "rollout.engine_args: Dovetail's own values hold instead of %s", "; ".join(clashes)
-        )
-    return {**theirs, **ours}
+    refuse_impossible(config, context.model)
+    return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 
 def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
     """The arguments that Dovetail sets itself; a JSON value each."""
-    model = context.model
-    if model is None:
-        raise ModelError("the rollout was given no model", hint="set model.path in the config")
-    refuse_missing(model.path)
+    model = model_of(context)
     found: dict[str, Any] = {
         "model_path": model.path,
         "dtype": model.dtype,
         "trust_remote_code": model.trust_remote_code,
-        "random_seed": replica_seed(context.seed, context.rank),
+        "random_seed": replica_seed("sglang", context),
         "tp_size": config.tensor_parallel_size,
         "ep_size": config.expert_parallel_size,
         "mem_fraction_static": config.gpu_memory_utilization,
@@ -76,6 +57,8 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
         "sampling_defaults": "openai",
         # Requests are handed over within the process that knows them all.
         "tokenizer_worker_num": 1,
+        # SGLang's own warm-up asks without the token, is refused, and ends the server.
+        "skip_server_warmup": True,
     }
     optional: dict[str, Any] = {
         "tokenizer_path": model.tokenizer_path,
@@ -84,28 +67,32 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
         "max_running_requests": config.max_num_seqs,
         "quantization": config.quantization,
         "disable_cuda_graph": True if config.enforce_eager else None,
+        "cuda_graph_max_bs": _graphs_up_to(config),
         "enable_deterministic_inference": True if config.seeding == "per_sample" else None,
-        "skip_tokenizer_init": (
-            None if _has_tokenizer(model.tokenizer_path or model.path) else True
-        ),
+        "skip_tokenizer_init": (None if has_tokenizer(model) else True),
         "device": None if torch.accelerator.is_available() else "cpu",
-        "load_format": "dummy" if starts_empty(config, context) else None,
+        "load_format": "dummy" if may_start_empty(config, context) else None,
     }
     found |= {name: value for name, value in optional.items() if value is not None}
+    if config.max_adapter_rank is not None:
+        found |= {
+            "enable_lora": True,
+            "max_lora_rank": config.max_adapter_rank,
+            "lora_target_modules": sorted(config.adapter_modules),
+            # One adapter, and none: SGLang counts requests without one too.
+            "max_loras_per_batch": 2,
+        }
     if config.offload and torch.accelerator.is_available():
         found["enable_memory_saver"] = True
         # Where a whole update comes before anything is generated, there is nothing to keep.
-        found["enable_weights_cpu_backup"] = not context.weights_follow
+        adapted = config.max_adapter_rank is not None
+        found["enable_weights_cpu_backup"] = adapted or not context.weights_follow
     return found
 
 
-def starts_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
-    """Whether SGLang starts on random weights, since a whole update comes before the first request.
-
-    That is sooner there; and a tensor that no update brings stays random, so that the probe finds it.
-    """
-    chosen = "load_format" in config.engine_args
-    return context.weights_follow and not (chosen or config.quantization or config.urls)
+def may_start_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
+    """`starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
+    return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
 def server_command(
@@ -128,13 +115,12 @@ def command_by_hand(config: SglangRolloutConfig, context: PluginContext, *, port
     return shlex.join(["python", "-m", MODULE, json.dumps(arguments)])
 
 
-def replica_seed(seed: int, rank: int) -> int:
-    """The seed of one replica's own generator, 31 bits: replicas must not draw alike."""
-    digest = hashlib.blake2b(f"{seed}/sglang/{rank}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1
+def _graphs_up_to(config: SglangRolloutConfig) -> int | None:
+    """For how many samples at once CUDA graphs are captured; None leaves it to SGLang, or to the user.
 
-
-def _has_tokenizer(path: str) -> bool:
-    """Whether SGLang will find a tokenizer; it needs one for stop strings only. Hub ids are taken at their word."""
-    directory = Path(path)
-    return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)
+    SGLang alone stops at 256 on most accelerators, and a step of more samples than that goes without.
+    """
+    chosen = any(name.startswith("cuda_graph_") for name in config.engine_args)
+    if chosen or config.enforce_eager or not torch.accelerator.is_available():
+        return None
+    return min(config.max_num_seqs or _GRAPHS, _MOST_GRAPHS)

@@ -43,6 +43,13 @@ def _unsupported(found: re.Match[str], _: SglangRolloutConfig) -> DovetailError:
     )
 
 
+def _not_deterministic(found: re.Match[str], _: SglangRolloutConfig) -> DovetailError:
+    return ConfigError(
+        f"rollout.seeding=per_sample needs SGLang's deterministic inference, which attention_backend {found[2]!r} does not have",
+        hint=f"set rollout.engine_args.attention_backend to one of {found[1]}, or rollout.seeding=none",
+    )
+
+
 def _unknown_argument(found: re.Match[str], _: SglangRolloutConfig) -> DovetailError:
     return ConfigError(
         f"rollout.engine_args: SGLang has no server argument {found[1]!r}",
@@ -65,6 +72,12 @@ FAILURES = Failures(
                 r"context_length \((\d+)\) is greater than the derived context_length \((\d+)\)"
             ),
             _too_long,
+        ),
+        (
+            re.compile(
+                r"only \[([^\]]*)\] attention backends are supported for deterministic inference, .{0,40}?specified '(\w+)'"
+            ),
+            _not_deterministic,
         ),
         (re.compile(r"Model architectures (\[[^\]]*\]) are not supported"), _unsupported),
     ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RolloutError
@@ -16,6 +18,7 @@ from dovetail.serving.weight_wire import Outcome
 from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, scores_of, scoring
 from dovetail_rollout_sglang.figures import Counters
 from dovetail_rollout_sglang.hooks import LOAD_FORMAT
+from dovetail_rollout_sglang.prefixes import Prefixes
 from dovetail_rollout_sglang.versions import installed
 
 _FLUSH_SECONDS = 30.0
@@ -37,6 +40,12 @@ class SglangHost(Host):
         self._scored = 0
         self._asleep: frozenset[str] = frozenset()
         self._updating = asyncio.Lock()
+        self._adapter: str | None = None
+        """What SGLang calls the adapter that requests use."""
+        self._replaced: dict[str, Any] | None = None
+        """What the weights are since they are no longer those that the server was started with."""
+        self._numbers = itertools.count(1)
+        self._prefixes = Prefixes(self._prime)
 
     async def describe(self, _: Frame) -> Frame:
         model, args = self._manager.model_config, self._manager.server_args
@@ -58,9 +67,11 @@ class SglangHost(Host):
                 "quantization": args.quantization,
                 "sleep": bool(args.enable_memory_saver),
                 "seeds": bool(args.enable_deterministic_inference),
+                "adapter_rank": args.max_lora_rank if args.enable_lora else None,
                 "tokenizer": not args.skip_tokenizer_init,
                 "ranks": args.tp_size,
                 "stages": args.pp_size,
+                "replaced": self._replaced,
                 "copies": 1 if args.enable_dp_attention else args.dp_size,
             }
         )
@@ -75,10 +86,17 @@ class SglangHost(Host):
         name = f"{call.call_id}."
         if call.call_id in self._names:
             raise RolloutError(f"two running calls have the id {call.call_id!r}")
+        args = self._manager.server_args
+        if call.sampling.stop and args.skip_tokenizer_init:
+            raise RolloutError(
+                "a request has stop strings, and this server was started with skip_tokenizer_init"
+            )
         log_probs = call.sampling.log_probs or call.sampling.raw_log_probs
         self._names[call.call_id] = name
         try:
             with self._counters.running():
+                if not args.disable_radix_cache:
+                    await self._prefixes.shared(call.prompt_ids)
                 answer = await self._request(
                     name,
                     call.prompt_ids,
@@ -129,15 +147,27 @@ class SglangHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
+        """A run begins: what the one before left asleep or adapted is undone."""
+        await self.wake(Frame(header={"tags": sorted(self._asleep)}))
+        self._adapter = None
+        # What lives as long as the server does need not be looked through for garbage again and again.
+        await self._manager.freeze_gc()
         said = await self._command({"do": "connect", "info": frame.header["info"]})
         return Frame(header=_outcome(said))
 
     async def load(self, frame: Frame) -> Frame:
         manifest = frame.header["manifest"]
         version = int(manifest["version"])
+        adapter = None
+        if manifest["kind"] == "adapter":
+            adapter = f"dovetail-{version}.{next(self._numbers)}"
         async with self._updating:
-            said = await self._command({"do": "load", "manifest": manifest}, version=version)
+            command = {"manifest": manifest, "adapter": adapter, "in_force": self._adapter}
+            said = await self._command({"do": "load", **command})
+            if adapter is None and said["changed"]:
+                self._note_replaced(version, whole=said["error"] is None)
             if said["error"] is None:
+                self._adapter = adapter
                 await self.reset_cache(frame)
             elif f"update {version}" not in said["error"]:
                 said = {**said, "error": f"weight update {version} failed: {said['error']}"}
@@ -160,6 +190,8 @@ class SglangHost(Host):
             ReleaseMemoryOccupationReqInput(tags=sorted(due))
         )
         self._asleep |= due
+        if "weights" in due and not frame.header["keep_weights"]:
+            self._note_replaced(None, whole=False)
         return Frame(header={"freed": max(await self._free_bytes() - before, 0)})
 
     async def wake(self, frame: Frame) -> Frame:
@@ -175,6 +207,9 @@ class SglangHost(Host):
     async def figures(self, _: Frame) -> Frame:
         return Frame(header=self._counters.totals())
 
+    def _note_replaced(self, version: int | None, *, whole: bool) -> None:
+        self._replaced = {"version": version, "whole": whole, "since": time.time()}
+
     # -- the pieces -------------------------------------------------------------------------------
 
     async def _request(
@@ -184,7 +219,13 @@ class SglangHost(Host):
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = GenerateReqInput(
-            rid=name, input_ids=list(ids), sampling_params=sampling, stream=False, **options
+            rid=name,
+            input_ids=list(ids),
+            sampling_params=sampling,
+            stream=False,
+            # The schedulers' own name of it: they took it in themselves, and SGLang's registry of names knows nothing of it.
+            lora_id=self._adapter,
+            **options,
         )
         answers = self._manager.generate_request(request)
         try:
@@ -198,6 +239,14 @@ class SglangHost(Host):
             await answers.aclose()
         return found
 
+    async def _prime(self, prompt_ids: Sequence[int]) -> None:
+        """Let SGLang compute keys and values of a prompt, for the samples that follow."""
+        name = f"dovetail-prompt-{next(self._numbers)}."
+        try:
+            await self._request(name, prompt_ids, scoring())
+        except RolloutError:
+            return  # each of the samples will be told
+
     async def _end(self, name: str) -> None:
         """Abort a request until it has ended: a scheduler forgets aborts of requests that have not reached it yet."""
         while True:
@@ -206,9 +255,7 @@ class SglangHost(Host):
                 self._manager.abort_request(rid=name)
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _command(
-        self, command: dict[str, Any], *, version: int | None = None
-    ) -> dict[str, Any]:
+    async def _command(self, command: dict[str, Any]) -> dict[str, Any]:
         """What the schedulers answer to a command of Dovetail's, which travels as an update of weights."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 

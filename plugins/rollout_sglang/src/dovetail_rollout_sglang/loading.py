@@ -46,13 +46,35 @@ def load(
             yield name, tensor if lasting else tensor.to(device, copy=True)
 
     incoming = handed_on()
-    packed = quantised(model)
-    with refitted(model, device), noted(model) as loaded:
-        model.load_weights(incoming)  # type: ignore[operator]
-        for name, _ in incoming:
-            raise WeightSyncError(f"SGLang took no notice of {name!r}")
-    if not packed:
-        _refuse_missing(model, loaded)
+    with without_adapters(model):
+        packed = quantised(model)
+        with refitted(model, device), noted(model) as loaded:
+            model.load_weights(incoming)  # type: ignore[operator]
+            for name, _ in incoming:
+                raise WeightSyncError(f"SGLang took no notice of {name!r}")
+        if not packed:
+            _refuse_missing(model, loaded)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within, the model is as it was before SGLang put a layer with room for adapters around each of its own.
+
+    The parameters are the same, and have the names under which models know how to load them.
+    """
+    around = [
+        (parent, name, child)
+        for parent in list(model.modules())
+        for name, child in parent.named_children()
+        if isinstance(getattr(child, "base_layer", None), nn.Module)
+    ]
+    try:
+        for parent, name, child in around:
+            setattr(parent, name, child.base_layer)
+        yield
+    finally:
+        for parent, name, child in around:
+            setattr(parent, name, child)
 
 
 @contextmanager

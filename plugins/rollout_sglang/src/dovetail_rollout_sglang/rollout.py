@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.serving.backend import Backend
 from dovetail.serving.rollout import ServingRollout
 from dovetail_rollout_sglang.config import SglangRolloutConfig
-from dovetail_rollout_sglang.engine_args import starts_empty
+from dovetail_rollout_sglang.engine_args import may_start_empty
 
 
 class SglangRollout(ServingRollout):
@@ -26,6 +26,7 @@ class SglangRollout(ServingRollout):
             "scores",
             "sleep",
             "discards_weights",
+            "lora",
             "tensor_parallel",
             "server",
         }
@@ -38,4 +39,4 @@ class SglangRollout(ServingRollout):
         return SglangBackend(self.config, self.context)
 
     def starts_empty(self) -> bool:
-        return starts_empty(self.config, self.context)
+        return may_start_empty(self.config, self.context)

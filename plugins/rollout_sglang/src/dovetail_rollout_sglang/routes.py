@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
+import sys
+from typing import Any
 
 from dovetail.serving.messages import PREFIX
 from dovetail.serving.routes import Host, Receive, Routes, Scope, Send
+from dovetail_rollout_sglang.liveness import Liveness
 from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
 
 _OPEN = frozenset({"/health", "/metrics", "/model_info"})
@@ -28,13 +32,21 @@ class DovetailRoutes(Routes):
 
         return SglangHost(http_server.get_global_state().tokenizer_manager)
 
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._liveness = Liveness()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._closed(scope):
-            body = json.dumps({"error": "the token is wrong or missing"}).encode()
-            headers = [(b"content-type", b"application/json")]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            await _refuse(send, 401, "the token is wrong or missing")
             return
+        if scope["type"] == "http" and scope["path"] == "/health":
+            lost = await asyncio.to_thread(self._liveness.lost)
+            if lost is not None:
+                sys.stderr.write(f"this server is ill: {lost}\n")
+                sys.stderr.flush()
+                await _refuse(send, 503, lost)
+                return
         await super().__call__(scope, receive, send)
 
     def _closed(self, scope: Scope) -> bool:
@@ -42,3 +54,10 @@ class DovetailRoutes(Routes):
             return False
         given = dict(scope["headers"]).get(b"authorization", b"")
         return not hmac.compare_digest(given, f"Bearer {self._token}".encode())
+
+
+async def _refuse(send: Send, status: int, why: str) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    body = json.dumps({"error": why}).encode()
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -7,10 +7,14 @@ wants that token as a bearer token.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
+from multiprocessing import resource_tracker
 from typing import Any
 
 from dovetail.errors import ConfigError, nearest
@@ -27,6 +31,7 @@ def main(argument: str) -> None:
         PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.
         ConfigError: SGLang has no such argument.
     """
+    end_at_once_when_asked()
     from dovetail_rollout_sglang.versions import require
 
     require()
@@ -47,11 +52,35 @@ def main(argument: str) -> None:
     from dovetail_rollout_sglang.routes import DovetailRoutes
 
     arguments = server_args(told)
+    # SGLang would ask itself for it over HTTP, before it listens and without the token; the host does when a run connects.
+    http_server._freeze_gc_after_server_warmup = lambda *_: None  # noqa: SLF001
     http_server.app.add_middleware(DovetailRoutes)
     try:
         run_server(arguments)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def end_at_once_when_asked() -> None:
+    """Let this process alone hear SIGTERM, and end with all of its children.
+
+    Where all of a group hear it, schedulers end first, and SGLang takes that for their crash: it waits, and prints what it
+    knows of it. The signal is blocked here, before there are processes or threads, which inherit that.
+    """
+    # Python lets the signal through once more when it starts its tracker, which the first child would have it do.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGTERM})
+        import psutil  # type: ignore[import-untyped]
+
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="dovetail-end", daemon=True).start()
 
 
 def server_args(arguments: dict[str, Any]) -> Any:
@@ -62,7 +91,10 @@ def server_args(arguments: dict[str, Any]) -> Any:
     """
     from sglang.srt.server_args import ServerArgs
 
+    from dovetail_rollout_sglang.versions import in_this_versions_words
+
     known = set(inspect.signature(ServerArgs).parameters)
+    arguments = in_this_versions_words(arguments, known)
     for name in arguments:
         if name not in known:
             close = nearest(name, known)

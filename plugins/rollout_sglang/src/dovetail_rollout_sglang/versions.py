@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -83,6 +83,22 @@ def require() -> Release:
 
 
 # -- inside SGLang's processes ----------------------------------------------------------------
+
+_NEWER_NAMES = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
+"""Arguments of a server as 0.5.12 calls them, and their names in later versions."""
+
+
+def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The same arguments of a server, under the names that they have in this version.
+
+    Args:
+        arguments: by their oldest names, or by those of this version.
+        known: the names that this version has.
+    """
+    return {
+        _NEWER_NAMES[name] if name not in known and _NEWER_NAMES.get(name) in known else name: value
+        for name, value in arguments.items()
+    }
 
 
 def updater() -> str:

@@ -13,7 +13,16 @@ import torch.distributed as dist
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import WeightManifest, WeightReceiver
-from dovetail.serving.weight_wire import Outcome, WeightEnd, end_from, first_failed, manifest_from
+from dovetail.serving.surroundings import free_bytes
+from dovetail.serving.weight_wire import (
+    Outcome,
+    WeightEnd,
+    end_from,
+    first_failed,
+    manifest_from,
+    outcome_of,
+)
+from dovetail_rollout_sglang.adapters import Adapters
 from dovetail_rollout_sglang.loading import load
 
 _workers: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
@@ -25,9 +34,11 @@ def worker_of(updater: Any) -> Worker:
     Args:
         updater: the object that updates the scheduler's weights.
     """
-    model = updater.tp_worker.model_runner.model
+    runner = updater.tp_worker.model_runner
+    model = runner.model
     if model not in _workers:
-        _workers[model] = Worker(model, updater.tp_cpu_group)
+        adapters = Adapters(getattr(runner, "lora_manager", None))
+        _workers[model] = Worker(model, updater.tp_cpu_group, adapters)
     return _workers[model]
 
 
@@ -37,10 +48,11 @@ class Worker:
     Args:
         model: SGLang's.
         group: the tensor-parallel ranks, over a CPU backend: all are asked the same, and the first answers.
+        adapters: what takes adapters here.
     """
 
-    def __init__(self, model: Any, group: Any) -> None:
-        self._model, self._group = model, group
+    def __init__(self, model: Any, group: Any, adapters: Adapters) -> None:
+        self._model, self._group, self._adapters = model, group, adapters
         self._device = next(model.parameters()).device
         self._end: WeightEnd | None = None
         self._changed = False
@@ -49,8 +61,9 @@ class Worker:
         """Do what a command says.
 
         Args:
-            command: JSON: `{"do": "connect", "info": …}` of `transport_info`, `{"do": "load", "manifest": …}` of
-                `manifest_info`, or `{"do": "free_bytes"}`.
+            command: JSON: `{"do": "connect", "info": …}` of `transport_info`; `{"do": "load", "manifest": …, "adapter": …,
+                "in_force": …}`, whose manifest is of `manifest_info`, with the name that an adapter gets and that of the one in
+                force, null where there is none; or `{"do": "free_bytes"}`.
 
         Returns:
             JSON: an `Outcome` of all ranks together, with `free_bytes` beside it. It never raises: a scheduler that does ends its
@@ -59,7 +72,7 @@ class Worker:
         told = json.loads(command)
         acts: Mapping[str, Callable[[], None]] = {
             "connect": lambda: self._connect(told["info"]),
-            "load": lambda: self._load(told["manifest"]),
+            "load": lambda: self._load(told["manifest"], told["adapter"], told["in_force"]),
             "free_bytes": lambda: None,
         }
         self._changed = False
@@ -72,12 +85,19 @@ class Worker:
             self._end = None
         self._end = end_from(info["transport"], info["context"], str(self._device))
 
-    def _load(self, info: Mapping[str, Any]) -> None:
+    def _load(self, info: Mapping[str, Any], adapter: str | None, in_force: str | None) -> None:
         manifest = manifest_from(info)
         if self._end is None:
             raise WeightSyncError("this SGLang was not told where weights come from")
         with self._end.taking(manifest):
-            self._take(self._end.receiver, manifest)
+            if manifest.kind == "adapter" and adapter is not None:
+                self._adapters.refuse_none(manifest)
+                tensors = _kept(self._end.receiver, manifest)
+                self._adapters.load(manifest, tensors, adapter, in_force)
+            else:
+                self._take(self._end.receiver, manifest)
+                # The one in force stays until the next update: what was interrupted a moment ago may still name it.
+                self._adapters.drop_all_but(in_force)
 
     def _take(self, receiver: WeightReceiver, manifest: WeightManifest) -> None:
         if manifest.kind != "full":
@@ -99,11 +119,7 @@ class Worker:
             torch.accelerator.synchronize()
 
     def _outcome(self, act: Callable[[], None]) -> Outcome:
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - reported to the caller, see `answer`
-            return Outcome.of_failure(error, changed=self._changed)
-        return Outcome(changed=True)
+        return outcome_of(act, lambda: self._changed)
 
     def _together(self, outcome: Outcome, free: int) -> dict[str, Any]:
         size = dist.get_world_size(self._group)
@@ -119,10 +135,8 @@ class Worker:
         return {**attrs.asdict(outcome), "free_bytes": sum(bytes_ for _, bytes_ in gathered)}
 
 
-def free_bytes(device: torch.device) -> int:
-    """Free memory of an accelerator as its driver sees it; 0 on a CPU."""
-    if device.type == "cpu":
-        return 0
-    torch.accelerator.synchronize()
-    free, _ = torch.get_device_module(device).mem_get_info(device)
-    return int(free)
+def _kept(receiver: WeightReceiver, manifest: WeightManifest) -> dict[str, torch.Tensor]:
+    """All tensors of an update by name, verified, in memory of their own on the host."""
+    return {
+        name: tensor.detach().to("cpu", copy=True) for name, tensor in receiver.receive(manifest)
+    }

@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import os
 import sys
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ class WorkerLogs:
         logging.getLogger("dovetail").setLevel(logging.INFO)
         logging.getLogger().addHandler(self._warnings)
         logging.captureWarnings(True)
+        # What Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can mend that.
+        warnings.filterwarnings("ignore", category=SyntaxWarning)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._printed = self._folder / f"{name}.out"

@@ -1,0 +1,157 @@
+"""Adapters inside SGLang's schedulers: low-rank weights that arrived become the one adapter that requests name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces.transport import AdapterSpec, WeightManifest
+
+_NAME = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Layers that SGLang puts together from several, in the order in which it does."""
+_FUSED_OF = {part: fused for fused, parts in _FUSED.items() for part in parts}
+
+
+class Adapters:
+    """The adapters of one scheduler.
+
+    SGLang keeps them in the host's memory, and copies the one that a batch needs to the accelerator, where it has room.
+
+    Args:
+        manager: SGLang's LoRAManager; None in a server that was started without room for adapters.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def refuse_none(self, manifest: WeightManifest) -> None:
+        """See that there is room at all, before anything is received.
+
+        Raises:
+            WeightSyncError: the server was started without.
+        """
+        if self._manager is None or manifest.adapter is None:
+            raise WeightSyncError(
+                f"update {manifest.version} is an adapter, and this SGLang was started without room for one",
+                hint="set rollout.max_adapter_rank, or send merged weights (actor.engine.lora.sync: merged)",
+            )
+
+    def load(
+        self, manifest: WeightManifest, tensors: Mapping[str, Tensor], name: str, keep: str | None
+    ) -> None:
+        """Take an adapter in, beside the one in force; all others are let go. Where this fails, the one in force stays.
+
+        Args:
+            manifest: of the adapter.
+            tensors: all of them by peft's names, verified: A [r, in] and B [out, r] of each adapted layer.
+            name: what requests will call it; never used before, since SGLang finds its copies by it.
+            keep: the name of the adapter in force; None where there is none.
+
+        Raises:
+            WeightSyncError: it adapts what SGLang has no room for, or SGLang does not take it.
+        """
+        from sglang.srt.lora.lora_registry import LoRARef
+
+        self.refuse_none(manifest)
+        assert manifest.adapter is not None  # refused above
+        whole = self._completed(tensors)
+        self.drop_all_but(keep)
+        manager = self._manager
+        ref = LoRARef(lora_id=name, lora_name=name, lora_path=f"memory:{name}", pinned=False)
+        result = manager.load_lora_adapter_from_tensors(
+            ref, whole, lora_config(manifest.adapter, whole)
+        )
+        if not result.success:
+            for table in (manager.configs, manager.loras, manager.lora_refs):
+                table.pop(name, None)
+            raise WeightSyncError(
+                f"SGLang does not take the adapter of update {manifest.version}: {result.error_message}"
+            )
+
+    def drop_all_but(self, keep: str | None) -> None:
+        """Let the memory of adapters go."""
+        if self._manager is None:
+            return
+        for name, ref in list(self._manager.lora_refs.items()):
+            if name != keep:
+                self._manager.unload_lora_adapter(ref)
+
+    def _completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors, and zeros for parts of fused layers that the adapter leaves alone: SGLang takes such a layer
+        whole, or overlooks it.
+
+        Raises:
+            WeightSyncError: a tensor belongs to nothing that can be adapted here.
+        """
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            match = _NAME.fullmatch(name)
+            base = None if match is None else self._base_layer(match["path"])
+            if match is None or base is None:
+                raise WeightSyncError(
+                    f"SGLang has no room for the adapter's {name!r}: it makes room for adapters of "
+                    f"{', '.join(sorted(self._manager.target_modules))}",
+                    hint="name the layer in rollout.adapter_modules, or send merged weights "
+                    "(actor.engine.lora.sync: merged)",
+                )
+            above, _, leaf = match["path"].rpartition(".")
+            fused = _FUSED_OF.get(leaf)
+            for number, part in enumerate(_FUSED[fused] if fused else ()):
+                other = name.replace(f"{above}.{leaf}.", f"{above}.{part}.")
+                if other in found:
+                    continue
+                rows = tensor.shape[0] if match["side"] == "A" else _rows(base, number)
+                found[other] = torch.zeros(rows, tensor.shape[1], dtype=tensor.dtype)
+        return found
+
+    def _base_layer(self, path: str) -> Any:
+        """The layer of SGLang's that holds the one of this path, where it has room for an adapter; else None."""
+        layer = _LAYER.search(path)
+        above, _, leaf = path.rpartition(".")
+        if layer is None or int(layer[1]) >= len(self._manager.lora_modules):
+            return None
+        # Models of several modalities have other names before their layers.
+        wanted = f"{above}.{_FUSED_OF.get(leaf, leaf)}"[layer.start() :].lstrip(".")
+        for name, module in self._manager.lora_modules[int(layer[1])].items():
+            if name == wanted or name.endswith(f".{wanted}"):
+                return module.base_layer
+        return None
+
+
+def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
+    """What SGLang wants to know of an adapter, in the words of peft's `adapter_config.json`.
+
+    SGLang scales by alpha / r and knows no rank-stabilised adapters, whose factor is alpha / √r (Kalajdzievski 2023,
+    arXiv:2312.03732): theirs is brought about by an alpha that is √r times as large.
+
+    Args:
+        spec: of the adapter.
+        names: of its tensors.
+    """
+    layers = {match["path"].rpartition(".")[2] for match in map(_NAME.fullmatch, names) if match}
+    return {
+        "peft_type": "LORA",
+        "r": spec.rank,
+        "lora_alpha": spec.alpha * (spec.rank**0.5 if spec.rank_stabilised else 1.0),
+        "use_dora": spec.dora,
+        "target_modules": sorted(layers),
+    }
+
+
+def _rows(base: Any, part: int) -> int:
+    """How many outputs, over all ranks, one of the layers has that were put together."""
+    if hasattr(base, "total_num_kv_heads"):
+        heads = base.total_num_heads if part == 0 else base.total_num_kv_heads
+        size = getattr(base, "v_head_size", base.head_size) if part == 2 else base.head_size
+        return int(heads * size)
+    return int(base.output_sizes[part])

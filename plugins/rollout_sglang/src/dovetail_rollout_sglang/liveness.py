@@ -1,0 +1,53 @@
+"""Liveness: whether the processes behind a server's door run on, which the door itself can't tell by answering."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+_PATIENCE = 10.0
+"""Seconds for which a process may stand still; a debugger that looks at one holds it for less."""
+
+
+class Liveness:
+    """Watches over the processes that a server has started: SGLang sees one that ends, and waits for ever for one that is stopped.
+
+    Args:
+        stopped: the ids of those that are stopped at this moment; None looks at the descendants of this process.
+        patience: seconds after which one that stands still counts as lost.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        stopped: Callable[[], Iterable[int]] | None = None,
+        *,
+        patience: float = _PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stopped = stopped or stopped_descendants
+        self._patience, self._clock = patience, clock
+        self._since: dict[int, float] = {}
+
+    def lost(self) -> str | None:
+        """Which processes have stood still for too long, in words; None where all run. It counts from one call to the next."""
+        now = self._clock()
+        self._since = {pid: self._since.get(pid, now) for pid in self._stopped()}
+        late = [pid for pid, since in self._since.items() if now - since >= self._patience]
+        if not late:
+            return None
+        named = ", ".join(map(str, sorted(late)))
+        return f"its processes {named} have been stopped for {self._patience:g} s and more"
+
+
+def stopped_descendants() -> list[int]:
+    """The processes below this one that a signal has stopped."""
+    import psutil  # type: ignore[import-untyped]
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() == psutil.STATUS_STOPPED:
+                found.append(process.pid)
+    return found

@@ -1,0 +1,40 @@
+"""What only accelerators show: samples with seeds of their own, which SGLang heeds in its deterministic inference."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from dovetail.numerics.streams import SampleStream
+from dovetail_rollout_sglang.versions import installed
+from dovetail_sdk.testing.conformance.rollout.interrupting import collected
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+]
+
+
+def test_a_sample_with_a_seed_is_the_same_alone_and_in_company(started: Any, low_rank: Any) -> None:
+    engine = started(seeding="per_sample")
+    try:
+        together = asyncio.run(collected(engine, low_rank.request(n=64, max_new_tokens=64)))
+        by_number = {completion.sample: completion for completion in together}
+        for number in (0, 17, 63):
+            alone = attrs.evolve(
+                low_rank.request(n=1, max_new_tokens=64),
+                streams=(SampleStream(seed=1, sample=number),),
+            )
+            (again,) = asyncio.run(collected(engine, alone))
+            np.testing.assert_array_equal(again.response_ids, by_number[number].response_ids)
+        texts = {tuple(completion.response_ids.tolist()) for completion in together}
+        assert len(texts) > 60
+    finally:
+        engine.close()
