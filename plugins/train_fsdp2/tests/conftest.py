@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,14 @@ from dovetail.batch import Batch, Ragged
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
 from dovetail.dispatch import Mesh
-from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef, WorkerSpec
+from dovetail.interfaces import (
+    KlTerm,
+    ObjectiveSpec,
+    PluginContext,
+    PluginRef,
+    WorkerSpec,
+    load_plugin_class,
+)
 from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
@@ -119,6 +128,7 @@ def on_ranks():
         transport=None,
         optim=None,
         mesh=None,
+        any_head=False,
         **config,
     ):
         config = Fsdp2Config(name="fsdp2", **config)
@@ -134,6 +144,12 @@ def on_ranks():
             ),
         )
         plugin = PluginRef(kind="engine", name="fsdp2", config=config)
+        if any_head:
+            file = str(Path(__file__).parent / "any_head.py")
+            plugin = PluginRef(
+                kind="engine", name="AnyHead", path=file, attribute="AnyHead", config=config
+            )
+            load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
         spec = WorkerSpec(role=role, plugin=plugin, context=context, transport=transport)
         mesh = mesh or Mesh.over(ranks.world, **config.mesh_axes())
         groups.append(ranks.worker_group(spec, mesh))

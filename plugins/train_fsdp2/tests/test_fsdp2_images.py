@@ -133,8 +133,9 @@ def test_a_frozen_vision_tower_stays_as_it_is(make_engine, qwen, new_objective):
     assert not {name for name in moved if "visual" in name}
 
 
+@pytest.mark.parametrize("any_head", [False, True])
 def test_ranks_with_and_without_images_do_as_one(
-    two, make_engine, on_ranks, qwen, new_objective, tmp_path
+    two, make_engine, on_ranks, qwen, new_objective, tmp_path, any_head
 ):
     """One rank gets the long samples, which are those with images, and the other one may get none of them."""
     goal, sgd = new_objective(old_log_probs_from_current=True), {"optimizer": "sgd", "lr": 0.5}
@@ -142,7 +143,7 @@ def test_ranks_with_and_without_images_do_as_one(
     alone = make_engine(qwen.path, seed=3, **sgd)
     one = alone.update(batch, goal)
     alone.export(tmp_path / "alone")
-    group = on_ranks(two, qwen.path, optim=sgd, budget=4096)
+    group = on_ranks(two, qwen.path, optim=sgd, budget=4096, any_head=any_head)
     both = group.update(batch, goal).result()
     group.export(tmp_path / "two").result()
     assert math.isclose(both["actor/grad_norm"].value, one["actor/grad_norm"].value, rel_tol=1e-4)

@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from dovetail_train_fsdp2 import fused_head, head
+from dovetail.training import fused_head
+from dovetail_train_fsdp2 import head
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -24,7 +25,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Several chunks, and several blocks a row, the last of them not full."""
-    from dovetail_train_fsdp2 import kernels
+    from dovetail.training import head_kernels
 
     monkeypatch.setattr(fused_head, "CHUNK_ROWS_AT_LEAST", max(4, R // 3))
     monkeypatch.setattr(fused_head, "CHUNK_BYTES", 1)
@@ -32,7 +33,7 @@ def small(monkeypatch):
     monkeypatch.setattr(fused_head, "fuses", lambda _: True)
     monkeypatch.setattr(head, "fuses", lambda _: True)
     if INTERPRETED:
-        monkeypatch.setattr(kernels, "BLOCK", 64)
+        monkeypatch.setattr(head_kernels, "BLOCK", 64)
 
 
 def random_case(dtype, *, bias, temperature):
@@ -178,3 +179,19 @@ def test_no_row_at_all():
     assert scores["log_probs"].shape == (0,)
     scores["log_probs"].sum().backward()
     assert not weight.grad.any()
+
+
+def test_a_target_of_another_ranks_part_only_loses():
+    from dovetail.training.head_kernels import into_gradient
+
+    torch.manual_seed(0)
+    logits_RV = torch.randn(R, V)
+    temperature_R, lse_R, given_R = torch.rand(R) + 0.5, torch.rand(R) + 9, torch.randn(R)
+    grad_RV = logits_RV.clone().to(DEVICE)
+    into_gradient(
+        grad_RV, None, torch.full((R,), -1, device=DEVICE), temperature_R.to(DEVICE),
+        lse_R.to(DEVICE), given_R.to(DEVICE), torch.zeros(R, device=DEVICE), None,
+    )  # fmt: skip
+    pi_RV = (logits_RV / temperature_R[:, None] - lse_R[:, None]).exp()
+    expected_RV = -given_R[:, None] * pi_RV / temperature_R[:, None]
+    torch.testing.assert_close(grad_RV.cpu(), expected_RV, rtol=1e-4, atol=1e-7)

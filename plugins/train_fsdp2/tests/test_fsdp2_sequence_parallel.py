@@ -178,6 +178,6 @@ def test_the_parts_of_all_ranks_are_the_whole(size, lengths, sources):
     assert {part.layout.fed.lengths_S.sum() for part in parts} == {len(ids)}
     for name, offset in (("targets_R", 100), ("temperature_R", 0)):
         found = np.concatenate([getattr(part.layout, name) for part in parts])
-        np.testing.assert_array_equal(found[parts[0].place_R], sources + offset)
+        np.testing.assert_array_equal(found[parts[0].share.place_R], sources + offset)
     held = np.concatenate([p.layout.fed.ids_F[p.layout.source_R] for p in parts])
-    np.testing.assert_array_equal(held[parts[0].place_R], sources + 1)
+    np.testing.assert_array_equal(held[parts[0].share.place_R], sources + 1)

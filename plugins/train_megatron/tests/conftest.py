@@ -69,13 +69,15 @@ def on_ranks():
     """Start an engine on every one of some ranks, with CUDA stood in for; close it after the test."""
     groups = []
 
-    def start(ranks, path, *, head="lm", budget=64, transport=None, optim=None, **config):
+    def start(
+        ranks, path, *, head="lm", budget=64, transport=None, optim=None, dtype="float32", **config
+    ):
         config = MegatronConfig(name="megatron", **config)
         context = PluginContext(
             role="actor" if head == "lm" else "critic",
             head=head,
             seed=3,
-            model=ModelSection(path=str(path), dtype="float32"),
+            model=ModelSection(path=str(path), dtype=dtype),
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
                 optim=OptimSection(**{"lr": 1e-2, "eps": 1e-3, **(optim or {})}),
@@ -91,6 +93,32 @@ def on_ranks():
         load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
         spec = WorkerSpec(role=context.role, plugin=plugin, context=context, transport=transport)
         groups.append(ranks.worker_group(spec, Mesh.over(ranks.world, **config.mesh_axes())))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+@pytest.fixture
+def other_engine(two):
+    """Start the engine fsdp2 on two ranks, as `on_ranks` starts this one."""
+    pytest.importorskip("dovetail_train_fsdp2", reason="needs dovetail-train-fsdp2")
+    from dovetail_train_fsdp2.config import Fsdp2Config
+
+    groups = []
+
+    def start(path, *, head="lm", **config):
+        context = PluginContext(
+            role="actor" if head == "lm" else "critic",
+            head=head,
+            seed=3,
+            model=ModelSection(path=str(path), dtype="float32"),
+            training=TrainingSection(optim=OptimSection(lr=1e-2, eps=1e-3)),
+        )
+        plugin = PluginRef(kind="engine", name="fsdp2", config=Fsdp2Config(name="fsdp2", **config))
+        spec = WorkerSpec(role=context.role, plugin=plugin, context=context)
+        groups.append(two.worker_group(spec, Mesh(dp=2)))
         return groups[-1]
 
     yield start
@@ -141,34 +169,17 @@ def objective():
 
 @pytest.fixture
 def plain():
-    """The oracle: transformers and torch alone, every sample by itself, one AdamW step.
+    """The oracle: transformers and torch alone, one AdamW step.
 
     Returns the loss, the gradient's norm before clipping, the scores by name, and the weights after the step.
     """
 
     def step(path, batch, *, dtype=torch.float32, lr=1e-2, eps=1e-3, clip=1.0):
+        from plain_loss import loss_of
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-        scores = {"log_probs": [], "entropies": [], "sum_pi_squared": []}
-        rows = zip(batch["prompt_ids"], batch["response_ids"], batch["temperature"], strict=True)
-        for prompt, response, temperature in rows:
-            ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
-            logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / float(temperature)
-            log_pi = logits.log_softmax(-1)
-            pi = log_pi.exp()
-            chosen = log_pi.gather(-1, torch.from_numpy(response)[:, None])[:, 0]
-            scores["log_probs"].append(chosen)
-            scores["entropies"].append(-(pi * log_pi).sum(-1))
-            scores["sum_pi_squared"].append(pi.square().sum(-1))
-        mask = torch.from_numpy(batch["response_mask"].values)
-        found = {name: torch.cat(parts) * mask for name, parts in scores.items()}
-        advantages = torch.from_numpy(batch["advantages"])[
-            torch.from_numpy(batch["response_mask"].row_index)
-        ]
-        kl = (found["log_probs"] - torch.from_numpy(batch["ref_log_probs"].values)).square() / 2
-        tokens = -advantages * found["log_probs"] + 0.1 * kl - 0.01 * found["entropies"]
-        loss = (tokens * mask).sum() / mask.sum()
+        loss, found = loss_of(model, batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optim = OptimSection()

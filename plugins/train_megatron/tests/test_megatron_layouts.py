@@ -74,11 +74,6 @@ def test_a_layout_that_does_not_divide_the_ranks_is_refused_by_the_plan():
         MegatronConfig(expert_parallel_size=2, pipeline_parallel_size=2).shards(4)
 
 
-def test_an_adapter_is_refused_where_it_is_asked_for():
-    with pytest.raises(ConfigError, match="trains no adapters"):
-        MegatronConfig(lora={"rank": 8})
-
-
 def test_without_cuda_the_engine_says_so_before_it_loads_anything(tiny):
     context = PluginContext(role="actor", model=ModelSection(path=str(tiny)), device="cpu")
     with pytest.raises(PluginNeedsError, match="computes on CUDA"):

@@ -9,10 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from dovetail.config.builtin import DiskTransportConfig
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-from dovetail.dispatch import Mesh
 from dovetail.errors import CheckpointError, NumericsError
-from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
+from dovetail.interfaces import PluginRef
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.telemetry.metrics import values
 
@@ -29,32 +27,6 @@ def assert_close(got, expected):
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, atol=2e-5, rtol=1e-4)
-
-
-@pytest.fixture
-def other_engine(two):
-    """Start the engine fsdp2 on two ranks, as `on_ranks` starts this one."""
-    pytest.importorskip("dovetail_train_fsdp2", reason="needs dovetail-train-fsdp2")
-    from dovetail_train_fsdp2.config import Fsdp2Config
-
-    groups = []
-
-    def start(path, *, head="lm"):
-        context = PluginContext(
-            role="actor" if head == "lm" else "critic",
-            head=head,
-            seed=3,
-            model=ModelSection(path=str(path), dtype="float32"),
-            training=TrainingSection(optim=OptimSection(lr=1e-2, eps=1e-3)),
-        )
-        plugin = PluginRef(kind="engine", name="fsdp2", config=Fsdp2Config(name="fsdp2"))
-        spec = WorkerSpec(role=context.role, plugin=plugin, context=context)
-        groups.append(two.worker_group(spec, Mesh(dp=2)))
-        return groups[-1]
-
-    yield start
-    for group in groups:
-        group.close()
 
 
 @pytest.mark.parametrize(

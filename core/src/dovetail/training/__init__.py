@@ -1,5 +1,7 @@
-"""What training engines share: how samples are cut, attended to, stored, and what ranks tell each other.
+"""What training engines share: how samples are cut, attended to, scored, stored and sent, and what ranks tell each other.
 
-Public for plugins: `ranks` (failing together), `parts` (samples into micro-batches), `sequences` and `varlen` (attention over
-samples that lie end to end), `stored` (a checkpoint's tensors by name), `random_state`, `schedule`, `columns`.
+Public for plugins: `ranks` (failing together), `parts` (samples into micro-batches), `scored` (which tokens are scored),
+`sequences` and `varlen` (attention over samples that lie end to end), `ulysses` (ranks that share them), `fused_head` with
+`head_kernels` and `vocabulary` (the output layer on an accelerator), `stored` (a checkpoint's tensors by name), `sending`
+(weight updates), `random_state`, `schedule`, `columns`, `lora` (the config section of adapters).
 """

@@ -12,6 +12,9 @@ from functools import cached_property
 import attrs
 import numpy as np
 
+from dovetail.batch import Batch
+from dovetail.training.columns import distinct, scored_lengths
+
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class Samples:
@@ -25,6 +28,20 @@ class Samples:
     """int64 [N]: tokens of the prompt."""
     responses_N: np.ndarray
     """int64 [N]: tokens of the response, as far as they are fed."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> Samples:
+        """The samples of a batch with the columns in `dovetail.training.columns.READS`.
+
+        Of a response of n scored tokens the last one is never fed: nothing after it is asked for.
+        """
+        scored_N = scored_lengths(batch["response_mask"])
+        return cls(
+            active=np.flatnonzero(scored_N),
+            prompt_N=distinct(batch["prompt_ids"]),
+            prompts_N=batch["prompt_ids"].lengths,
+            responses_N=scored_N - 1,
+        )
 
     @cached_property
     def lengths_N(self) -> np.ndarray:
@@ -66,6 +83,18 @@ class Part:
         self.rows.append(row)
         self.last_prompt = prompt
         self.cost, self.prompts, self.longest_prompt, self.longest = after
+
+
+def rows_of(parts: Sequence[Part], samples: Samples, at_least: int) -> list[np.ndarray]:
+    """Rows of each micro-batch, int64: those of the parts, and empty ones up to `at_least`, of which there is always one.
+
+    Samples without a scored token are in the last one: they cost nothing, but the caller counts on every sample.
+    """
+    rows = [np.array(part.rows, np.int64) for part in parts]
+    rows += [np.empty(0, np.int64)] * (max(1, at_least) - len(rows))
+    idle = np.setdiff1d(np.arange(len(samples.prompts_N)), samples.active)
+    rows[-1] = np.concatenate([rows[-1], idle])
+    return rows
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[Part]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces.transport import AdapterSpec
-from dovetail_train_fsdp2.config import ALL_LINEAR, LoraSection
+from dovetail.training.lora import ALL_LINEAR, LoraSection
 from dovetail_train_fsdp2.shards import fill, whole
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What an architecture allows, found out by running a few tokens rather than from a list of names."""
+"""What an architecture allows, found out by running a few tokens rather than from a list of names, and what attention costs it."""
 
 from __future__ import annotations
 
@@ -75,6 +75,22 @@ def shares_prompts(model: PreTrainedModel) -> bool:
         return False
     scale = float(whole.abs().max())
     return torch.allclose(rest, whole[:, half:].expand_as(rest), rtol=0, atol=1e-3 * scale)
+
+
+def quadratic(trunk: PreTrainedModel) -> float:
+    """What attention adds to a token's cost for each token of its sample, by operations: F · H · D / N parameters.
+
+    Half of a sample's tokens are seen on average, by two products of 2 · H · D operations in each of F layers; the
+    rest of the model takes 2 N.
+    """
+    config = trunk.config.get_text_config()
+    layers, heads = (
+        getattr(config, "num_hidden_layers", 0),
+        getattr(config, "num_attention_heads", 0),
+    )
+    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
+    parameters = sum(parameter.numel() for parameter in trunk.parameters())
+    return float(layers * heads * size / max(1, parameters))
 
 
 def select_prompts(cache: Any, prompt_of_B: Tensor) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.training.sequences import Sequences
+from dovetail.training.ulysses import to_heads, to_tokens
 from dovetail.training.varlen import attend
 from dovetail_train_fsdp2.shared_prompts import attend_shared
 from dovetail_train_fsdp2.ulysses import SequenceParallel
@@ -71,7 +72,9 @@ def packed_attention(
     """
     parallel = pack.parallel
     states = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
-    query_FHD, key_FKD, value_FKE = states if parallel is None else parallel.to_heads(*states)
+    query_FHD, key_FKD, value_FKE = (
+        states if parallel is None else to_heads(*states, parallel.group)
+    )
     attended_FHE = _attended(
         query_FHD,
         key_FKD,
@@ -81,7 +84,7 @@ def packed_attention(
         sliding_window,
     )
     if parallel is not None:
-        attended_FHE = parallel.to_tokens(attended_FHE)
+        attended_FHE = to_tokens(attended_FHE, parallel.group)
     return attended_FHE[None], None
 
 

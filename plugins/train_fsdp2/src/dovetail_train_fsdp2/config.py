@@ -6,37 +6,15 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE, ONE_OR_MANY
+from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE
 from dovetail.config.sections import EngineSection
 from dovetail.errors import PlanError
+from dovetail.training.lora import LoraSection
 
 Share = Literal["auto", "always", "never"]
 Packing = Literal["auto", "always", "never"]
-Sync = Literal["merged", "adapter"]
 Reduce = Literal["once", "every_micro_batch"]
 Recompute = bool | Literal["auto", "selective"]
-ALL_LINEAR = "all-linear"
-
-
-@attrs.frozen(kw_only=True)
-class LoraSection:
-    """Low-rank adapters in place of full training (arXiv 2106.09685). There is no dropout in them."""
-
-    rank: int = attrs.field(default=32, validator=attrs.validators.ge(1))
-    """Rank of each layer's update."""
-    alpha: float = attrs.field(default=32.0, validator=attrs.validators.gt(0))
-    """Scale: an update is multiplied by alpha / rank."""
-    rank_stabilised: bool = False
-    """Multiply by alpha / √rank instead (arXiv 2312.03732)."""
-    dora: bool = False
-    """Learn the magnitude of each weight's rows apart from their direction (arXiv 2402.09353)."""
-    sync: Sync = "merged"
-    """What travels to the rollout: the base's weights with the update added, or the adapter alone, which the rollout
-    engine must then know how to apply."""
-    target_modules: tuple[str, ...] = attrs.field(
-        default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
-    )
-    """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
 
 
 @attrs.frozen(kw_only=True)

@@ -21,14 +21,15 @@ from dovetail.numerics import build_objective, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
 from dovetail.training.columns import READS, check_columns
 from dovetail.training.ranks import Ranks
+from dovetail.training.scored import token_places
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import failing_rows, traced
 from dovetail_train_fsdp2.forward import Scorer, check_computes
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import Optimizer
-from dovetail_train_fsdp2.packing import Cut, cut, token_places
-from dovetail_train_fsdp2.sending import Sending
+from dovetail_train_fsdp2.packing import Cut, cut
+from dovetail_train_fsdp2.sending import ScorerSending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_scorer, ranks_of
 from dovetail_train_fsdp2.vision import MEDIA, has_images, padded
@@ -53,7 +54,7 @@ class Fsdp2Engine(TrainEngine):
     _scorer: Scorer | None = None
     _sharding: Sharding | None = None
     _optimizer: Optimizer | None = None
-    _sending: Sending | None = None
+    _sending: ScorerSending | None = None
     _offloaded = False
 
     @classmethod
@@ -171,8 +172,7 @@ class Fsdp2Engine(TrainEngine):
         return resolve_metrics(parts) | own
 
     def weight_manifest(self, version: int) -> WeightManifest:
-        scorer, sending = self._with_sending()
-        return sending.manifest(scorer, version)
+        return self._with_sending().manifest(version)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
         """As the interface says.
@@ -180,8 +180,7 @@ class Fsdp2Engine(TrainEngine):
         Raises:
             WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
         """
-        scorer, sending = self._with_sending()
-        sending.send(scorer, version, manifest)
+        self._with_sending().send(version, manifest)
 
     def offload(self) -> None:
         self._move(torch.device("cpu"), offloaded=True)
@@ -267,11 +266,11 @@ class Fsdp2Engine(TrainEngine):
             raise DispatchError("the training engine has no model yet", hint="call start() first")
         return self._scorer
 
-    def _with_sending(self) -> tuple[Scorer, Sending]:
+    def _with_sending(self) -> ScorerSending:
         scorer = self._started()
         if self._sending is None:
-            self._sending = Sending(self.context, self._ranks)
-        return scorer, self._sending
+            self._sending = ScorerSending(self.context, self._ranks, scorer)
+        return self._sending
 
     def _ready(self, method: str) -> Scorer:
         if self._offloaded:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
 from dovetail.media import ImageInputs
-from dovetail_train_fsdp2.architecture import has_plain_head, shares_prompts
+from dovetail_train_fsdp2.architecture import has_plain_head, quadratic, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.layout import DUMMY, Layout, Packed, Shared
 from dovetail_train_fsdp2.packing import Means
@@ -121,7 +121,7 @@ class Scorer(nn.Module):
             share=config.share_prompts if shares else "never",
             share_packed=config.share_prompts if self.packs.with_shared_prompts else "never",
             device=self.device.type,
-            quadratic=_quadratic(self.trunk),
+            quadratic=quadratic(self.trunk),
         )
 
     def forward(
@@ -267,22 +267,6 @@ class ValueScorer(Scorer):
         states_RH = self._runner.states(layout).index_select(0, source_R)
         head = cast("ValueModel", self.model).value_head
         return {"values": head(states_RH.float())[:, 0]}
-
-
-def _quadratic(trunk: PreTrainedModel) -> float:
-    """What attention adds to a token's cost for each token of its sample, by operations: F · H · D / N parameters.
-
-    Half of a sample's tokens are seen on average, by two products of 2 · H · D operations in each of F layers; the
-    rest of the model takes 2 N.
-    """
-    config = trunk.config.get_text_config()
-    layers, heads = (
-        getattr(config, "num_hidden_layers", 0),
-        getattr(config, "num_attention_heads", 0),
-    )
-    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
-    parameters = sum(parameter.numel() for parameter in trunk.parameters())
-    return float(layers * heads * size / max(1, parameters))
 
 
 def check_computes(scorer: Scorer, outputs: frozenset[str], role: str) -> None:

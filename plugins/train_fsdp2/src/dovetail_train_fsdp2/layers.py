@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail_train_fsdp2 import fused_head
+from dovetail.training import fused_head
 from dovetail_train_fsdp2.attention import PACKED, make_known, packed_attention, register
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.memory import DeviceMemory

@@ -16,7 +16,8 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.media import MediaRef
-from dovetail.training.columns import distinct, scored_lengths
+from dovetail.training.columns import distinct
+from dovetail.training.scored import Scored
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -107,20 +108,17 @@ def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -
         packed: put all tokens into one row, without padding.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
-    scored_N = scored_lengths(mask)
-    active = np.flatnonzero(scored_N)
-    token_R = np.flatnonzero(mask.values)
-    row_R = np.repeat(np.cumsum(scored_N > 0) - 1, mask.lengths)[token_R]
-    step_R = token_R - mask.offsets[active][row_R]
-    samples = _Samples(micro_batch, active, scored_N[active])
+    scored = Scored.of(mask)
+    samples = _Samples(micro_batch, scored)
+    row_R, token_R = scored.row_R, scored.token_R
     make = (_shared_pack if shared else _pack) if packed else (_shared if shared else _padded)
-    fed, source_R = make(samples, row_R, step_R)
+    fed, source_R = make(samples, row_R, scored.step_R)
     temperature_N = micro_batch["temperature"].astype(np.float32)
     return Layout(
         fed=fed,
         source_R=source_R.astype(np.int64),
         targets_R=responses.values[token_R].astype(np.int64),
-        temperature_R=None if np.all(temperature_N == 1) else temperature_N[active][row_R],
+        temperature_R=None if np.all(temperature_N == 1) else temperature_N[scored.active_B][row_R],
         token_R=token_R,
         tokens=len(mask.values),
     )
@@ -129,7 +127,8 @@ def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -
 class _Samples:
     """The rows of a micro-batch that hold a scored token."""
 
-    def __init__(self, micro_batch: Batch, active: np.ndarray, scored_B: np.ndarray) -> None:
+    def __init__(self, micro_batch: Batch, scored: Scored) -> None:
+        active, scored_B = scored.active_B, scored.lengths_B
         prompts, responses = micro_batch["prompt_ids"], micro_batch["response_ids"]
         self.prompts = [prompts[i] for i in active]
         self.prompt_lengths_B = prompts.lengths[active]

@@ -13,8 +13,14 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.training.columns import distinct, scored_lengths
-from dovetail.training.parts import Part, Samples, packed_parts, padded_parts, shared_parts
+from dovetail.training.parts import (
+    Part,
+    Samples,
+    packed_parts,
+    padded_parts,
+    rows_of,
+    shared_parts,
+)
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
@@ -67,18 +73,9 @@ def cut(batch: Batch, budget: int, means: Means, at_least: int = 1) -> list[Cut]
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.
     """
-    scored_N = scored_lengths(batch["response_mask"])
-    samples = Samples(
-        active=np.flatnonzero(scored_N),
-        prompt_N=distinct(batch["prompt_ids"]),
-        prompts_N=batch["prompt_ids"].lengths,
-        responses_N=scored_N - 1,
-    )
+    samples = Samples.of(batch)
     parts, shared, packed = _chosen(samples, budget, means, at_least)
-    rows = [np.array(part.rows, np.int64) for part in parts]
-    rows += [np.empty(0, np.int64)] * (max(1, at_least) - len(rows))
-    # What has nothing to score costs nothing, but the caller counts on every sample.
-    rows[-1] = np.concatenate([rows[-1], np.flatnonzero(scored_N == 0)])
+    rows = rows_of(parts, samples, at_least)
     return [Cut(rows_B=rows_B, shared=shared, packed=packed) for rows_B in rows]
 
 
@@ -108,11 +105,3 @@ def _chosen(
 
 def _worthwhile(share: Share, after: float, before: float, most: float) -> bool:
     return share == "always" or (share == "auto" and after <= most * before)
-
-
-def token_places(offsets_N1: np.ndarray, rows_B: np.ndarray) -> np.ndarray:
-    """int64 [T]: where the packed tokens of these rows lie in the whole batch."""
-    starts_B, lengths_B = offsets_N1[rows_B], np.diff(offsets_N1)[rows_B]
-    shift_B = starts_B - (np.cumsum(lengths_B) - lengths_B)
-    places_T: np.ndarray = np.arange(lengths_B.sum()) + np.repeat(shift_B, lengths_B)
-    return places_T

@@ -1,18 +1,11 @@
-"""Sequence parallelism after Ulysses (arXiv 2309.14509): ranks share each pack, its tokens everywhere but in attention.
+"""Ranks that share each pack: their parts of a layout. What they exchange is in `dovetail.training.ulysses`.
 
-Each of C ranks takes F / C tokens of a pack through the model. Before attention an all-to-all gives it all tokens of
-H / C heads, and after it all heads of its own tokens. Each scores its own tokens; the scores are gathered, so that
-every rank sees them all. The gradient of a gathered score stays with the rank that made it: summed over ranks, the
-parameters' gradients are those of one process.
-
-Legend: C ranks, F tokens of the pack, H query heads, K key and value heads, D head size, E head size of the values,
-R scored tokens, M scored tokens of the rank that has most.
+Legend: C ranks, F tokens of the pack, R scored tokens, M scored tokens of the rank that has most.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -22,6 +15,7 @@ from torch import Tensor
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
+from dovetail.training.ulysses import ScoredShare
 from dovetail_train_fsdp2.layout import Layout, Packed
 
 if TYPE_CHECKING:
@@ -37,8 +31,8 @@ class Part:
 
     layout: Layout
     """With the rank's F / C tokens, the lengths of all sequences, and M scored tokens: its own, and stand-ins."""
-    place_R: np.ndarray
-    """int64 [R]: where each scored token of the whole lies among the ranks' C · M."""
+    share: ScoredShare
+    """Which of the whole's scored tokens those are."""
 
 
 class SequenceParallel:
@@ -65,15 +59,7 @@ class SequenceParallel:
             # What fills up comes last, where the last prompt's responses are.
             responses_G = responses_G + more * (np.arange(len(responses_G)) == len(responses_G) - 1)
         mine = slice(self.index * count, (self.index + 1) * count)
-        owner_R, at_R = np.divmod(layout.source_R, count)
-        scored_C = np.bincount(owner_R, minlength=self.size)
-        # Every rank scores equally many: a weight that one of them did not touch would have no gradient there.
-        most = max(1, int(scored_C.max()))
-        order_R = np.argsort(owner_R, kind="stable")
-        place_R = np.empty_like(order_R)
-        within = np.arange(len(order_R)) - (np.cumsum(scored_C) - scored_C)[owner_R[order_R]]
-        place_R[order_R] = owner_R[order_R] * most + within
-        own = np.flatnonzero(owner_R == self.index)
+        share = ScoredShare.of(layout.source_R, count, rank=self.index, ranks=self.size)
         temperature_R = layout.temperature_R
         return Part(
             layout=attrs.evolve(
@@ -85,61 +71,18 @@ class SequenceParallel:
                     lengths_S=np.append(fed.lengths_S, more) if more else fed.lengths_S,
                     responses_G=responses_G,
                 ),
-                source_R=_filled(at_R[own], most, 0),
-                targets_R=_filled(layout.targets_R[own], most, 0),
-                temperature_R=None
-                if temperature_R is None
-                else _filled(temperature_R[own], most, 1),
+                source_R=share.source_M,
+                targets_R=share.filled(layout.targets_R, 0),
+                temperature_R=None if temperature_R is None else share.filled(temperature_R, 1),
             ),
-            place_R=place_R,
+            share=share,
         )
 
     def whole(self, scores: dict[str, Tensor], part: Part) -> dict[str, Tensor]:
         """Every rank's scores, float32 [R] each, from this rank's [M]. Collective."""
         names = sorted(scores)
-        gathered_CNM: Tensor = _Gathered.apply(  # type: ignore[no-untyped-call]
-            torch.stack([scores[name] for name in names]), self.group, self.size, self.index
-        )
-        place_R = torch.from_numpy(part.place_R).to(gathered_CNM.device)
-        whole_NR = gathered_CNM.transpose(0, 1).flatten(1).index_select(1, place_R)
+        whole_NR = part.share.whole(torch.stack([scores[name] for name in names]), self.group)
         return dict(zip(names, whole_NR.unbind(), strict=True))
-
-    def to_heads(
-        self, query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """All tokens of this rank's heads, from all heads of its T = F / C tokens. Collective.
-
-        Key and value heads are repeated where C does not divide them, each for the query heads that it serves.
-
-        Returns:
-            [F, H / C, D], [F, K' / C, D] and [F, K' / C, E], with K' the least multiple of K that C divides.
-        """
-        repeats = math.lcm(key_TKD.shape[1], self.size) // key_TKD.shape[1]
-        if repeats > 1:
-            key_TKD = key_TKD.repeat_interleave(repeats, 1)
-            value_TKE = value_TKE.repeat_interleave(repeats, 1)
-        given = (query_THD, key_TKD, value_TKE)
-        shapes = [(x.shape[1] // self.size, x.shape[2]) for x in given]
-        # One message: the parts of each rank's heads side by side.
-        flat_TCX = torch.cat([x.reshape(len(x), self.size, -1) for x in given], dim=-1)
-        whole_FX = self._exchanged(flat_TCX.transpose(0, 1)).flatten(0, 1)
-        parts = torch.split(whole_FX, [heads * size for heads, size in shapes], dim=-1)
-        query, key, value = (
-            torch.unflatten(x, -1, shape) for x, shape in zip(parts, shapes, strict=True)
-        )
-        return query, key, value
-
-    def to_tokens(self, attended_FHE: Tensor) -> Tensor:
-        """All heads of this rank's tokens, [F / C, H, E], from all tokens of its heads, [F, H / C, E]. Collective."""
-        by_rank = torch.unflatten(attended_FHE, 0, (self.size, -1))
-        return self._exchanged(by_rank).transpose(0, 1).flatten(1, 2)
-
-    def _exchanged(self, by_rank: Tensor) -> Tensor:
-        """[C, …]: the i-th part goes to rank i, and what comes from it takes its place. Carries the gradient."""
-        from torch.distributed._functional_collectives import all_to_all_single_autograd
-
-        exchanged: Tensor = all_to_all_single_autograd(by_rank.contiguous(), None, None, self.group)
-        return exchanged
 
 
 def sequence_parallel(
@@ -169,25 +112,3 @@ def sequence_parallel(
     # Every rank makes every group, in one order.
     made = {tuple(ranks): dist.new_group(ranks) for ranks in groups.values()}
     return SequenceParallel(next(group for ranks, group in made.items() if rank in ranks))
-
-
-def _filled(values_R: np.ndarray, length: int, value: float) -> np.ndarray:
-    """As many values as asked for, further ones all alike."""
-    filled = np.full(length, value, values_R.dtype)
-    filled[: len(values_R)] = values_R
-    return filled
-
-
-class _Gathered(torch.autograd.Function):
-    """Every rank's tensor, stacked. Each rank keeps the gradient of its own: the others hold the same loss."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup, size: int, index: int) -> Tensor:
-        ctx.index = index
-        gathered = mine.new_empty(size, *mine.shape)
-        dist.all_gather_into_tensor(gathered.flatten(0, 1), mine.contiguous(), group=group)
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return grad[ctx.index], None, None, None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import TensorSpec, WeightManifest
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.shards import whole
@@ -42,24 +41,6 @@ def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
         ),
         adapter=adapter.described() if adapter is not None and alone else None,
     )
-
-
-def check_manifest(scorer: Scorer, manifest: WeightManifest) -> None:
-    """See that a manifest is of this scorer's weights.
-
-    Raises:
-        WeightSyncError: it names something else.
-    """
-    own = {spec.name: spec for spec in manifest_of(scorer, manifest.version).tensors}
-    for spec in manifest.tensors:
-        mine = own.get(spec.name)
-        if mine is None or mine.shape != spec.shape:
-            have = "nothing of that name" if mine is None else f"shape {mine.shape}"
-            raise WeightSyncError(
-                f"the manifest of version {manifest.version} names {spec.name!r} with shape {spec.shape}, "
-                f"but the model has {have}",
-                hint="make the manifest with the weight_manifest of the engine that sends",
-            )
 
 
 def outgoing(scorer: Scorer, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:

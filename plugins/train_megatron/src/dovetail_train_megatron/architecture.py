@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.needs import has_transformer_engine, imported
 from dovetail_train_megatron.parallel import Parallel
+from dovetail_train_megatron.stages import check_last_stage, last_stage_layers, output_cost
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -34,7 +35,13 @@ class Architecture:
         padded_vocabulary: rows of embedding and output layer over all ranks.
     """
 
-    def __init__(self, section: ModelSection, config: MegatronConfig, parallel: Parallel) -> None:
+    def __init__(
+        self,
+        section: ModelSection,
+        config: MegatronConfig,
+        parallel: Parallel,
+        head: Literal["lm", "value"] = "lm",
+    ) -> None:
         """Read the model's config.
 
         Raises:
@@ -43,6 +50,7 @@ class Architecture:
             PluginNeedsError: megatron-core, mbridge, or what `layers` asks for is not installed.
         """
         self.hf = read_config(section)
+        self._scores_vocabulary = head == "lm"
         self.dtype: torch.dtype = getattr(torch, section.dtype)
         _check_architecture(self.hf, section)
         _check_layout(self.hf, config)
@@ -52,7 +60,8 @@ class Architecture:
                 "layers=transformer_engine, but Transformer Engine is not installed",
                 hint="pip install 'transformer-engine[pytorch]', or layers=auto",
             )
-        self.uses_transformer_engine = config.layers != "local" and has_transformer_engine()
+        plain = config.layers == "local" or config.lora is not None
+        self.uses_transformer_engine = not plain and has_transformer_engine()
         self.bridge = self._bridge(config, parallel)
         self.transformer = self.bridge.config
         # Where it knows a dtype, mbridge would cast whatever it converts.
@@ -139,7 +148,15 @@ class Architecture:
             "variable_seq_lengths": True,
             "moe_token_dispatcher_type": "alltoall",
             "kv_channels": self.head_size,
+            # Waiting for the whole device after every exchange guards against a fault of old versions of torch.
+            "batch_p2p_sync": False,
         }
+        if (stages := config.pipeline_parallel_size) > 1:
+            output = output_cost(self.hf, self.head_size) if self._scores_vocabulary else 0.0
+            settings["num_layers_in_last_pipeline_stage"] = (
+                config.last_stage_layers
+                or last_stage_layers(self.hf.num_hidden_layers, stages, output)
+            )
         if experts:
             # Routing as it is in the rollout: nothing is dropped, and no loss but the objective.
             settings |= {
@@ -235,3 +252,7 @@ def _check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
                 f"{name} {size} does not divide the model's {number} {of}",
                 hint=f"use one of {', '.join(map(str, fitting))}",
             )
+    if config.last_stage_layers is not None and config.pipeline_parallel_size > 1:
+        check_last_stage(
+            config.last_stage_layers, hf.num_hidden_layers, config.pipeline_parallel_size
+        )

@@ -1,44 +1,83 @@
-"""Causal attention over packs, as a module in the place of Megatron's own, and the rotary positions that go with it.
+"""Causal attention over packs, with its rotary positions, as a module in the place of Megatron's own.
 
 Megatron passes every layer an `attention_mask`; here that is the number of the pack, under which all that attention must
 know of it is found. A number goes through activation recomputation as it is, which runs long after other packs have come.
-Context-parallel ranks exchange tokens for heads before attention and back after it (Ulysses, arXiv 2309.14509).
+Rotary angles depend on the pack alone: their cosines and sines are worked out once for all layers.
+Context-parallel ranks exchange tokens for heads before attention and back after it (`dovetail.training.ulysses`).
 
-Legend: C context-parallel ranks, F tokens of the pack, T = F / C of this rank, H query heads, K key and value heads, D head size.
+Legend: T tokens of this rank, H query heads, K key and value heads, D head size.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dovetail.training.sequences import Sequences, sent
+from dovetail.training.ulysses import to_heads, to_tokens
 from dovetail.training.varlen import attend
 from dovetail_train_megatron.packs import Pack
+
+Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Fed:
+    """What attention must know of a pack."""
+
+    sequences: Sequences
+    """Of all ranks that share it."""
+    cos_T1D: Tensor
+    """In the model's dtype [T, 1, D], of the tokens of this rank; each angle twice, for both halves of a head."""
+    sin_T1D: Tensor
+    """The same of sines."""
 
 
 class Packs:
     """The packs that are on their way through one model, by number."""
 
-    def __init__(self) -> None:
-        self._sequences: dict[int, Sequences] = {}
+    def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+        """None so far.
 
-    def add(self, pack: Pack, device: torch.device) -> Tensor:
-        """Keep a pack's sequences until `clear`: int64 [1] on the CPU, the number to pass for a mask."""
-        number = len(self._sequences)
-        self._sequences[number] = Sequences(pack.lengths_S.tolist(), device)
+        Args:
+            frequencies: float32 [D / 2], rotary ones (arXiv 2104.09864).
+            dtype: of queries and keys.
+            device: of the model.
+        """
+        self._frequencies, self._dtype, self._device = frequencies.to(device), dtype, device
+        self._fed: dict[int, Fed] = {}
+
+    def add(self, pack: Pack, mine: slice) -> Tensor:
+        """Keep a pack until `clear`: int64 [1] on the CPU, the number to pass for a mask.
+
+        Args:
+            pack: the same on all ranks that share it.
+            mine: which of its tokens are this rank's.
+        """
+        number = len(self._fed)
+        positions_T = sent(pack.positions_F[mine], self._device).float()
+        angles = torch.outer(positions_T, self._frequencies)
+        angles_T1D = torch.cat([angles, angles], dim=-1)[:, None]
+        self._fed[number] = Fed(
+            sequences=Sequences(pack.lengths_S.tolist(), self._device),
+            cos_T1D=angles_T1D.cos().to(self._dtype),
+            sin_T1D=angles_T1D.sin().to(self._dtype),
+        )
         return torch.tensor([number])
 
-    def __getitem__(self, number: Tensor) -> Sequences:
-        return self._sequences[int(number)]
+    def __getitem__(self, number: Tensor) -> Fed:
+        return self._fed[int(number)]
 
     def clear(self) -> None:
         """Forget all packs: no backward pass will ask for them any more."""
-        self._sequences.clear()
+        self._fed.clear()
 
 
 class PackedAttention(nn.Module):
@@ -47,13 +86,16 @@ class PackedAttention(nn.Module):
     Megatron makes it with its own arguments; `packs` and `cp_group` are set once the model is there.
     """
 
+    packs: Packs
+
     def __init__(
         self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any
     ) -> None:
         super().__init__()
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
-        self.packs = Packs()
         self.cp_group: dist.ProcessGroup | None = None
+        # One setting says whether what is pointwise is compiled, here and in Megatron's own layers.
+        self._rotate = _compiled() if config.bias_activation_fusion else rotated
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any
@@ -61,87 +103,46 @@ class PackedAttention(nn.Module):
         """Attend within each sequence of the pack.
 
         Args:
-            query: float [T, 1, H, D].
-            key: float [T, 1, K, D].
+            query: float [T, 1, H, D], not yet rotated.
+            key: float [T, 1, K, D], not yet rotated.
             value: float [T, 1, K, D].
             attention_mask: int64 [1], the pack's number.
 
         Returns:
             float [T, 1, H · D].
         """
-        sequences = self.packs[attention_mask]
-        states = (query[:, 0], key[:, 0], value[:, 0])
+        fed = self.packs[attention_mask]
+        query_THD, key_TKD = self._rotate(query[:, 0], key[:, 0], fed.cos_T1D, fed.sin_T1D)
+        states = (query_THD, key_TKD, value[:, 0])
         if self.cp_group is None:
-            attended_THD = attend(*states, sequences, scale=self.scale)
+            attended_THD = attend(*states, fed.sequences, scale=self.scale)
         else:
             whole = to_heads(*states, self.cp_group)
-            attended_THD = to_tokens(attend(*whole, sequences, scale=self.scale), self.cp_group)
+            attended = attend(*whole, fed.sequences, scale=self.scale)
+            attended_THD = to_tokens(attended, self.cp_group)
         return attended_THD.flatten(1)[:, None]
 
 
-def to_heads(
-    query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All tokens of this rank's heads, from all heads of its tokens. Collective.
+def rotated(
+    query_THD: Tensor, key_TKD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned by the angles of their positions: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
 
-    Key and value heads are repeated where C does not divide them, each for the query heads that it serves.
-
-    Returns:
-        [F, H / C, D] and twice [F, K' / C, D], with K' the least multiple of K that C divides.
-    """
-    ranks = dist.get_world_size(group)
-    repeats = math.lcm(key_TKD.shape[1], ranks) // key_TKD.shape[1]
-    if repeats > 1:
-        key_TKD = key_TKD.repeat_interleave(repeats, 1)
-        value_TKD = value_TKD.repeat_interleave(repeats, 1)
-    given = (query_THD, key_TKD, value_TKD)
-    shapes = [(x.shape[1] // ranks, x.shape[2]) for x in given]
-    # One message: the parts of each rank's heads side by side.
-    flat_TCX = torch.cat([x.reshape(len(x), ranks, -1) for x in given], dim=-1)
-    whole_FX = _exchanged(flat_TCX.transpose(0, 1), group).flatten(0, 1)
-    parts = torch.split(whole_FX, [heads * size for heads, size in shapes], dim=-1)
-    query, key, value = (
-        torch.unflatten(x, -1, shape) for x, shape in zip(parts, shapes, strict=True)
-    )
-    return query, key, value
-
-
-def to_tokens(attended_FHD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All heads of this rank's tokens, [F / C, H, D], from all tokens of its heads, [F, H / C, D]. Collective."""
-    by_rank = torch.unflatten(attended_FHD, 0, (dist.get_world_size(group), -1))
-    return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
-
-
-def _exchanged(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[C, …]: the i-th part goes to rank i, and what comes from it takes its place. Carries the gradient."""
-    from torch.distributed._functional_collectives import all_to_all_single_autograd
-
-    exchanged: Tensor = all_to_all_single_autograd(by_rank.contiguous(), None, None, group)
-    return exchanged
-
-
-class Rotary(nn.Module):
-    """Rotary angles of the tokens that this rank holds, by the model's own frequencies (arXiv 2104.09864).
-
-    It takes the place of Megatron's module, which counts positions from the start of a row. `positions_T` is set before
-    every forward pass; the angles then travel as an argument of every layer.
+    Args:
+        query_THD: float [T, H, D].
+        key_TKD: float [T, K, D].
+        cos_T1D: in the same dtype [T, 1, D].
+        sin_T1D: likewise.
     """
 
-    def __init__(self, frequencies: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("frequencies", frequencies.float(), persistent=False)
-        self.positions_T = torch.zeros(1, dtype=torch.int64)
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D
 
-    def get_rotary_seq_len(self, *_: Any, **__: Any) -> int:
-        """Megatron asks for it, and nothing depends on it."""
-        return len(self.positions_T)
+    return turned(query_THD), turned(key_TKD)
 
-    def forward(self, *_: Any, **__: Any) -> Tensor:
-        """float32 [T, 1, 1, D]: angles, those of the first half of a head's dimensions and again for the second."""
-        frequencies: Tensor = self.frequencies  # type: ignore[assignment]
-        angles = torch.outer(self.positions_T.float(), frequencies)
-        return torch.cat([angles, angles], dim=-1)[:, None, None]
 
-    def place(self, positions: Any) -> None:
-        """Say where the next pass's tokens are, int64 [T] in NumPy."""
-        self.positions_T = sent(positions, self.frequencies.device)  # type: ignore[arg-type]
+@cache
+def _compiled() -> Rotate:
+    """`rotated` as one kernel, for packs of any length."""
+    return torch.compile(rotated, dynamic=True)

@@ -5,7 +5,8 @@
     moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`
     random-RANK.safetensors  each rank's random state
 
-Nothing in them depends on the layout, so that any other reads them; and nothing is unpickled. All ranks must see the directory.
+With an adapter only what is trained is kept: the frozen base is the model that the run starts from. Nothing in them depends
+on the layout, so that any other reads them; and nothing is unpickled. All ranks must see the directory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer
 from dovetail_train_megatron.shelf import Shelf, Writer
-from dovetail_train_megatron.weights import outgoing, tied_copy
+from dovetail_train_megatron.weights import gathered, tied_copy
 
 FORMAT = 1
 TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
@@ -71,7 +72,7 @@ def save(
             writer.add(prefix + kept_name(name, network), tensor)
         with ranks.together():
             writer.finish()
-    names = [kept_name(n, network) for e in table.entries for n in table.hf_names(e)]
+    names = [kept_name(n, network) for e in table.kept for n in table.hf_names(e)]
     trained = None
     if optimizer is not None:
         steps = optimizer.steps
@@ -154,14 +155,14 @@ def _gathered(
             return parameter.detach().float()
         return optimizer.whole(parameter, kind, expert=entry.expert)
 
-    return outgoing(network, table, ranks.rank, values, to=None)
+    return gathered(network, table, table.kept, ranks.rank, values, to=None)
 
 
 def _own(network: Network, table: Table) -> Iterator[tuple[Entry, nn.Parameter]]:
-    for entry in table.entries:
+    for entry in table.kept:
         if entry.name in table.parameters:
             yield entry, table.parameters[entry.name]
-    if (copy := tied_copy(network, table)) is not None:
+    if not table.adapter and (copy := tied_copy(network, table)) is not None:
         yield copy
 
 
@@ -174,7 +175,7 @@ def _expected(
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of what a part of the checkpoint must hold."""
     shapes = {}
-    for entry in table.entries:
+    for entry in table.kept:
         parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
         for name, tensor in table.to_hf(entry, parts):
             for kind in kinds:

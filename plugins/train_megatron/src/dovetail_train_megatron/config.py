@@ -9,16 +9,17 @@ import attrs
 from dovetail.config.fields import AT_LEAST_ONE
 from dovetail.config.sections import EngineSection
 from dovetail.errors import ConfigError, PlanError
+from dovetail.training.lora import LoraSection
 
 Layers = Literal["auto", "local", "transformer_engine"]
 Recompute = bool | Literal["selective"]
 
 
-def _no_adapter(_: Any, __: Any, value: Any) -> None:
-    if value is not None:
+def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
+    if value is not None and instance.layers == "transformer_engine":
         raise ConfigError(
-            "the engine megatron trains no adapters: lora must be null",
-            hint="use engine fsdp2 for LoRA, or train all weights",
+            "lora goes with Megatron's plain modules, and layers=transformer_engine asks for others",
+            hint="use layers=auto or layers=local",
         )
 
 
@@ -31,6 +32,9 @@ class MegatronConfig(EngineSection):
     heads."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Stages over which the layers are divided (axis `pp`). It divides the number of layers."""
+    last_stage_layers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Layers of the last stage, which also has the output layer; the other stages share the rest evenly. None: as many as
+    make all stages take about as long. It has no effect without pipeline parallelism."""
     context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Ranks that share each pack of sequences (axis `cp`): tokens everywhere but in attention, and heads there (Ulysses,
     arXiv 2309.14509). With `tensor_parallel_size` it divides the query heads."""
@@ -49,8 +53,9 @@ class MegatronConfig(EngineSection):
     """Compile the gated activation and the residual addition to one kernel each."""
     overlap_gradients: bool = False
     """Reduce the gradients of some layers over data-parallel ranks while others still compute theirs."""
-    lora: None = attrs.field(default=None, validator=_no_adapter)
-    """This engine trains no adapters; anything but null is refused."""
+    lora: LoraSection | None = attrs.field(default=None, validator=_can_adapt)
+    """Train low-rank adapters on the linear layers of attention and dense inner networks, and freeze everything else, which
+    then is the reference policy too; None trains all. `layers: auto` means `local` then."""
     logits_chunk: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Tokens whose logits exist at once; None: as many as make 1 GiB in float32."""
 
@@ -87,3 +92,10 @@ class MegatronConfig(EngineSection):
                 hint="use one of them, with tensor or context parallelism",
             )
         return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    def weight_kind(self) -> Literal["full", "adapter"]:
+        """An adapter where `lora.sync` says so."""
+        return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
+
+    def adapter_rank(self) -> int | None:
+        return None if self.lora is None else self.lora.rank

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from dovetail.batch import Batch
 from dovetail.config.sections import ModelSection, TrainingSection
 from dovetail.dispatch.division import PADDING
-from dovetail.errors import ConfigError, DispatchError, ModelError, NumericsError, PluginNeedsError
+from dovetail.errors import DispatchError, ModelError, NumericsError
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.numerics import Objective, build_objective, listed, resolve_metrics, sample_names
+from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
 from dovetail.training.columns import READS, check_columns
 from dovetail.training.ranks import Ranks
 from dovetail_train_megatron import checkpoint, pipeline
-from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
 from dovetail_train_megatron.names import Table
-from dovetail_train_megatron.needs import imported
-from dovetail_train_megatron.network import HEADS, Network
+from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer
-from dovetail_train_megatron.packs import Pack, cut, make_pack, token_places
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.residency import Residency
-from dovetail_train_megatron.sending import Sending
+from dovetail_train_megatron.scoring import Cuts, check_computes, failing_rows, packed, scored
+from dovetail_train_megatron.sending import NetworkSending
+from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
 
 
@@ -46,7 +44,7 @@ class MegatronEngine(TrainEngine):
 
     name: ClassVar[str] = "megatron"
     api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head", "lora"})
     Config = MegatronConfig
 
     _ranks: Ranks
@@ -55,7 +53,13 @@ class MegatronEngine(TrainEngine):
     _table: Table
     _residency: Residency
     _optimizer: Optimizer | None = None
-    _sending: Sending | None = None
+    _sending: NetworkSending | None = None
+
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """`ref_log_probs` with an adapter: the base below it is the reference policy."""
+        lora = getattr(config, "lora", None)
+        return frozenset({"ref_log_probs"} if lora is not None else ())
 
     def start(self) -> None:
         """Load this rank's part of the model onto the context's device.
@@ -63,7 +67,7 @@ class MegatronEngine(TrainEngine):
         Raises:
             ModelError: the model can't be loaded, or Megatron has no such architecture.
             PluginNeedsError: megatron-core or mbridge is missing, or there is no CUDA device.
-            ConfigError: the layout does not divide the model, or is not the mesh's.
+            ConfigError: the layout does not divide the model, or is not the mesh's; or an adapter does not fit the model.
             DispatchError: there is no process group of the mesh's size.
         """
         section = self.context.model
@@ -96,20 +100,10 @@ class MegatronEngine(TrainEngine):
         network = self._ready("forward")
         outputs = frozenset(outputs)
         with self._ranks.together():
-            self._check_computes(network, outputs)
+            check_computes(network, outputs, self._role)
             check_columns(batch)
             batch = batch.select(READS)
-        cuts, packs = self._packed(network, batch)
-        mask = batch["response_mask"]
-        columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
-        found = pipeline.score(network, packs, outputs, network.module)
-        for rows, scores in zip(cuts, found, strict=False):
-            places = token_places(mask.offsets, rows)
-            for name, values_T in scores.items():
-                columns[name][places] = values_T.float().cpu().numpy()
-        return Batch(
-            {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
-        )
+        return scored(network, batch, self._packed(network, batch), outputs)
 
     def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
@@ -121,7 +115,7 @@ class MegatronEngine(TrainEngine):
         network = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            self._check_computes(network, goal.outputs)
+            check_computes(network, goal.outputs, self._role)
             check_columns(mini_batch)
             mini_batch = _without_padding(mini_batch)
             mini_batch.require(sorted(goal.requires), "the objective")
@@ -130,14 +124,14 @@ class MegatronEngine(TrainEngine):
             denominators = goal.denominators(prepared, self.context.reduction)
             read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
             prepared = prepared.select(sorted(read))
-        cuts, packs = self._packed(network, prepared)
-        micro_batches = [prepared.take(rows) for rows in cuts]
+        cuts = self._packed(network, prepared)
+        micro_batches = [prepared.take(rows) for rows in cuts.rows]
         optimizer = self._made_optimizer()
         optimizer.begin()
         try:
             terms = pipeline.descend(
                 network,
-                packs,
+                cuts.packs,
                 goal,
                 lambda i, scores: goal(scores, micro_batches[i], denominators),
                 optimizer.module,
@@ -150,7 +144,7 @@ class MegatronEngine(TrainEngine):
         try:
             norm, lr = optimizer.step(finite)
         except NumericsError as error:
-            rows = self._failing(network, goal, prepared, denominators, cuts, packs)
+            rows = failing_rows(network, goal, prepared, denominators, cuts)
             samples = self._ranks.every(sample_names(mini_batch, rows))
             whence = (
                 f"; it came from {listed(samples)}"
@@ -215,19 +209,9 @@ class MegatronEngine(TrainEngine):
 
     def _load(self, section: ModelSection, parallel: Parallel) -> None:
         self._ranks = Ranks(self.context.mesh, self.context.rank)
-        # Megatron asks its generators in sequence parallelism, where there is no dropout either.
-        imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(self.context.seed)
-        device = torch.device(self.context.device)
-        with self._ranks.together():
-            architecture = Architecture(section, self.config, parallel)
-            network = Network(architecture, self.config, parallel, device, self.context.head)
-        self._table = Table(network, self.context.rank)
-        with self._ranks.together():
-            had_head = read_weights(network, self._table, section, _copied)
-        if not had_head:
-            self.context.logger.info(
-                f"{section.path} holds no value head: the critic starts with a value of 0"
-            )
+        network, self._table = load_network(
+            self.config, self.context, section, parallel, self._ranks
+        )
         self._network, self._residency = network, Residency(network)
 
     @property
@@ -245,52 +229,10 @@ class MegatronEngine(TrainEngine):
         return self.context.training or TrainingSection()
 
     def _check_device(self) -> None:
-        if torch.device(self.context.device).type != "cuda":
-            raise PluginNeedsError(
-                f"the engine megatron computes on CUDA devices, and role {self._role!r} is on {self.context.device}",
-                hint="use engine fsdp2 on a CPU",
-            )
+        check_device(self.context)
 
-    def _check_computes(self, network: Network, outputs: frozenset[str]) -> None:
-        unknown = sorted(outputs - network.computes)
-        if unknown:
-            raise ConfigError(
-                f"engine 'megatron' of role {self._role!r} can't compute {unknown[0]!r}: its model ends in "
-                f"{HEADS[network.head]}, which gives {', '.join(sorted(network.computes))}",
-                hint="values come from the role critic" if unknown[0] == "values" else None,
-            )
-
-    def _packed(self, network: Network, batch: Batch) -> tuple[list[np.ndarray], list[Pack]]:
-        """Rows and pack of every micro-batch: as many on every rank, since stages and experts' ranks wait for each other."""
-        budget = self._training.max_tokens_per_micro_batch
-        quadratic = network.architecture.quadratic()
-        cuts = cut(batch, budget, quadratic)
-        most = self._ranks.largest(len(cuts))
-        if len(cuts) != most:
-            cuts = cut(batch, budget, quadratic, at_least=most)
-        return cuts, [make_pack(batch.take(rows), network.multiple) for rows in cuts]
-
-    def _failing(
-        self,
-        network: Network,
-        goal: Objective,
-        batch: Batch,
-        denominators: Mapping[str, float],
-        cuts: Sequence[np.ndarray],
-        packs: Sequence[Pack],
-    ) -> list[int]:
-        """Positions of the samples whose outputs or loss are not finite, found by scoring again."""
-        failing: list[int] = []
-        found = pipeline.score(network, packs, goal.outputs, network.module)
-        for rows, scores in zip(cuts, found, strict=False):
-            micro_batch = batch.take(rows)
-            offsets = micro_batch["response_mask"].offsets
-            for i, row in enumerate(rows.tolist()):
-                tokens = slice(int(offsets[i]), int(offsets[i + 1]))
-                alone = {name: values[tokens] for name, values in scores.items()}
-                if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
-                    failing.append(row)
-        return sorted(failing)
+    def _packed(self, network: Network, batch: Batch) -> Cuts:
+        return packed(network, batch, self._training.max_tokens_per_micro_batch, self._ranks)
 
     def _made_optimizer(self) -> Optimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""
@@ -303,7 +245,7 @@ class MegatronEngine(TrainEngine):
                 self._ranks,
                 overlap=self.config.overlap_gradients,
             )
-            if self._optimizer.half:
+            if self._optimizer.half and network.adapter is None:
                 # The modules hold the checkpoint's weights rounded; the float32 ones are the optimizer's.
                 masters = self._optimizer
                 with self._ranks.together():
@@ -320,10 +262,10 @@ class MegatronEngine(TrainEngine):
             raise DispatchError("the training engine has no model yet", hint="call start() first")
         return self._network
 
-    def _with_sending(self) -> Sending:
+    def _with_sending(self) -> NetworkSending:
         network = self._started()
         if self._sending is None:
-            self._sending = Sending(self.context, self._ranks, network, self._table)
+            self._sending = NetworkSending(self.context, self._ranks, network, self._table)
         return self._sending
 
     def _ready(self, method: str) -> Network:
@@ -333,10 +275,6 @@ class MegatronEngine(TrainEngine):
                 f"{method}() was called while the model is offloaded", hint="call onload() first"
             )
         return network
-
-
-def _copied(parameter: nn.Parameter, values: Tensor) -> None:
-    parameter.data.copy_(values)
 
 
 def _without_padding(mini_batch: Batch) -> Batch:

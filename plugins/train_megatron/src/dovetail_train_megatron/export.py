@@ -14,7 +14,7 @@ from dovetail.training.ranks import Ranks
 from dovetail_train_megatron.names import VALUE_HEAD, Table
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.shelf import Writer
-from dovetail_train_megatron.weights import outgoing
+from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."
 """A token classifier's head in transformers."""
@@ -28,7 +28,7 @@ def export(
     tokenizer: Any,
     ranks: Ranks,
 ) -> None:
-    """Write config, safetensors in the compute dtype, and the tokenizer where there is one. Collective.
+    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one. Collective.
 
     A critic becomes a token classifier of one label.
 
@@ -44,7 +44,7 @@ def export(
             except OSError as error:
                 raise _unwritable(directory, error) from error
     writer = Writer(directory, "model")
-    for name, tensor in outgoing(network, table, ranks.rank):
+    for name, tensor in whole_weights(network, table, ranks.rank):
         if ranks.first:
             writer.add(_exported_name(name), tensor)
     with ranks.together():

@@ -14,39 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import torch
-import torch.distributed as dist
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
+
+from dovetail.training.fused_head import fused_scores, fuses
+from dovetail.training.vocabulary import Vocabulary
 
 CHUNK_ELEMENTS = 2**28
 """Logits of one chunk on one rank: 1 GiB of float32."""
 CHUNK_ROWS_AT_LEAST = 64
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Vocabulary:
-    """This rank's part of the vocabulary."""
-
-    first: int
-    """Its first token."""
-    size: int
-    """V: how many tokens of the model's own it has; rows of the weight after these are padding."""
-    group: dist.ProcessGroup | None
-    """The ranks that have the other parts; None: there are none."""
-
-    def maximum(self, values: Tensor) -> Tensor:
-        """The largest over ranks, in place."""
-        if self.group is not None:
-            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
-        return values
-
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
-        if self.group is not None:
-            dist.all_reduce(values, group=self.group)
-        return values
 
 
 def score_tokens(
@@ -74,6 +51,11 @@ def score_tokens(
     Returns:
         float32 [R] each, in nats; the same on every rank.
     """
+    if fuses(hidden_RH) and vocabulary.size:
+        return fused_scores(
+            hidden_RH, weight, None, targets_R, temperature_R,
+            outputs=outputs, dtype=weight.dtype, vocabulary=vocabulary, chunk=chunk,
+        )  # fmt: skip
     log_probs_R, entropies_R, squares_R = _Scores.apply(  # type: ignore[no-untyped-call]
         hidden_RH, weight, targets_R, temperature_R, vocabulary, frozenset(outputs), chunk
     )
@@ -114,8 +96,10 @@ class _Scores(torch.autograd.Function):
         entropies_R, lse_R = ctx.saved_tensors
         given_R = torch.zeros_like(lse_R) if grad_log_probs_R is None else grad_log_probs_R
         grad_hidden_RH = torch.empty_like(layer.hidden_RH)
-        grad_weight = torch.zeros_like(layer.weight, dtype=torch.float32)
-        own = grad_weight[: layer.vocabulary.size]
+        # A frozen output layer, as under adapters, is spared its share of the work.
+        grad_weight = (
+            torch.zeros_like(layer.weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        )
         for rows in layer.chunks():
             grad_CV = layer.logits(rows).sub_(lse_R[rows, None])  # log p
             pi_CV = grad_CV.exp()
@@ -125,14 +109,16 @@ class _Scores(torch.autograd.Function):
                 # p (−g − h (log p + H)): both outputs' gradients share the factor p.
                 grad_CV.add_(entropies_R[rows, None]).mul_(-grad_entropies_R[rows, None])
                 grad_CV.sub_(given_R[rows, None]).mul_(pi_CV)
-            place_C, mine_C = layer.places(rows)
+            place_C, mine_C = layer.vocabulary.places(layer.targets_R[rows])
             added_C = (given_R[rows] * mine_C)[:, None]
             grad_CV.scatter_add_(1, place_C[:, None], added_C)
             grad_CV.div_(layer.temperature_R[rows, None])
             narrow_CV = grad_CV.to(layer.weight.dtype)
             grad_hidden_RH[rows] = narrow_CV @ layer.weight_VH
-            own += narrow_CV.t() @ layer.hidden_RH[rows]
-        return grad_hidden_RH, grad_weight.to(layer.weight.dtype), None, None, None, None, None
+            if grad_weight is not None:
+                grad_weight[: layer.vocabulary.size] += narrow_CV.t() @ layer.hidden_RH[rows]
+        narrow = None if grad_weight is None else grad_weight.to(layer.weight.dtype)
+        return grad_hidden_RH, narrow, None, None, None, None, None
 
 
 class _Layer:
@@ -163,18 +149,12 @@ class _Layer:
         logits_CV = (self.hidden_RH[rows] @ self.weight_VH.t()).float()
         return logits_CV.div_(self.temperature_R[rows, None])
 
-    def places(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Where each target lies in this rank's part, int64 [C], and whether it does, bool [C]; elsewhere 0."""
-        place_C = self.targets_R[rows] - self.vocabulary.first
-        mine_C = (place_C >= 0) & (place_C < self.vocabulary.size)
-        return place_C.masked_fill(~mine_C, 0), mine_C
-
     def score(self, rows: slice, outputs: frozenset[str], scores_4R: Tensor) -> None:
         """Fill in log p, H, Σ p² and log Σ exp z of some rows. Collective."""
         shifted_CV = self.logits(rows)
         largest_C = self.vocabulary.maximum(shifted_CV.amax(-1))
         shifted_CV.sub_(largest_C[:, None])
-        place_C, mine_C = self.places(rows)
+        place_C, mine_C = self.vocabulary.places(self.targets_R[rows])
         chosen_C = shifted_CV.gather(-1, place_C[:, None])[:, 0] * mine_C
         exp_CV = shifted_CV.exp()
         sums = [exp_CV.sum(-1), chosen_C]

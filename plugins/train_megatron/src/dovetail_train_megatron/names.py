@@ -15,10 +15,14 @@ from torch import Tensor, nn
 
 from dovetail_train_megatron.network import Network
 
-LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
+LAYER = re.compile(r"^(?:decoder|model)\.layers\.(\d+)\.(.+)$")
 EXPERT = re.compile(r"^mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 GROUPED = re.compile(r"^mlp\.experts\.(linear_fc[12])\.weight(\d+)$")
 VALUE_HEAD = "value_head."
+
+
+_Told = tuple[str, tuple[int, ...], int | None, bool]
+"""What a rank says of a parameter: its name, the shape of the part, the divided dimension, and whether it is an adapter's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,6 +37,8 @@ class Entry:
     """Of one part."""
     dim: int | None
     """The dimension that is divided; None: every rank has it whole."""
+    adapted: bool = False
+    """Whether it is an adapter's own, under the name and in the form that it has everywhere."""
 
     @property
     def expert(self) -> bool:
@@ -44,7 +50,8 @@ class Table:
     """The tensors of one model.
 
     Attributes:
-        entries: each once, in the order of the model's layers.
+        entries: of the model without its adapter, each once, in the order of the model's layers.
+        adapter: of the adapter, likewise; empty where there is none.
         parameters: this rank's own, by entry name.
     """
 
@@ -52,22 +59,34 @@ class Table:
         """Put the table together. Collective over all ranks of the default process group."""
         self._bridge = network.architecture.bridge
         self.parameters: dict[str, nn.Parameter] = {}
-        mine: list[tuple[str, tuple[int, ...], int | None]] = []
+        adapted = {} if network.adapter is None else network.adapter.tensors()
+        of_adapter = {id(parameter): name for name, parameter in adapted.items()}
+        mine: list[_Told] = []
         for local, parameter in network.module.named_parameters():
-            name = _whole_name(local, network)
+            own = of_adapter.get(id(parameter))
+            name = _whole_name(local, network) if own is None else own
             if name == "output_layer.weight" and network.tied:
                 # The last stage's copy of the embedding, whose gradients Megatron adds up.
                 continue
             self.parameters[name] = parameter
-            mine.append((name, tuple(parameter.shape), _divided(parameter)))
+            mine.append((name, tuple(parameter.shape), _divided(parameter), own is not None))
         coordinates = (network.parallel.tp_rank, network.parallel.cp_rank)
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (rank, coordinates, mine))
-        self.entries = _entries(everyone, network.parallel.tp)
+        found = _entries(everyone, network.parallel.tp)
+        self.entries = [entry for entry in found if not entry.adapted]
+        self.adapter = [entry for entry in found if entry.adapted]
+
+    @property
+    def kept(self) -> list[Entry]:
+        """What a training state holds: all tensors, or the adapter and a value head above a frozen base."""
+        if not self.adapter:
+            return self.entries
+        return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]
 
     def hf_names(self, entry: Entry) -> list[str]:
         """The Hugging Face tensors that it is made of."""
-        if entry.name.startswith(VALUE_HEAD):
+        if entry.adapted or entry.name.startswith(VALUE_HEAD):
             return [entry.name]
         found: list[str] = self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
         return found
@@ -76,6 +95,8 @@ class Table:
         """Put the parts together, and take them apart into Hugging Face's tensors."""
         if entry.name.startswith(VALUE_HEAD):
             return [(entry.name, parts[0])]
+        if entry.adapted:
+            return [(entry.name, parts[0] if entry.dim is None else torch.cat(parts, entry.dim))]
         whole = parts[0]
         if len(parts) > 1:
             described = torch.empty(entry.shape, device="meta")
@@ -89,6 +110,8 @@ class Table:
         """This rank's part, from Hugging Face's tensors in the order of `hf_names`."""
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
+        if entry.adapted:
+            return tensors[0] if entry.dim is None else tensors[0].chunk(tp, entry.dim)[tp_rank]
         whole: Tensor = self._bridge._weight_to_mcore_format(entry.name, tensors)  # noqa: SLF001
         if entry.dim is None:
             return whole
@@ -103,11 +126,13 @@ def _entries(everyone: list[Any], tp: int) -> list[Entry]:
     for rank, (tp_rank, cp_rank), tensors in everyone:
         if tp_rank or cp_rank:
             continue
-        for name, shape, dim in tensors:
+        for name, shape, dim, adapted in tensors:
             if name not in found:
                 # Ranks of a tensor-parallel group are neighbours.
                 holders = (rank,) if dim is None else tuple(range(rank, rank + tp))
-                found[name] = Entry(name=name, holders=holders, shape=shape, dim=dim)
+                found[name] = Entry(
+                    name=name, holders=holders, shape=shape, dim=dim, adapted=adapted
+                )
     return sorted(found.values(), key=_place)
 
 

@@ -5,22 +5,25 @@ Legend: T fed tokens of this rank, H hidden size, R scored tokens, M scored toke
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.training.sequences import sent
+from dovetail.training.ulysses import ScoredShare
+from dovetail.training.vocabulary import Vocabulary
 from dovetail_train_megatron.architecture import Architecture
-from dovetail_train_megatron.attention import PackedAttention, Packs, Rotary
+from dovetail_train_megatron.attention import PackedAttention, Packs
 from dovetail_train_megatron.config import MegatronConfig
-from dovetail_train_megatron.head import Vocabulary, score_tokens
+from dovetail_train_megatron.head import score_tokens
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.packs import Pack
 from dovetail_train_megatron.parallel import Parallel
+
+if TYPE_CHECKING:
+    from dovetail_train_megatron.adapter import Adapter
 
 HEADS = {"lm": "a language model's head", "value": "a value head"}
 
@@ -46,7 +49,10 @@ class Network:
         module: Megatron's GPTModel for this stage, whose output is hidden states; on a critic's last stage it has `value_head`.
         device: where it computes.
         head: "lm" or "value".
+        adapter: what is trained in place of the weights, where the engine has put one in.
     """
+
+    adapter: Adapter | None = None
 
     def __init__(
         self,
@@ -63,7 +69,7 @@ class Network:
             head,
         )
         self._chunk = config.logits_chunk
-        self._packs = Packs()
+        self._packs = Packs(architecture.frequencies(), architecture.dtype, device)
         self.module = self._made()
         self._sequence_parallel = bool(architecture.transformer.sequence_parallel)
         self.multiple = parallel.cp * (parallel.tp if self._sequence_parallel else 1)
@@ -73,7 +79,8 @@ class Network:
         """The outputs that it can be asked for."""
         if self.head == "value":
             return frozenset({"values"})
-        return frozenset({"log_probs", "entropies", "sum_pi_squared"})
+        of_reference = {"ref_log_probs"} if self.adapter is not None else set()
+        return frozenset({"log_probs", "entropies", "sum_pi_squared"} | of_reference)
 
     @property
     def tied(self) -> bool:
@@ -88,8 +95,7 @@ class Network:
             pack: the same on all ranks that share it.
         """
         mine = pack.on(self.parallel.cp_rank, self.parallel.cp)
-        self.module.rotary_pos_emb.place(pack.positions_F[mine])
-        number = self._packs.add(pack, self.device)
+        number = self._packs.add(pack, mine)
         ids = sent(pack.ids_F[mine], self.device)[None] if self.parallel.first_stage else None
         hidden: Tensor = module(input_ids=ids, position_ids=None, attention_mask=number)
         return hidden
@@ -101,13 +107,11 @@ class Network:
             float32 [T] for each output, aligned with the micro-batch's response tokens; masked tokens hold 0. The same on
             all ranks. They carry the gradient, also where no token is scored.
         """
-        count = len(pack.ids_F) // self.parallel.cp
-        owner_R, at_R = np.divmod(pack.source_R, count)
-        own_M = np.flatnonzero(owner_R == self.parallel.cp_rank)
-        scored_C = np.bincount(owner_R, minlength=self.parallel.cp)
-        # Ranks score equally many, and at least one: a weight that one of them did not touch would have no gradient there.
-        most = max(1, int(scored_C.max(initial=0)))
-        states_MH = self._whole(hidden).index_select(0, self._filled(at_R[own_M], most, 0))
+        parallel = self.parallel
+        share = ScoredShare.of(
+            pack.source_R, len(pack.ids_F) // parallel.cp, rank=parallel.cp_rank, ranks=parallel.cp
+        )
+        states_MH = self._whole(hidden).index_select(0, sent(share.source_M, self.device))
         if self.head == "value":
             values: Tensor = self.module.value_head(states_MH.float())[:, 0]
             found = {"values": values}
@@ -115,13 +119,17 @@ class Network:
             found = score_tokens(
                 states_MH,
                 self._output_weight(),
-                self._filled(pack.targets_R[own_M], most, 0),
-                self._filled(pack.temperature_R[own_M], most, 1),
+                sent(share.filled(pack.targets_R, 0), self.device),
+                sent(share.filled(pack.temperature_R, 1), self.device),
                 self._vocabulary(),
                 outputs=outputs,
                 chunk=self._chunk,
             )
-        return self._aligned(found, pack, owner_R, scored_C, most)
+        return self._aligned(found, pack, share)
+
+    def hidden_shape(self, pack: Pack) -> list[int]:
+        """Of the hidden states that stages exchange: this rank's share of the pack's tokens, 1, and the hidden size."""
+        return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
     def forget(self) -> None:
         """Let go of all packs."""
@@ -141,36 +149,18 @@ class Network:
         return hidden[:, 0]
 
     def _aligned(
-        self,
-        found: dict[str, Tensor],
-        pack: Pack,
-        owner_R: np.ndarray,
-        scored_C: np.ndarray,
-        most: int,
+        self, found: dict[str, Tensor], pack: Pack, share: ScoredShare
     ) -> dict[str, Tensor]:
         names = sorted(found)
         scores_NM = torch.stack([found[name] for name in names])
-        if self.parallel.cp > 1:
-            scores_NM = _Gathered.apply(  # type: ignore[no-untyped-call]
-                scores_NM, self.parallel.cp_group, self.parallel.cp, self.parallel.cp_rank
-            )
-            scores_NM = scores_NM.transpose(0, 1).flatten(1)
-        order_R = np.argsort(owner_R, kind="stable")
-        within = np.arange(len(order_R)) - (np.cumsum(scored_C) - scored_C)[owner_R[order_R]]
-        place_R = np.empty_like(order_R)
-        place_R[order_R] = owner_R[order_R] * most + within
-        whole_NR = scores_NM.index_select(1, sent(place_R, self.device))
+        group = self.parallel.cp_group if self.parallel.cp > 1 else None
+        whole_NR = share.whole(scores_NM, group)
         aligned_NT = whole_NR.new_zeros(len(names), pack.tokens).index_copy(
             1, sent(pack.token_R, self.device), whole_NR
         )
         if not len(pack.token_R):
             aligned_NT = aligned_NT + 0 * scores_NM.sum()
         return dict(zip(names, aligned_NT.unbind(), strict=True))
-
-    def _filled(self, values: np.ndarray, length: int, value: float) -> Tensor:
-        filled = np.full(length, value, values.dtype)
-        filled[: len(values)] = values
-        return sent(filled, self.device)
 
     def _output_weight(self) -> Tensor:
         weight: Tensor = (
@@ -201,9 +191,9 @@ class Network:
             pre_process=parallel.first_stage,
             post_process=parallel.last_stage,
             share_embeddings_and_output_weights=self.tied,
-            position_embedding_type="rope",
+            # Attention turns queries and keys itself.
+            position_embedding_type="none",
         )
-        module.rotary_pos_emb = Rotary(architecture.frequencies())
         if self.head == "value" and parallel.last_stage:
             del module.output_layer
             module.value_head = nn.Linear(
@@ -253,18 +243,3 @@ def _layers(architecture: Architecture) -> Any:
     if not architecture.uses_transformer_engine:
         block.layer_norm = Norm
     return block
-
-
-class _Gathered(torch.autograd.Function):
-    """Every rank's tensor, stacked. Each rank keeps the gradient of its own: the others hold the same loss."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup, size: int, index: int) -> Tensor:
-        ctx.index = index
-        gathered = mine.new_empty(size, *mine.shape)
-        dist.all_gather_into_tensor(gathered.flatten(0, 1), mine.contiguous(), group=group)
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return grad[ctx.index], None, None, None

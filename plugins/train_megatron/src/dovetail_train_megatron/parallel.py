@@ -83,6 +83,20 @@ class Parallel:
         """Ranks that share each pack."""
         return self.state.get_context_parallel_group()
 
+    @property
+    def pp_group(self) -> Any:
+        """Ranks that hold the stages of one copy of the model."""
+        return self.state.get_pipeline_model_parallel_group()
+
+    def collection(self) -> Any:
+        """The groups that Megatron's pipeline schedule asks for."""
+        groups = imported("megatron.core.process_groups_config").ProcessGroupCollection()
+        groups.tp, groups.pp, groups.cp = self.tp_group, self.pp_group, self.cp_group
+        groups.embd = self.state.get_embedding_group(check_initialized=False)
+        groups.pos_embd = self.state.get_position_embedding_group(check_initialized=False)
+        groups.dp_cp = self.replicas(expert=False)
+        return groups
+
     def replicas(self, *, expert: bool) -> Any:
         """Ranks that hold copies of a parameter, whose gradients are added up."""
         if expert:

@@ -83,6 +83,12 @@ def _run(
     forward_only: bool,
 ) -> list[Any]:
     schedule = imported("megatron.core.pipeline_parallel").get_forward_backward_func()
+    parallel = network.parallel
+    between = (
+        {"p2p_communicator": _communicator(network, packs), "pg_collection": parallel.collection()}
+        if parallel.pp > 1
+        else {}
+    )
 
     def step(waiting: Any, stage: Any) -> Any:
         pack = next(waiting)
@@ -94,12 +100,38 @@ def _run(
             data_iterator=iter(packs),
             model=[module],
             num_microbatches=len(packs),
-            # Shapes travel along with the activations: packs differ in length.
+            # Of no effect: packs differ in length, and stages know all of them.
             seq_length=1,
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
+            **between,
         )
     finally:
         network.forget()
     return found if network.parallel.last_stage else []
+
+
+def _communicator(network: Network, packs: Sequence[Pack]) -> Any:
+    """What exchanges activations and their gradients with the stages before and after, whose shapes are known here.
+
+    Megatron's own asks for every shape first, and waits for the answer until the device has done all that it was given.
+    """
+    base = imported("megatron.core.pipeline_parallel.p2p_communication").P2PCommunicator
+    shapes = [network.hidden_shape(pack) for pack in packs]
+
+    class KnownShapes(base):  # type: ignore[misc, valid-type]
+        """Activations come in the order of the packs, and so do gradients."""
+
+        def __init__(self) -> None:
+            super().__init__(network.parallel.pp_group, network.architecture.transformer)
+            self._forward, self._backward = iter(shapes), iter(shapes)
+
+        def _communicate_shapes(
+            self, _: Tensor | None, __: Tensor | None, recv_prev: bool, recv_next: bool
+        ) -> tuple[list[int], list[int]]:
+            before = next(self._forward) if recv_prev else [0, 0, 0]
+            after = next(self._backward) if recv_next else [0, 0, 0]
+            return before, after
+
+    return KnownShapes()

@@ -29,8 +29,12 @@ class Residency:
             optimizer.module.offload_grad_buffers(synchronize=True, empty_cache=False)
             for buffer in _buffers(optimizer):
                 self._empty(buffer.param_data)
+            for parameter in self._network.module.parameters():
+                if not parameter.requires_grad:
+                    self._empty(parameter.data)
             for inner, main in optimizer.states():
-                if optimizer.half:
+                # Weights of float32 modules are pieces of a buffer, which is empty by now.
+                if main.untyped_storage().size():
                     self._empty(main.data)
                 for value in inner.state.get(main, {}).values():
                     if isinstance(value, Tensor) and value.is_cuda:

@@ -98,7 +98,7 @@ class Shelf:
         if wrong:
             raise CheckpointError(
                 f"checkpoint {self._folder.parent} is of another model or optimizer: {wrong[0]!r} does not fit",
-                hint="resume with the model and the optimizer that the checkpoint was made with",
+                hint="resume with the model, the adapter and the optimizer that the checkpoint was made with",
             )
 
     def read(self, names: list[str]) -> list[Tensor]:

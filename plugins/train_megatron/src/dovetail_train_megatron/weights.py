@@ -6,7 +6,7 @@ them, which sends the whole tensor to rank 0, where the transport takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dovetail.config.sections import ModelSection
-from dovetail.errors import ModelError, WeightSyncError
+from dovetail.errors import ModelError
 from dovetail.interfaces.transport import TensorSpec, WeightManifest
 from dovetail.training.stored import Stored
+from dovetail_train_megatron.adapter import wire_name
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
 
 if TYPE_CHECKING:
+    from dovetail_train_megatron.adapter import Adapter
     from dovetail_train_megatron.network import Network
 
 HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
@@ -96,40 +98,62 @@ def tied_copy(network: Network, table: Table) -> tuple[Entry, nn.Parameter] | No
 def manifest_of(network: Network, table: Table, version: int) -> WeightManifest:
     """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
     dtype = str(network.architecture.dtype).removeprefix("torch.")
+    alone = _adapter_alone(network)
     tensors = []
-    for entry in table.entries:
+    for entry in table.adapter if alone else table.entries:
         parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
         tensors += [
-            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=dtype)
+            TensorSpec(name=_sent_name(name, entry), shape=tuple(tensor.shape), dtype=dtype)
             for name, tensor in table.to_hf(entry, parts)
         ]
-    return WeightManifest(version=version, tensors=tuple(tensors))
+    return WeightManifest(
+        version=version,
+        kind="adapter" if alone else "full",
+        tensors=tuple(tensors),
+        adapter=alone.described() if alone else None,
+    )
 
 
-def check_manifest(network: Network, table: Table, manifest: WeightManifest) -> None:
-    """See that a manifest is of this network's weights.
+def outgoing(network: Network, table: Table, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """What an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
+    there is one, or the adapter alone, as its section says. Collective, one tensor after another.
 
-    Raises:
-        WeightSyncError: it names something else.
+    Args:
+        network: of this rank.
+        table: of the network.
+        rank: this one.
+
+    Yields:
+        On rank 0 the tensors in the compute dtype, on its device; on other ranks stand-ins of the same shapes.
     """
-    own = {spec.name: spec for spec in manifest_of(network, table, manifest.version).tensors}
-    for spec in manifest.tensors:
-        mine = own.get(spec.name)
-        if mine is None or mine.shape != spec.shape:
-            have = "nothing of that name" if mine is None else f"shape {mine.shape}"
-            raise WeightSyncError(
-                f"the manifest of version {manifest.version} names {spec.name!r} with shape {spec.shape}, "
-                f"but the model has {have}",
-                hint="make the manifest with the weight_manifest of the engine that sends",
-            )
+    if not _adapter_alone(network):
+        yield from whole_weights(network, table, rank)
+        return
+    dtype = network.architecture.dtype
+    for entry in table.adapter:
+        for name, tensor in gathered(
+            network, table, [entry], rank, lambda _, parameter: parameter.detach().to(dtype)
+        ):
+            yield _sent_name(name, entry), tensor
+
+
+def whole_weights(network: Network, table: Table, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """All weights, with the adapter's updates added where there is one; collective, as `outgoing`."""
+    adapter = network.adapter
+
+    def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:
+        return parameter.detach() if adapter is None else adapter.merged(parameter)
+
+    yield from gathered(network, table, table.entries, rank, computed_with)
 
 
 @torch.no_grad()
-def outgoing(
+def gathered(
     network: Network,
     table: Table,
+    entries: Sequence[Entry],
     rank: int,
-    values: Callable[[Entry, nn.Parameter], Tensor] | None = None,
+    values: Callable[[Entry, nn.Parameter], Tensor],
     *,
     to: int | None = 0,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -138,19 +162,17 @@ def outgoing(
     Args:
         network: of this rank.
         table: of the network.
+        entries: of the table, the same on all ranks.
         rank: this one.
-        values: a parameter's content, for `to` in the module's dtype; by default what the module computes with. Collective
-            over the parameter's copies.
+        values: a parameter's content, for `to` in the wire's dtype. It may be collective over the parameter's copies.
         to: the rank that gets them; None: each goes to the first rank that has a part of it, and others get nothing.
 
     Yields:
         On the receiving rank the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
     """
-    for entry in table.entries:
+    for entry in entries:
         parameter = table.parameters.get(entry.name)
-        part = None
-        if parameter is not None:
-            part = parameter.detach() if values is None else values(entry, parameter)
+        part = None if parameter is None else values(entry, parameter)
         parts = _gathered(entry, part, rank)
         if to is not None:
             parts = _passed(entry, parts, rank, to, network)
@@ -160,6 +182,16 @@ def outgoing(
             empty = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
             for name, tensor in table.to_hf(entry, empty):
                 yield name, torch.zeros((), dtype=_dtype(entry, network)).expand(tensor.shape)
+
+
+def _adapter_alone(network: Network) -> Adapter | None:
+    """The adapter, where it travels without what lies below it."""
+    adapter = network.adapter
+    return adapter if adapter is not None and adapter.section.sync == "adapter" else None
+
+
+def _sent_name(name: str, entry: Entry) -> str:
+    return wire_name(name) if entry.adapted else name
 
 
 def _passed(
@@ -183,7 +215,7 @@ def _passed(
 
 
 def _dtype(entry: Entry, network: Network) -> torch.dtype:
-    """Of a parameter in the modules."""
+    """Of a tensor on the wire."""
     return torch.float32 if entry.name.startswith(VALUE_HEAD) else network.architecture.dtype
 
 

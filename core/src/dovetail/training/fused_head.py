@@ -1,10 +1,11 @@
-"""`head.score_tokens` on an accelerator with triton: the same numbers, and each chunk of logits is read but once.
+"""The output layer on an accelerator with triton: scores of tokens for which each chunk of logits is read but once.
 
 The logits of a chunk are made in the compute dtype, read by one kernel for everything that is asked of them, made again in
 the backward pass unless there was room to keep them, turned into their gradient in place, and multiplied away. The
-weight gradient gathers in float32 within the matrix product itself.
+weight gradient gathers in float32 within the matrix product itself. Where ranks divide the vocabulary, each works through its
+own part, and they exchange a maximum and a few sums for every token once all chunks are read.
 
-Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk.
+Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from dovetail.training.vocabulary import Vocabulary
 
 CHUNK_BYTES = 2**30
 """Of logits, so long as a chunk has enough rows: every chunk reads and writes the weight gradient once."""
@@ -51,11 +54,31 @@ def fused_scores(
     outputs: frozenset[str],
     dtype: torch.dtype,
     room: int = 0,
+    vocabulary: Vocabulary | None = None,
+    chunk: int | None = None,
 ) -> dict[str, Tensor]:
-    """As `head.score_tokens`, which see; `sum_pi_squared` has no gradient."""
+    """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
+
+    Args:
+        hidden_RH: float [R, H], the hidden state that predicts each token. Where the vocabulary is divided, its gradient is
+            this rank's part of a sum over the ranks.
+        weight_VH: float [V, H], or [V + P, H] where the vocabulary is divided: this rank's rows of the output layer.
+        bias_V: float [V] or None; None where the vocabulary is divided.
+        targets_R: int64 [R], of the whole vocabulary.
+        temperature_R: float32 [R]; None means 1.
+        outputs: of `log_probs`, `entropies`, `sum_pi_squared`; the last has no gradient.
+        dtype: in which the output layer multiplies; softmax is float32.
+        room: bytes of logits that may be kept for the backward pass.
+        vocabulary: which part this rank has, at least one token; None: all of it.
+        chunk: rows of a chunk; None: as `chunk_rows` says.
+
+    Returns:
+        float32 [R] each, in nats; the same on every rank.
+    """
     log_probs_R, entropies_R, squares_R = _FusedScores.apply(  # type: ignore[no-untyped-call]
         hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
         "entropies" in outputs, "sum_pi_squared" in outputs, room if torch.is_grad_enabled() else 0,
+        vocabulary, chunk,
     )  # fmt: skip
     scores = {"log_probs": log_probs_R, "entropies": entropies_R, "sum_pi_squared": squares_R}
     return {name: scores[name] for name in outputs}
@@ -83,10 +106,16 @@ class _FusedScores(torch.autograd.Function):
         with_entropies: bool,
         with_squares: bool,
         room: int,
+        vocabulary: Vocabulary | None,
+        chunk: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from dovetail_train_fsdp2.kernels import row_scores
+        from dovetail.training.head_kernels import row_scores
 
-        chunks = _Chunks(hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype)
+        own_VH, mine_R = weight_VH, None
+        if vocabulary is not None:
+            own_VH = weight_VH[: vocabulary.size]
+            targets_R, mine_R = vocabulary.places(targets_R)
+        chunks = _Chunks(hidden_RH, own_VH, bias_V, targets_R, temperature_R, dtype, chunk)
         chunks.keep(room)
         scores_4R = torch.empty(4, len(targets_R), dtype=torch.float32, device=hidden_RH.device)
         for rows in chunks.rows:
@@ -96,8 +125,12 @@ class _FusedScores(torch.autograd.Function):
             )  # fmt: skip
             torch.stack(found, out=scores_4R[:, rows])
         chunks.free()
+        if vocabulary is not None and mine_R is not None:
+            scores_4R = vocabulary.merged(scores_4R, mine_R)
+            # No column has this number: where the target is elsewhere, only Σ e^z is to lose.
+            chunks.targets_R = targets_R.masked_fill(~mine_R, -1)
         log_probs_R, entropies_R, squares_R, lse_R = scores_4R.unbind()
-        ctx.chunks = chunks
+        ctx.chunks, ctx.padding = chunks, len(weight_VH) - len(own_VH)
         ctx.save_for_backward(entropies_R, lse_R)
         ctx.mark_non_differentiable(squares_R)
         ctx.set_materialize_grads(False)
@@ -110,14 +143,16 @@ class _FusedScores(torch.autograd.Function):
         grad_entropies_R: Tensor | None,
         _: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        from dovetail_train_fsdp2.kernels import into_gradient
+        from dovetail.training.head_kernels import into_gradient
 
         chunks: _Chunks = ctx.chunks
         entropies_R, lse_R = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_RH, weight_VH = chunks.hidden_RH, chunks.weight_VH
         grad_hidden_RH = torch.empty_like(hidden_RH) if needs_hidden else None
-        grad_weight_VH = _WeightGradient(weight_VH, len(chunks.rows)) if needs_weight else None
+        grad_weight_VH = None
+        if needs_weight:
+            grad_weight_VH = _WeightGradient(weight_VH, len(chunks.rows), ctx.padding)
         bias_V = chunks.bias_V if needs_bias else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         given_R = torch.zeros_like(lse_R) if grad_log_probs_R is None else grad_log_probs_R
@@ -137,8 +172,8 @@ class _FusedScores(torch.autograd.Function):
             if grad_weight_VH is not None:
                 grad_weight_VH.add(grad_CV, hidden_RH[rows])
         chunks.free()
-        whole = None if grad_weight_VH is None else grad_weight_VH.sum_VH
-        return grad_hidden_RH, whole, grad_bias_V, None, None, None, None, None, None
+        whole = None if grad_weight_VH is None else grad_weight_VH.padded
+        return grad_hidden_RH, whole, grad_bias_V, *[None] * 8
 
 
 class _Chunks:
@@ -152,12 +187,13 @@ class _Chunks:
         targets_R: Tensor,
         temperature_R: Tensor | None,
         dtype: torch.dtype,
+        chunk: int | None,
     ) -> None:
         self.hidden_RH = hidden_RH.detach().to(dtype)
         self.weight_VH = weight_VH.detach().to(dtype)
         self.bias_V = None if bias_V is None else bias_V.detach().float()
         self.targets_R, self._temperature_R = targets_R, temperature_R
-        step = chunk_rows(len(hidden_RH), weight_VH.shape[0], dtype)
+        step = chunk or chunk_rows(len(hidden_RH), weight_VH.shape[0], dtype)
         ends = [*range(step, len(hidden_RH), step), len(hidden_RH)]
         self.rows = [
             slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start
@@ -198,18 +234,19 @@ class _Chunks:
 
 
 class _WeightGradient:
-    """A sum over chunks: float32, unless there is but one chunk."""
+    """A sum over chunks: float32, unless there is but one chunk. Rows of padding after it are 0."""
 
-    def __init__(self, weight_VH: Tensor, chunks: int) -> None:
+    def __init__(self, weight_VH: Tensor, chunks: int, padding: int) -> None:
         self._alone = chunks == 1
-        self.sum_VH = torch.empty_like(weight_VH) if self._alone else None
-        if not self._alone:
-            self.sum_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        rows, width = weight_VH.shape
+        dtype = weight_VH.dtype if self._alone else torch.float32
+        make = torch.empty if self._alone and not padding else torch.zeros
+        self.padded = make(rows + padding, width, dtype=dtype, device=weight_VH.device)
+        self.sum_VH = self.padded[:rows]
 
     def add(self, grad_CV: Tensor, hidden_CH: Tensor) -> None:
         """Add gradᵀ · hidden."""
         sum_VH = self.sum_VH
-        assert sum_VH is not None
         if self._alone:
             torch.mm(grad_CV.t(), hidden_CH, out=sum_VH)
         elif grad_CV.dtype == torch.float32:

@@ -1,12 +1,18 @@
-"""Logits kept for the backward pass change nothing but the work: on the CPU, with plain functions for the kernels."""
+"""The fused output layer on the CPU, with plain functions for the kernels: logits that are kept for the backward pass change
+nothing but the work, and a vocabulary that is divided among ranks changes nothing at all."""
 
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
 
+import attrs
 import pytest
 import torch
 
-from dovetail_train_fsdp2 import fused_head
+from dovetail.training import fused_head
+from dovetail.training.vocabulary import Vocabulary
 
 R, H, V = 19, 8, 50
 CHUNK = 6
@@ -20,7 +26,7 @@ def scaled(logits_CV, bias_V, temperature_C):
 
 
 def row_scores(logits_CV, bias_V, targets_C, temperature_C, *, entropies, squares):
-    """As `kernels.row_scores`."""
+    """As `head_kernels.row_scores`."""
     z_CV = scaled(logits_CV, bias_V, temperature_C)
     log_pi_CV = z_CV.log_softmax(-1)
     pi_CV = log_pi_CV.exp()
@@ -31,11 +37,12 @@ def row_scores(logits_CV, bias_V, targets_C, temperature_C, *, entropies, square
 def into_gradient(
     logits_CV, bias_V, targets_C, temperature_C, lse_C, grad_C, entropies_C, grad_entropies_C
 ):
-    """As `kernels.into_gradient`: in place."""
+    """As `head_kernels.into_gradient`: in place."""
     log_pi_CV = scaled(logits_CV, bias_V, temperature_C) - lse_C[:, None]
     pi_CV = log_pi_CV.exp()
     grad_CV = -grad_C[:, None] * pi_CV
-    grad_CV[torch.arange(len(targets_C)), targets_C] += grad_C
+    here = targets_C >= 0
+    grad_CV[torch.arange(len(targets_C))[here], targets_C[here]] += grad_C[here]
     if grad_entropies_C is not None:
         grad_CV -= grad_entropies_C[:, None] * pi_CV * (log_pi_CV + entropies_C[:, None])
     if temperature_C is not None:
@@ -46,7 +53,7 @@ def into_gradient(
 @pytest.fixture
 def products(monkeypatch):
     """Small chunks and plain kernels; how many products [rows, V] were made."""
-    kernels = types.ModuleType("dovetail_train_fsdp2.kernels")
+    kernels = types.ModuleType("dovetail.training.head_kernels")
     kernels.row_scores, kernels.into_gradient = row_scores, into_gradient
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     monkeypatch.setattr(fused_head, "CHUNK_ROWS_AT_LEAST", CHUNK)
@@ -95,3 +102,77 @@ def test_kept_logits_give_the_same_gradients_for_less_work(products, room, kept,
     assert len(products) == 4 + (4 - kept) + 4
     for mine, theirs in zip(again, once, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Part(Vocabulary):
+    """One of some ranks that are threads: what they reduce, they leave on a table."""
+
+    rank: int
+    table: list[Any]
+    barrier: Barrier
+
+    def maximum(self, values):
+        return values.copy_(self._all(values).amax(0))
+
+    def total(self, values):
+        return values.copy_(self._all(values).sum(0))
+
+    def _all(self, values):
+        self.table[self.rank] = values.clone()
+        self.barrier.wait(10)
+        everyones = torch.stack(self.table)
+        self.barrier.wait(10)
+        return everyones
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("upstream", [("log_probs",), ("entropies",), ("log_probs", "entropies")])
+def test_a_divided_vocabulary_gives_the_scores_and_gradients_of_the_whole(
+    products, ranks, upstream
+):
+    torch.manual_seed(0)
+    hidden_RH, weight_VH = torch.randn(R, H) * 3, torch.randn(V, H)
+    targets_R, temperature_R = torch.randint(0, V, (R,)), torch.rand(R) + 0.5
+    given = {name: torch.linspace(-1, 1, R) + k for k, name in enumerate(upstream)}
+
+    leaves = [hidden_RH.clone().requires_grad_(), weight_VH.clone().requires_grad_()]
+    log_pi_RV = scaled(leaves[0] @ leaves[1].t(), None, temperature_R).log_softmax(-1)
+    pi_RV = log_pi_RV.exp()
+    expected = {
+        "log_probs": log_pi_RV.gather(-1, targets_R[:, None])[:, 0],
+        "entropies": -(pi_RV * log_pi_RV).sum(-1),
+        "sum_pi_squared": pi_RV.square().sum(-1),
+    }
+    sum((expected[name] * given[name]).sum() for name in upstream).backward()
+
+    own = -(-V // ranks)
+    padded_VH = torch.cat([weight_VH, torch.full((own * ranks - V, H), 9.0)])
+    table, barrier = [None] * ranks, Barrier(ranks)
+
+    def on(rank):
+        vocabulary = Part(
+            first=own * rank, size=min(own, V - own * rank), group=None if ranks == 1 else object(),
+            rank=rank, table=table, barrier=barrier,
+        )  # fmt: skip
+        mine = [
+            hidden_RH.clone().requires_grad_(),
+            padded_VH[own * rank : own * (rank + 1)].clone().requires_grad_(),
+        ]
+        scores = fused_head.fused_scores(
+            *mine, None, targets_R, temperature_R,
+            outputs=frozenset(expected), dtype=torch.float32, vocabulary=vocabulary,
+        )  # fmt: skip
+        sum((scores[name] * given[name]).sum() for name in upstream).backward()
+        return scores, *(leaf.grad for leaf in mine)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(on, range(ranks)))
+    for scores, _, _ in found:
+        for name, values in expected.items():
+            torch.testing.assert_close(scores[name], values, rtol=1e-4, atol=1e-5)
+    grad_hidden_RH = sum(grad for _, grad, _ in found)
+    grad_padded_VH = torch.cat([grad for _, _, grad in found])
+    torch.testing.assert_close(grad_hidden_RH, leaves[0].grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grad_padded_VH[:V], leaves[1].grad, rtol=1e-4, atol=1e-5)
+    assert not grad_padded_VH[V:].any()

@@ -1,0 +1,201 @@
+"""Adapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
+
+Names, shapes and the start (A at random from the seed, layer by layer, B from 0) are those that the engine `fsdp2` gives a
+peft adapter, so that states and tensors go from one engine to the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.transport import AdapterSpec
+from dovetail.training.lora import LoraSection
+from dovetail_train_megatron.low_rank import LowRank
+from dovetail_train_megatron.magnitudes import Magnitudes
+from dovetail_train_megatron.targets import chosen, linear_layers, places
+
+if TYPE_CHECKING:
+    from dovetail_train_megatron.network import Network
+
+WIRE_PREFIX = "base_model.model."
+"""What peft's checkpoints put before a layer's name."""
+KEPT_NAME = "default."
+"""peft's name of the one adapter of a model, which training states have in a tensor's name and its checkpoints have not."""
+MAGNITUDE = "lora_magnitude_vector"
+
+
+class Adapter:
+    """The updates that were put into one rank's modules.
+
+    Attributes:
+        section: rank, scale, layers, and what travels.
+    """
+
+    def __init__(self, network: Network, section: LoraSection, *, seed: int) -> None:
+        """Add updates to the layers that the section names, and freeze everything else but a value head.
+
+        Args:
+            network: its weights need not be there yet.
+            section: rank, scale and layers.
+            seed: of A; torch's own random state is left as it was.
+
+        Raises:
+            ConfigError: the model has no such layers, they can't be adapted here, or a stage would have none.
+        """
+        self.section = section
+        parallel = network.parallel
+        every = linear_layers(network)
+        self._adapted = chosen(section, every, network)
+        self._updates: dict[int, LowRank] = {}
+        self._magnitudes: dict[int, Magnitudes] = {}
+        for name, parameter in network.module.named_parameters():
+            parameter.requires_grad_(requires_grad=name.startswith("value_head."))
+        for layer in network.module.decoder.layers:
+            for place in places(layer, network):
+                names = [n.name for n in place.linears if n.name in self._adapted]
+                if not names:
+                    continue
+                updates = LowRank(
+                    place.linears,
+                    names,
+                    place.fuse,
+                    rank=section.rank,
+                    scale=section.scale,
+                    divided=place.divided,
+                    ranks=parallel.tp,
+                    sequence_parallel=bool(network.architecture.transformer.sequence_parallel),
+                    device=network.device,
+                )
+                magnitudes = None
+                if section.dora:
+                    group = parallel.tp_group if parallel.tp > 1 else None
+                    magnitudes = Magnitudes(updates, place.module, group)
+                    self._magnitudes[id(place.module.weight)] = magnitudes
+                self._updates[id(place.module.weight)] = updates
+                _attach(place.module, updates, magnitudes)
+        if not self._updates:
+            raise ConfigError(
+                f"lora.target_modules {', '.join(section.target_modules)} leaves stage {parallel.pp_rank} of the pipeline "
+                "without anything to train",
+                hint="name layers of every stage, or use pipeline_parallel_size=1",
+            )
+        _let_gradients_start(network)
+        self._draw(network, every, seed)
+
+    def start(self) -> None:
+        """Take magnitudes, where they are learnt, from the base's weights, which are there by now. Collective."""
+        for magnitudes in self._magnitudes.values():
+            magnitudes.start()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The base model as it was."""
+        for updates in self._updates.values():
+            updates.on = False
+        try:
+            yield
+        finally:
+            for updates in self._updates.values():
+                updates.on = True
+
+    def merged(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's part of a weight with its layer's update added in float32, in the weight's dtype; any other as it is.
+
+        Collective over tensor-parallel ranks where magnitudes are learnt.
+        """
+        updates = self._updates.get(id(parameter))
+        weight = parameter.detach()
+        if updates is None:
+            return weight
+        merged = weight.float() + updates.update()
+        if (magnitudes := self._magnitudes.get(id(parameter))) is not None:
+            merged = merged * magnitudes.factor()[:, None]
+        return merged.detach().to(weight.dtype)
+
+    def tensors(self) -> Mapping[str, nn.Parameter]:
+        """This rank's parts of A, B and magnitudes, by the names that they have in training states."""
+        vectors = {
+            f"{name}.{MAGNITUDE}.{KEPT_NAME}weight": vector
+            for magnitudes in self._magnitudes.values()
+            for name, vector in magnitudes.vectors().items()
+        }
+        return vectors | {
+            f"{name}.lora_{kind}.{KEPT_NAME}weight": matrix
+            for updates in self._updates.values()
+            for name, pair in updates.matrices().items()
+            for kind, matrix in zip("AB", pair, strict=True)
+        }
+
+    def described(self) -> AdapterSpec:
+        """What applies its tensors to a model elsewhere."""
+        section = self.section
+        return AdapterSpec(
+            rank=section.rank,
+            alpha=section.alpha,
+            rank_stabilised=section.rank_stabilised,
+            dora=section.dora,
+            target_modules=tuple(sorted({name.rpartition(".")[2] for name in self._adapted})),
+        )
+
+    def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:
+        """Fill this rank's parts of every A; all are drawn on all ranks, so that none depends on the layout."""
+        parallel = network.parallel
+        own = self.tensors()
+        generator = torch.Generator().manual_seed(seed)
+        for name, inputs in every.items():
+            if name not in self._adapted:
+                continue
+            start = torch.empty(self.section.rank, inputs)
+            nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+            mine = own.get(f"{name}.lora_A.{KEPT_NAME}weight")
+            if mine is None:
+                continue
+            if mine.shape[1] != inputs:
+                start = start.chunk(parallel.tp, dim=1)[parallel.tp_rank]
+            with torch.no_grad():
+                mine.copy_(start)
+
+
+def wire_name(name: str) -> str:
+    """A tensor's name in peft's checkpoints, from its name in training states."""
+    plain = WIRE_PREFIX + name.replace(f".{KEPT_NAME}", ".")
+    # What is no layer of its own has no `weight` there.
+    return plain.removesuffix(".weight") if f".{MAGNITUDE}." in plain else plain
+
+
+def _attach(base: nn.Module, updates: LowRank, magnitudes: Magnitudes | None) -> None:
+    """Let a layer of Megatron's add its updates to what it gives out."""
+
+    def added(_: nn.Module, given: tuple[Any, ...], found: tuple[Tensor, Any]) -> Any:
+        if not updates.on:
+            return found
+        output, bias = found
+        update = updates(given[0])
+        if magnitudes is not None:
+            return magnitudes.applied(output, update), bias
+        return output + update, bias
+
+    base.low_rank = updates
+    if magnitudes is not None:
+        base.magnitudes = magnitudes
+    base.register_forward_hook(added)
+
+
+def _let_gradients_start(network: Network) -> None:
+    """Let what is recomputed as a whole see that its input leads to something trained: the frozen embedding does not say so."""
+    if not network.parallel.first_stage:
+        return
+    if network.architecture.transformer.recompute_granularity != "full":
+        return
+
+    def required(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+        return embedded.requires_grad_() if torch.is_grad_enabled() else embedded
+
+    network.module.embedding.register_forward_hook(required)

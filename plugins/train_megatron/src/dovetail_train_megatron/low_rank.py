@@ -1,0 +1,179 @@
+"""LowRank: the low-rank updates of one of Megatron's linear layers, divided as that layer is (arXiv 2106.09685).
+
+A layer of Megatron's may hold several of Hugging Face's side by side (queries, keys and values; gate and up). Each has an A
+and a B of its own, as in peft, so that an adapter goes from engine to engine as it is:
+
+    y = W x + s · fused(B_1 A_1 x, B_2 A_2 x, …)
+
+Of a layer whose rows are divided over tensor-parallel ranks, A is whole everywhere and B divided by rows; of one whose
+columns are, A is divided by columns and B whole. Ranks exchange A x alone, which is as narrow as the rank. What is whole
+and sees only this rank's share of the tokens (sequence parallelism) is marked as Megatron marks its norms, which adds its
+gradients up.
+
+Legend: T tokens of this rank, I input and O output features of this rank, r rank of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dovetail_train_megatron.needs import imported
+
+Fuse = Callable[[Sequence[Tensor]], Tensor]
+"""Puts the outputs of Hugging Face's layers, […, O_i] each, in the order that Megatron's has them, […, O]."""
+
+
+@attrs.frozen(kw_only=True)
+class Linear:
+    """One of Hugging Face's linear layers within Megatron's."""
+
+    name: str
+    """In a Hugging Face model, such as `model.layers.0.self_attn.q_proj`."""
+    inputs: int
+    """I of this rank."""
+    outputs: int
+    """O of this rank."""
+
+
+class LowRank(nn.Module):
+    """Updates of one layer of Megatron's, after which it is called.
+
+    Attributes:
+        on: whether it adds anything.
+        fuse: how outputs of Hugging Face's layers lie in Megatron's.
+        by_rows: whether the base's rows are divided, not its columns.
+        sequence_parallel: whether ranks share tokens between tensor-parallel regions.
+    """
+
+    def __init__(
+        self,
+        linears: Sequence[Linear],
+        adapted: Sequence[str],
+        fuse: Fuse,
+        *,
+        rank: int,
+        scale: float,
+        divided: int,
+        ranks: int,
+        sequence_parallel: bool,
+        device: torch.device,
+    ) -> None:
+        """Make A and B, float32, with B at 0.
+
+        Args:
+            linears: in Megatron's order.
+            adapted: names of those that have an update; the others are as they were.
+            fuse: how the outputs of all of them lie in Megatron's layer.
+            rank: r.
+            scale: s.
+            divided: the dimension of the base's weight that is divided: 0 rows, 1 columns.
+            ranks: tensor-parallel ones.
+            sequence_parallel: whether ranks share tokens between tensor-parallel regions.
+            device: of the parameters.
+        """
+        super().__init__()
+        self.on = True
+        self._linears, self.fuse, self._scale = tuple(linears), fuse, scale
+        self.by_rows, self._ranks = divided == 0, ranks
+        self.sequence_parallel = sequence_parallel and ranks > 1
+        self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
+        self._keys = {
+            linear.name: linear.name.rpartition(".")[2]
+            for linear in linears
+            if linear.name in adapted
+        }
+        for linear in linears:
+            if linear.name not in self._keys:
+                continue
+            key = self._keys[linear.name]
+            a = nn.Parameter(torch.zeros(rank, linear.inputs, device=device))
+            b = nn.Parameter(torch.zeros(linear.outputs, rank, device=device))
+            part, whole, dim = (b, a, 0) if self.by_rows else (a, b, 1)
+            if ranks > 1:
+                part.tensor_model_parallel, part.partition_dim = True, dim  # type: ignore[attr-defined]
+                part.partition_stride = 1  # type: ignore[attr-defined]
+            whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+            self.a[key], self.b[key] = a, b
+
+    def matrices(self) -> Mapping[str, tuple[nn.Parameter, nn.Parameter]]:
+        """This rank's A [r, I] and B [O, r] of every adapted layer, by its Hugging Face name."""
+        return {name: (self.a[key], self.b[key]) for name, key in self._keys.items()}
+
+    def update(self) -> Tensor:
+        """float32 [O, I]: what is to be added to this rank's part of the base's weight. Nothing is exchanged for it."""
+        parts = [
+            (self.b[key] @ self.a[key]).t() if key is not None else self._nothing(linear)
+            for linear, key in self.pieces()
+        ]
+        return self.fuse(parts).t() * self._scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the base's output becomes larger by. Collective over tensor-parallel ranks.
+
+        Args:
+            x: float [T, 1, I], the base's own input.
+
+        Returns:
+            As the base gives it out: [T, 1, O], of all tokens of the ranks where rows are divided and tokens shared, of this
+            rank's share of them where columns are divided and tokens shared.
+        """
+        keys = list(self._keys.values())
+        a = torch.cat([self.a[key] for key in keys]).to(x.dtype)
+        low = self._exchanged(functional.linear(x, a))
+        lows = dict(zip(keys, low.chunk(len(keys), dim=-1), strict=True))
+        parts = [
+            functional.linear(lows[key], self.b[key].to(x.dtype))
+            if key is not None
+            else low.new_zeros(*low.shape[:-1], linear.outputs)
+            for linear, key in self.pieces()
+        ]
+        return self.fuse(parts) * self._scale
+
+    def _exchanged(self, low: Tensor) -> Tensor:
+        """A x over tensor-parallel ranks: of all tokens, or summed over their columns."""
+        if self._ranks == 1:
+            return low
+        mappings = imported("megatron.core.tensor_parallel.mappings")
+        exchange: Callable[..., Tensor]
+        if self.by_rows and self.sequence_parallel:
+            exchange = mappings.gather_from_sequence_parallel_region
+        elif self.by_rows:
+            exchange = mappings.copy_to_tensor_model_parallel_region
+        elif self.sequence_parallel:
+            exchange = mappings.reduce_scatter_to_sequence_parallel_region
+        else:
+            exchange = mappings.reduce_from_tensor_model_parallel_region
+        return exchange(low)
+
+    def pieces(self) -> list[tuple[Linear, str | None]]:
+        """Hugging Face's layers in Megatron's order, each with the last part of its name where it has an update."""
+        return [(linear, self._keys.get(linear.name)) for linear in self._linears]
+
+    def _nothing(self, linear: Linear) -> Tensor:
+        device = next(iter(self.a.values())).device
+        return torch.zeros(linear.inputs, linear.outputs, device=device)
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other: gate and up, or a layer that is alone."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
+
+
+def by_groups(groups: int) -> Fuse:
+    """Queries, keys and values by attention groups, each group's queries followed by its key and its value.
+
+    Args:
+        groups: key and value heads of this rank.
+    """
+
+    def fuse(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(
+            [torch.unflatten(part, -1, (groups, -1)) for part in parts], dim=-1
+        ).flatten(-2)
+
+    return fuse

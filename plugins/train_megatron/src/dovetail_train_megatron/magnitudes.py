@@ -1,0 +1,103 @@
+"""Magnitudes: the lengths of a weight's rows, learnt apart from their direction (DoRA, arXiv 2402.09353).
+
+The rows of W + s · B A are scaled to the length m, which starts as that of W's:
+
+    y = g ⊙ (W + s · B A) x + bias,        g = m / ‖W + s · B A‖
+
+As in peft the gradient takes the norm for a constant. Rows are whole on a rank where the layer is divided by rows, and m is
+divided with them; where it is divided by columns, ranks add up their squares and m is whole everywhere.
+
+Legend: O output features of this rank, I input features of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dovetail_train_megatron.low_rank import LowRank
+
+
+class Magnitudes(nn.Module):
+    """Magnitudes of one of Megatron's linear layers, for every adapted layer of Hugging Face's within it.
+
+    Attributes:
+        m: float32, by the last part of the layer's name.
+    """
+
+    def __init__(self, updates: LowRank, base: Any, group: dist.ProcessGroup | None) -> None:
+        """Make room for them; `start` fills them, once the base has its weights.
+
+        Args:
+            updates: of the same layer.
+            base: Megatron's layer.
+            group: tensor-parallel ranks; None: there is one.
+        """
+        super().__init__()
+        # Neither is a submodule: both belong to the layer already.
+        self._of = (updates, base)
+        self._group = None if updates.by_rows else group
+        self.m = nn.ParameterDict()
+        for linear, key in updates.pieces():
+            if key is None:
+                continue
+            m = nn.Parameter(torch.zeros(linear.outputs, device=updates.a[key].device))
+            if not updates.by_rows:
+                m.sequence_parallel = updates.sequence_parallel  # type: ignore[attr-defined]
+            elif group is not None:
+                m.tensor_model_parallel, m.partition_dim = True, 0  # type: ignore[attr-defined]
+                m.partition_stride = 1  # type: ignore[attr-defined]
+            self.m[key] = m
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Take the lengths that the rows have. Collective over tensor-parallel ranks."""
+        for key, norms in self._split(self._norms()).items():
+            if key in self.m:
+                self.m[key].copy_(norms)
+
+    def vectors(self) -> Mapping[str, nn.Parameter]:
+        """This rank's m [O] of every adapted layer, by its Hugging Face name."""
+        updates, _ = self._of
+        return {linear.name: self.m[key] for linear, key in updates.pieces() if key is not None}
+
+    def factor(self) -> Tensor:
+        """g, float32 [O] in the order of Megatron's layer; 1 for layers without an update. Collective, as `start`."""
+        updates, _ = self._of
+        with torch.no_grad():
+            norms = self._norms()
+            own = self._split(norms)
+        names = [linear.name.rpartition(".")[2] for linear, _ in updates.pieces()]
+        return updates.fuse([self.m[n] if n in self.m else own[n] for n in names]) / norms
+
+    def applied(self, output: Tensor, update: Tensor) -> Tensor:
+        """The base's output [T, 1, O] and its update, with the rows scaled."""
+        _, base = self._of
+        g = self.factor()
+        inside = base.bias is not None and not base.skip_bias_add
+        product: Tensor = output - base.bias if inside else output
+        return output + (g - 1).to(output.dtype) * product + g.to(output.dtype) * update
+
+    def _norms(self) -> Tensor:
+        """‖W + s · B A‖ of every row, float32 [O]."""
+        updates, base = self._of
+        weight: Tensor = base.weight.detach()
+        squares = (weight.float() + updates.update()).square().sum(1)
+        if self._group is not None:
+            dist.all_reduce(squares, group=self._group)
+        return squares.sqrt()
+
+    def _split(self, fused_O: Tensor) -> dict[str, Tensor]:
+        """What lies in the order of Megatron's layer, by the last part of each layer's name."""
+        updates, _ = self._of
+        linears = [linear for linear, _ in updates.pieces()]
+        sizes = [linear.outputs for linear in linears]
+        places = torch.arange(sum(sizes), device=fused_O.device)
+        flat_O = torch.empty_like(fused_O)
+        flat_O[updates.fuse(torch.split(places, sizes))] = fused_O
+        names = [linear.name.rpartition(".")[2] for linear in linears]
+        return dict(zip(names, torch.split(flat_O, sizes), strict=True))

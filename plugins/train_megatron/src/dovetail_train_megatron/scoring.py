@@ -1,0 +1,118 @@
+"""Scores of a batch through the stages, in the batch's order, and which samples are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+
+import attrs
+import numpy as np
+import torch
+
+from dovetail.batch import Batch
+from dovetail.errors import ConfigError
+from dovetail.numerics import Objective
+from dovetail.training.ranks import Ranks
+from dovetail.training.scored import token_places
+from dovetail_train_megatron import pipeline
+from dovetail_train_megatron.network import HEADS, Network
+from dovetail_train_megatron.packs import Pack, cut, make_pack
+from dovetail_train_megatron.pipeline import Scores
+
+REFERENCE = "ref_log_probs"
+"""Log-probabilities of the base below an adapter."""
+
+
+@attrs.frozen(kw_only=True)
+class Cuts:
+    """A batch as micro-batches: as many on every rank, since stages and experts' ranks wait for each other."""
+
+    rows: Sequence[np.ndarray]
+    """int64 each: the samples of every micro-batch."""
+    packs: Sequence[Pack]
+    """Those samples end to end."""
+
+
+def check_computes(network: Network, outputs: frozenset[str], role: str) -> None:
+    """Refuse outputs that the model of a role can't give.
+
+    Raises:
+        ConfigError: names the output, and what there is.
+    """
+    unknown = sorted(outputs - network.computes)
+    if not unknown:
+        return
+    hints = {
+        REFERENCE: "it scores as its own reference only with lora in its engine's section",
+        "values": "values come from the role critic",
+    }
+    raise ConfigError(
+        f"engine 'megatron' of role {role!r} can't compute {unknown[0]!r}: its model ends in "
+        f"{HEADS[network.head]}, which gives {', '.join(sorted(network.computes))}",
+        hint=hints.get(unknown[0]),
+    )
+
+
+def packed(network: Network, batch: Batch, budget: int, ranks: Ranks) -> Cuts:
+    """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
+    quadratic = network.architecture.quadratic()
+    rows = cut(batch, budget, quadratic)
+    most = ranks.largest(len(rows))
+    if len(rows) != most:
+        rows = cut(batch, budget, quadratic, at_least=most)
+    packs = [make_pack(batch.take(own), network.multiple) for own in rows]
+    return Cuts(rows=rows, packs=packs)
+
+
+def scored(network: Network, batch: Batch, cuts: Cuts, outputs: frozenset[str]) -> Batch:
+    """The outputs as ragged float32 columns over response tokens; 0 on all stages but the last. Collective."""
+    mask = batch["response_mask"]
+    columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
+    for rows, scores in _all_scores(network, cuts, outputs):
+        places = token_places(mask.offsets, rows)
+        for name, values_T in scores.items():
+            columns[name][places] = values_T.float().cpu().numpy()
+    return Batch(
+        {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
+    )
+
+
+def failing_rows(
+    network: Network,
+    goal: Objective,
+    batch: Batch,
+    denominators: Mapping[str, float],
+    cuts: Cuts,
+) -> list[int]:
+    """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
+    failing: list[int] = []
+    for rows, scores in _all_scores(network, cuts, goal.outputs):
+        micro_batch = batch.take(rows)
+        offsets = micro_batch["response_mask"].offsets
+        for i, row in enumerate(rows.tolist()):
+            tokens = slice(int(offsets[i]), int(offsets[i + 1]))
+            alone = {name: values[tokens] for name, values in scores.items()}
+            if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
+                failing.append(row)
+    return sorted(failing)
+
+
+def _all_scores(
+    network: Network, cuts: Cuts, outputs: frozenset[str]
+) -> Iterator[tuple[np.ndarray, Scores]]:
+    """Rows and scores of every micro-batch; nothing on stages before the last."""
+    own = outputs - {REFERENCE}
+    found: list[Iterable[Scores]] = []
+    if own:
+        found.append(pipeline.score(network, cuts.packs, own, network.module))
+    if REFERENCE in outputs:
+        found.append(_of_base(network, cuts))
+    for rows, *parts in zip(cuts.rows, *found, strict=False):
+        yield rows, {name: values for scores in parts for name, values in scores.items()}
+
+
+def _of_base(network: Network, cuts: Cuts) -> list[Scores]:
+    adapter = network.adapter
+    with torch.no_grad(), nullcontext() if adapter is None else adapter.off():
+        found = pipeline.score(network, cuts.packs, frozenset({"log_probs"}), network.module)
+    return [{REFERENCE: scores["log_probs"]} for scores in found]

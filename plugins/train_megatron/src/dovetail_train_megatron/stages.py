@@ -1,0 +1,57 @@
+"""How many layers each pipeline stage has: the last one, which also has the output layer, has fewer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.errors import ConfigError
+
+OUTPUT = 0.6
+"""What a parameter of the output layer costs, with the softmax, against one of a layer: its products are large, and of the
+tokens only scored ones reach it."""
+
+
+def last_stage_layers(layers: int, stages: int, output: float) -> int:
+    """Layers of the last stage under which the slowest stage is fastest; the others have equally many.
+
+    Args:
+        layers: of the model.
+        stages: at least 2, at most as many.
+        output: what the output layer costs, in layers.
+    """
+    return min(_fitting(layers, stages), key=lambda last: _slowest(layers, stages, last, output))
+
+
+def output_cost(hf: Any, head_size: int) -> float:
+    """What a model's output layer costs, in layers; of a mixture of experts a layer counts as far as a token uses it."""
+    hidden, heads = hf.hidden_size, hf.num_attention_heads + hf.num_key_value_heads
+    inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
+    active = getattr(hf, "num_experts_per_tok", None) or 1
+    layer = 2 * hidden * head_size * heads + 3 * hidden * inner * active
+    return OUTPUT * float(hf.vocab_size * hidden / layer)
+
+
+def check_last_stage(last: int, layers: int, stages: int) -> None:
+    """See that the other layers can be divided evenly.
+
+    Raises:
+        ConfigError: they can't; names what would fit.
+    """
+    fitting = _fitting(layers, stages)
+    if last not in fitting:
+        raise ConfigError(
+            f"last_stage_layers {last} leaves {layers - last} of the model's {layers} layers, which the other "
+            f"{stages - 1} stages can't share evenly",
+            hint=f"use one of {', '.join(map(str, fitting))}, or null",
+        )
+
+
+def _fitting(layers: int, stages: int) -> list[int]:
+    most = layers - (stages - 1)
+    return [last for last in range(1, most + 1) if not (layers - last) % (stages - 1)]
+
+
+def _slowest(layers: int, stages: int, last: int, output: float) -> tuple[float, float]:
+    """Cost of the slowest stage; between equals the evener split wins."""
+    other = (layers - last) / (stages - 1)
+    return max(other, last + output), abs(other - last)

@@ -1,0 +1,132 @@
+"""Which layers an adapter can be put upon: Hugging Face's linear layers, and where Megatron has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.training.lora import ALL_LINEAR, LoraSection
+from dovetail_train_megatron.low_rank import Fuse, Linear, by_groups, side_by_side
+
+if TYPE_CHECKING:
+    from dovetail_train_megatron.network import Network
+
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """One linear layer of Megatron's, and what it is made of."""
+
+    module: nn.Module
+    linears: tuple[Linear, ...]
+    """Hugging Face's layers, in its order."""
+    fuse: Fuse
+    """How their outputs lie in it."""
+    divided: int
+    """The dimension of its weight that is divided over tensor-parallel ranks."""
+
+
+def linear_layers(network: Network) -> dict[str, int]:
+    """Every linear layer of the model that can be adapted, by Hugging Face's name, in its order, with its input features."""
+    hf = network.architecture.hf
+    attended = int(hf.num_attention_heads) * network.architecture.head_size
+    inputs = {"self_attn.o_proj": attended, "mlp.down_proj": int(hf.intermediate_size)}
+    return {
+        f"model.layers.{number}.{name}": inputs.get(name, int(hf.hidden_size))
+        for number, dense in enumerate(_dense_layers(network))
+        for name in (*ATTENTION, *(DENSE if dense else ()))
+    }
+
+
+def _dense_layers(network: Network) -> list[bool]:
+    """Of every layer of the model, whether it has one inner network rather than experts."""
+    transformer, hf = network.architecture.transformer, network.architecture.hf
+    layers = int(hf.num_hidden_layers)
+    if transformer.num_moe_experts is None:
+        return [True] * layers
+    pattern: Any = transformer.moe_layer_freq
+    if isinstance(pattern, int):
+        return [bool(number % pattern) for number in range(layers)]
+    return [not mixed for mixed in pattern]
+
+
+def chosen(section: LoraSection, every: Mapping[str, int], network: Network) -> frozenset[str]:
+    """The layers that the section names.
+
+    Raises:
+        ConfigError: there are none of some name, or they are experts.
+    """
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in every))
+    if ALL_LINEAR in section.target_modules:
+        if not all(_dense_layers(network)):
+            raise ConfigError(
+                f"lora.target_modules {ALL_LINEAR} reaches experts, which are not adapted",
+                hint="name the layers to adapt one by one, such as [q_proj, k_proj, v_proj, o_proj]",
+            )
+        return frozenset(every)
+    found: set[str] = set()
+    for target in section.target_modules:
+        named = {name for name in every if name == target or name.endswith(f".{target}")}
+        if not named:
+            raise ConfigError(
+                f"lora.target_modules names {target!r}, and the engine megatron adapts no such layer of this model",
+                hint=f"choose {ALL_LINEAR}, or of: {', '.join(kinds)}; use engine fsdp2 for output layers and embeddings",
+            )
+        found |= named
+    return frozenset(found)
+
+
+def places(layer: Any, network: Network) -> list[Place]:
+    """The linear layers of one of this rank's decoder layers."""
+    hf, tp = network.architecture.hf, network.parallel.tp
+    prefix = f"model.layers.{int(layer.layer_number) - 1}"
+    hidden, size = int(hf.hidden_size), network.architecture.head_size
+    heads, groups = int(hf.num_attention_heads) // tp, int(hf.num_key_value_heads) // tp
+    attention = layer.self_attention
+
+    def linears(inputs: int, **outputs: int) -> tuple[Linear, ...]:
+        part = "mlp" if set(outputs) & {"gate_proj", "down_proj"} else "self_attn"
+        return tuple(
+            Linear(name=f"{prefix}.{part}.{name}", inputs=inputs, outputs=features)
+            for name, features in outputs.items()
+        )
+
+    found = [
+        Place(
+            module=attention.linear_qkv,
+            linears=linears(
+                hidden, q_proj=heads * size, k_proj=groups * size, v_proj=groups * size
+            ),
+            fuse=by_groups(groups),
+            divided=0,
+        ),
+        Place(
+            module=attention.linear_proj,
+            linears=linears(heads * size, o_proj=hidden),
+            fuse=side_by_side,
+            divided=1,
+        ),
+    ]
+    if hasattr(layer.mlp, "linear_fc1"):
+        inner = int(hf.intermediate_size) // tp
+        found += [
+            Place(
+                module=layer.mlp.linear_fc1,
+                linears=linears(hidden, gate_proj=inner, up_proj=inner),
+                fuse=side_by_side,
+                divided=0,
+            ),
+            Place(
+                module=layer.mlp.linear_fc2,
+                linears=linears(inner, down_proj=hidden),
+                fuse=side_by_side,
+                divided=1,
+            ),
+        ]
+    return found

@@ -1,0 +1,252 @@
+"""Adapters of Megatron on one and two GPUs against the same arithmetic on plain transformers: two updates, and the base.
+
+It stands alone but for its neighbour `test_megatron_gpu`, so that it runs where only torch, transformers, megatron-core and
+these packages are: `python -m pytest -c /dev/null --noconftest -q plugins/train_megatron/tests/test_megatron_lora_gpu.py`.
+As a script it is one rank of some: it writes what every layout computed to files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_megatron_gpu import EPS, LR, make_batch, make_objective, stored
+
+LAYOUTS = {
+    "single": (1, {}),
+    "single, computing again": (1, {"gradient_checkpointing": True}),
+    "dp2": (2, {}),
+    "tp2": (2, {"tensor_parallel_size": 2}),
+    "tp2, whole sequences": (2, {"tensor_parallel_size": 2, "sequence_parallel": False}),
+    "pp2": (2, {"pipeline_parallel_size": 2}),
+    "cp2": (2, {"context_parallel_size": 2}),
+}
+DTYPES = ("float32", "bfloat16")
+CASES = [(name, dtype) for name in LAYOUTS for dtype in DTYPES]
+RANK, ALPHA, STEPS = 8, 16.0, 2
+# Largest errors: of log-probabilities (nats, on average), of the norm (relative), and of the steps that the matrices took
+# (2-norm, relative to that of the steps).
+BOUNDS = {
+    "float32": {"scores": 1e-5, "norm": 1e-4, "step": 5e-4},
+    "bfloat16": {"scores": 5e-3, "norm": 2e-2, "step": 5e-2},
+}
+
+
+def folder_of(out, name, dtype):
+    """Where a case writes."""
+    return out / f"{name}-{dtype}".replace(" ", "_").replace(",", "")
+
+
+def compute(layout, dtype, model, out, rank, world):
+    """One case on one rank: what it finds is written by the rank that has it."""
+    from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+    from dovetail.dispatch.division import divide
+    from dovetail.dispatch.mesh import Mesh
+    from dovetail.dispatch.processes import reduction_over
+    from dovetail.interfaces import PluginContext
+    from dovetail.telemetry.metrics import values
+    from dovetail.training.lora import LoraSection
+    from dovetail_train_megatron.config import MegatronConfig
+    from dovetail_train_megatron.engine import MegatronEngine
+
+    config = MegatronConfig(lora=LoraSection(rank=RANK, alpha=ALPHA), **layout)
+    mesh = Mesh.over(world, **config.mesh_axes())
+    context = PluginContext(
+        role="actor",
+        seed=1,
+        model=ModelSection(path=str(model), dtype=dtype),
+        training=TrainingSection(
+            max_tokens_per_micro_batch=600, optim=OptimSection(lr=LR, eps=EPS, weight_decay=0.0)
+        ),
+        mesh=mesh,
+        rank=rank,
+        device=f"cuda:{rank}",
+        reduction=reduction_over(mesh, rank),
+    )
+    engine = MegatronEngine(config, context)
+    engine.start()
+    whole, where = make_batch(), mesh.coordinates(rank)
+    mine = divide(whole, mesh.axis_size("dp"), "sample").shares(whole)[where["dp"]]
+    names = frozenset({"log_probs", "ref_log_probs"})
+    before = engine.forward(mine, names)
+    engine.save(out / "start" / "state")
+    norms = []
+    for _ in range(STEPS):
+        norms.append(values(engine.update(mine, make_objective()))["actor/grad_norm"])
+        engine.offload()
+        freed = torch.cuda.memory_allocated()
+        engine.onload()
+    after = engine.forward(mine, names)
+    engine.save(out / "state")
+    engine.export(out / "exported")
+    engine.close()
+    if (where["pp"], where["cp"], where["tp"]) == (mesh.axis_size("pp") - 1, 0, 0):
+        np.savez(
+            out / f"scores-{where['dp']}.npz",
+            before=before["log_probs"].values,
+            reference=before["ref_log_probs"].values,
+            reference_after=after["ref_log_probs"].values,
+            after=after["log_probs"].values,
+            sample_id=np.array(mine["sample_id"]),
+            offsets=mine["response_mask"].offsets,
+        )
+        facts = {"norms": norms, "bytes_while_offloaded": freed}
+        (out / f"facts-{where['dp']}.json").write_text(json.dumps(facts))
+
+
+def main(rank, world, model, out):
+    """One rank: every case of so many ranks, one after the other."""
+    from dovetail.dispatch.processes import join_processes, leave_processes
+
+    torch.cuda.set_device(rank)
+    if world > 1:
+        address = f"file://{out / 'store'}"
+        join_processes(address=address, rank=rank, world=world, device=f"cuda:{rank}")
+    for name, dtype in CASES:
+        ranks, layout = LAYOUTS[name]
+        if ranks == world:
+            folder = folder_of(out, name, dtype)
+            folder.mkdir(exist_ok=True)
+            compute(layout, dtype, model, folder, rank, world)
+            torch.cuda.empty_cache()
+    if world > 1:
+        leave_processes()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Directory of a small Qwen2 whose vocabulary two ranks do not divide."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=2003, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6,
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("model")
+    Qwen2ForCausalLM(config).bfloat16().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def computed(model, tmp_path_factory):
+    """What every case computed, in folders; the GPUs that there are decide which cases run."""
+    out = tmp_path_factory.mktemp("out")
+    for world in (1, 2):
+        if torch.cuda.device_count() < world:
+            continue
+        (out / "store").unlink(missing_ok=True)
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, str(rank), str(world), str(model), str(out)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+            )
+            for rank in range(world)
+        ]
+        for process in ranks:
+            said, _ = process.communicate(timeout=240)
+            if process.returncode:
+                (out / f"failed-{world}.txt").write_bytes(said)
+    return out
+
+
+def scored(network, batch):
+    """Log-probabilities and entropies of every sample's tokens, one sample at a time; 0 where they are masked."""
+    rows = []
+    for i, prompt in enumerate(batch["prompt_ids"]):
+        response = batch["response_ids"][i]
+        ids = torch.from_numpy(np.concatenate([prompt, response]))[None].cuda()
+        logits = network(ids).logits[0, len(prompt) - 1 : -1] / float(batch["temperature"][i])
+        log_pi = logits.log_softmax(-1)
+        mask = torch.from_numpy(batch["response_mask"][i]).cuda()
+        chosen = log_pi.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        rows.append((chosen * mask, -(log_pi.exp() * log_pi).sum(-1) * mask))
+    return rows
+
+
+def updated(model, start):
+    """Adapters by hand on plain transformers in float32, from the matrices `start`: norms, scores before and after, matrices."""
+    from transformers import Qwen2ForCausalLM
+
+    network = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32).cuda().eval()
+    network.requires_grad_(requires_grad=False)
+    trained = {name: tensor.clone().cuda().requires_grad_() for name, tensor in start.items()}
+
+    def adapt(layer, prefix):
+        a, b = (trained[f"{prefix}.lora_{kind}.default.weight"] for kind in "AB")
+        layer.register_forward_hook(lambda _, x, y: y + x[0] @ a.t() @ b.t() * (ALPHA / RANK))
+
+    prefixes = {name.rpartition(".lora_")[0] for name in start}
+    for name, layer in network.named_modules():
+        if name in prefixes:
+            adapt(layer, name)
+    batch = make_batch()
+    adam = torch.optim.AdamW(trained.values(), lr=LR, eps=EPS, weight_decay=0.0)
+    norms, count = [], batch["response_mask"].values.sum()
+    before = [row[0].detach().cpu().numpy() for row in scored(network, batch)]
+    for _ in range(STEPS):
+        rows = scored(network, batch)
+        terms = [
+            (-batch["advantages"][i] * row[0] - 0.01 * row[1]).sum() for i, row in enumerate(rows)
+        ]
+        adam.zero_grad()
+        (torch.stack(terms).sum() / count).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), 1.0).item())
+        adam.step()
+    with torch.no_grad():
+        after = [row[0].cpu().numpy() for row in scored(network, batch)]
+    return norms, before, after, {name: p.detach().cpu() for name, p in trained.items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_adapters_agree_with_the_same_arithmetic_on_plain_transformers(
+    computed, model, name, dtype
+):
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    world, _ = LAYOUTS[name]
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} GPUs")
+    folder, failed = folder_of(computed, name, dtype), computed / f"failed-{world}.txt"
+    complete = (folder / "facts-0.json").exists()
+    assert complete, failed.read_text()[-4000:] if failed.exists() else "nothing was written"
+    start, end = stored(folder / "start"), stored(folder)
+    norms, before, after, expected = updated(model, start)
+    assert end.keys() == expected.keys()
+    assert len(end) == 2 * 7 * 4
+    order = {f"s{i}": i for i in range(24)}
+    differences = []
+    for file in folder.glob("scores-*.npz"):
+        part = np.load(file)
+        np.testing.assert_array_equal(part["reference"], part["before"])
+        np.testing.assert_array_equal(part["reference"], part["reference_after"])
+        for i, sample in enumerate(part["sample_id"]):
+            tokens = slice(*part["offsets"][i : i + 2])
+            for got, wanted in (("before", before), ("after", after)):
+                differences.append(np.abs(part[got][tokens] - wanted[order[sample]]))
+    step = sum(float((expected[n] - start[n]).square().sum()) for n in start) ** 0.5
+    apart = sum(float((expected[n] - end[n]).square().sum()) for n in start) ** 0.5
+    facts = json.loads((folder / "facts-0.json").read_text())
+    found = {
+        "scores": float(np.concatenate(differences).mean()),
+        "norm": max(abs(got - n) / n for got, n in zip(facts["norms"], norms, strict=True)),
+        "step": apart / step,
+    }
+    print(json.dumps({"layout": name, "dtype": dtype, **facts, **found}))
+    for key, bound in BOUNDS[dtype].items():
+        assert found[key] <= bound, found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
