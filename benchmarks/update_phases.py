@@ -23,7 +23,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import update_speed as speed
+from update_engine import Device, make_engine, settings_of
+from update_figures import profile
+from update_speed import parse
+from update_workload import make_batch, make_model, make_objective
 
 from dovetail.batch import Batch
 from dovetail_train_fsdp2 import engine as engine_module
@@ -32,7 +35,7 @@ from dovetail_train_fsdp2 import forward as forward_module
 Times = dict[str, list[float]]
 
 
-def timed(name: str, call: Callable[..., Any], times: Times, device: speed.Device | None) -> Any:
+def timed(name: str, call: Callable[..., Any], times: Times, device: Device | None) -> Any:
     """The call, which notes its seconds; with a device, from idle to idle."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +52,7 @@ def timed(name: str, call: Callable[..., Any], times: Times, device: speed.Devic
 
 
 @contextmanager
-def watched(engine: Any, device: speed.Device | None) -> Iterator[Times]:
+def watched(engine: Any, device: Device | None) -> Iterator[Times]:
     """Within it, every phase of `engine.update` notes its seconds."""
     times: Times = defaultdict(list)
     build = engine_module.build_objective
@@ -92,10 +95,10 @@ def show(title: str, seconds: float, times: Times) -> None:
     sys.stdout.flush()
 
 
-def measure(args: argparse.Namespace, model: Path, device: speed.Device) -> None:
+def measure(args: argparse.Namespace, model: Path, device: Device) -> None:
     """Print the phases of the first configuration, and its profile over a few samples."""
-    batch, objective = speed.make_batch(args), speed.make_objective(args.entropy)
-    engine = speed.make_engine(model, speed.settings_of((args.run or [""])[0]), 0, 1, device.name)
+    batch, objective = make_batch(args), make_objective(args.entropy)
+    engine = make_engine(model, settings_of((args.run or [""])[0]), 0, 1, device.name)
     for _ in range(args.warm_up):
         engine.update(batch, objective)
     # A collection in the middle of an update is a pause that belongs to no phase.
@@ -115,7 +118,7 @@ def measure(args: argparse.Namespace, model: Path, device: speed.Device) -> None
         few = batch.slice(0, args.profile_samples)
         engine.update(few, objective)
         device.wait()
-        speed.profile(engine, few, objective, args, 0)
+        profile(engine, few, objective, args, 0)
     engine.close()
 
 
@@ -124,12 +127,12 @@ def main() -> None:
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--profile-samples", type=int, default=0, help="0 for no profile")
     mine, others = own.parse_known_args()
-    args = speed.parse(others)
+    args = parse(others)
     args.profile_samples = mine.profile_samples
     kind = args.device or (torch.accelerator.current_accelerator() or torch.device("cpu")).type
-    device = speed.Device("cpu" if kind == "cpu" else f"{kind}:0")
+    device = Device("cpu" if kind == "cpu" else f"{kind}:0")
     with tempfile.TemporaryDirectory() as home:
-        speed.make_model(Path(home) / "model", args.model, args.seed)
+        make_model(Path(home) / "model", args.model, args.seed)
         measure(args, Path(home) / "model", device)
 
 

@@ -1,0 +1,191 @@
+"""GRPO learns with each pair of engines: the task of `examples/arithmetic`, from one warm start, on the accelerator if there is one.
+
+    python benchmarks/gpu_learn.py --directory /tmp/learn hf+fsdp2 vllm+megatron
+    python benchmarks/gpu_learn.py --directory /tmp/learn sglang+megatron 'sglang:rollout.engine_args={attention_backend: triton}'
+
+A pair is a rollout and a training engine. `key=value` overrides the config of every pair, `ENGINE:key=value` of the pairs that
+have this engine. Prints a line of JSON a pair, with the accuracy on held-out problems before and after, and exits with 1 if
+one failed or did not learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "arithmetic"
+sys.path.insert(0, str(EXAMPLE))
+PAIRS = ("hf+fsdp2", "vllm+fsdp2", "sglang+fsdp2", "vllm+megatron", "sglang+megatron")
+# Threads that wait sleep instead of spinning, as in the demo; OpenMP reads it when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+HIDDEN_SIZE = 256
+"""Features on an accelerator, in four heads of 64: kernels of attention have no smaller ones. A CPU gets the demo's model."""
+LEARNED = 0.8
+"""Held-out accuracy that a run should pass, as in the demo."""
+WINDOW = 5
+"""Steps over which the first and the last reward are averaged."""
+SHARED = {"gpu_memory_utilization": 0.3, "max_model_len": 128}
+"""Of engines that reserve their memory beside the trainer's; the model is tiny."""
+_OVERRIDE = re.compile(r"(?:(?P<engine>[a-z][a-z0-9_]*):)?(?P<text>[a-z_][\w.]*=.*)", re.DOTALL)
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[tuple[str | None, str]]]:
+    """The command's words: pairs, and overrides, each with the engine that it is for."""
+    pairs, overrides = [], []
+    for word in arguments:
+        match = _OVERRIDE.fullmatch(word)
+        if match:
+            overrides.append((match["engine"], match["text"]))
+        elif re.fullmatch(r"[a-z0-9_]+\+[a-z0-9_]+", word):
+            pairs.append(word)
+        else:
+            sys.exit(f"{word!r} is neither ROLLOUT+ENGINE nor [ENGINE:]key=value")
+    return pairs or list(PAIRS), overrides
+
+
+def prepare(directory: Path, seed: int, device: str) -> Path:
+    """Data and a warm-started model, made where they are not there yet; the directory of the model."""
+    from data import make_data
+    from model import HIDDEN_SIZE as DEMO_SIZE
+    from model import make_base
+    from warm_start import warm_start
+
+    model = directory / "model"
+    if not (model / "config.json").exists():
+        train, _ = make_data(directory / "data", seed)
+        size = DEMO_SIZE if device == "cpu" else HIDDEN_SIZE
+        base = make_base(directory / "base", seed, size)
+        warm_start(base, train, model, seed, device=device)
+    return model
+
+
+def write_config(args: argparse.Namespace, pair: str, model: Path, dtype: str) -> Path:
+    """The demo's config for a pair of engines; its path."""
+    rollout, _, engine = pair.partition("+")
+    config: dict[str, Any] = yaml.safe_load((EXAMPLE / "config.yaml").read_text())
+    config |= {"seed": args.seed, "project": "learn", "output_dir": str(args.directory / "runs")}
+    config["experiment"] = f"{pair.replace('+', '_')}_{time.strftime('%H%M%S')}"
+    config["model"] = {"path": str(model), "dtype": dtype}
+    for part in ("train", "val"):
+        config["data"][f"{part}_files"] = str(args.directory / "data" / f"{part}.parquet")
+    config["rollout"] |= {"name": rollout, "probe": {"every": 10}}
+    if rollout in {"vllm", "sglang"}:
+        config["rollout"] |= SHARED
+    config["actor"]["engine"] = engine
+    # So that few steps are enough: the demo's schedule would spend most of them at small rates.
+    config["actor"]["optim"]["schedule"] = "constant"
+    config["trainer"] = {"total_steps": args.steps, "save_last": False}
+    config["tracking"] = ["jsonl"]
+    path: Path = args.directory / f"{pair}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def train(command: list[str], log: Path, limit: float) -> int | None:
+    """Run a command with its output in a file; its exit status, or None where it took longer than `limit` seconds."""
+    environment = {"HF_HUB_OFFLINE": "1", **os.environ}
+    with log.open("w") as out:
+        run = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            return run.wait(limit)
+        except subprocess.TimeoutExpired:
+            # As Ctrl-C does: the run ends its engines itself. What is left after that is killed.
+            os.killpg(run.pid, signal.SIGINT)
+            try:
+                run.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGKILL)
+                run.wait()
+            return None
+
+
+def figures(run: Path) -> dict[str, Any]:
+    """What a run learned: accuracies, mean rewards, the largest difference that the probe found (nats a token)."""
+    summary = json.loads((run / "summary.json").read_text())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    probed = [row["probe/mean_difference"] for row in rows if "probe/mean_difference" in row]
+    steps = [row["time/step"] for row in rows if "time/step" in row]
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    return {
+        "learned": bool(after >= LEARNED and after > before),
+        "accuracy_before": round(before, 4),
+        "accuracy_after": round(after, 4),
+        "reward_first": round(statistics.mean(rewards[:WINDOW]), 4),
+        "reward_last": round(statistics.mean(rewards[-WINDOW:]), 4),
+        "probe_mean_difference": max(probed, default=None),
+        "steps": len(steps),
+        "step_s": round(statistics.median(steps), 2),
+    }
+
+
+def learn(
+    args: argparse.Namespace,
+    pair: str,
+    overrides: list[tuple[str | None, str]],
+    model: Path,
+    dtype: str,
+) -> dict[str, Any]:
+    """Train with one pair of engines; the line to print."""
+    config = write_config(args, pair, model, dtype)
+    mine = [text for engine, text in overrides if engine in {None, *pair.split("+")}]
+    log: Path = args.directory / f"{pair}.log"
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config), *mine]
+    status = train(command, log, args.limit)
+    result: dict[str, Any] = {"pair": pair, "overrides": " ".join(mine), "learned": False}
+    if status == 0:
+        settings = yaml.safe_load(config.read_text())
+        result |= figures(args.directory / "runs" / "learn" / settings["experiment"])
+    else:
+        ended = f"took longer than {args.limit:g} s" if status is None else f"exit status {status}"
+        result["error"] = f"{ended}; {log} ends with: {log.read_text()[-1500:]}"
+    return result | {"whole_command_s": round(time.perf_counter() - began, 1)}
+
+
+def main() -> int:
+    """Run every pair; the exit status is 0 where all of them learned."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--directory", type=Path, required=True, help="for model, data and runs")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each run")
+    parser.add_argument("--seed", type=int, default=1, help="of data, model and training")
+    parser.add_argument("--dtype", help="computing dtype; absent: bfloat16, and on a CPU float32")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds that a run may take")
+    parser.add_argument("words", nargs="*", metavar="PAIR | [ENGINE:]KEY=VALUE")
+    args = parser.parse_intermixed_args()
+    pairs, overrides = split(args.words)
+    args.directory = args.directory.resolve()
+    args.directory.mkdir(parents=True, exist_ok=True)
+
+    import torch
+
+    there = torch.accelerator.is_available()
+    device = str(torch.accelerator.current_accelerator()) if there else "cpu"
+    model = prepare(args.directory, args.seed, device)
+    dtype = args.dtype or ("bfloat16" if there else "float32")
+    learned = []
+    for pair in pairs:
+        result = learn(args, pair, overrides, model, dtype)
+        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
+        learned.append(result["learned"])
+    return 0 if all(learned) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
