@@ -25,6 +25,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
+HIDDEN_SIZE = 128
+"""Features of the demo's model, which has half a million parameters."""
 WEIGHT_SCALE = 0.06
 """Standard deviation of the initial weights. The usual 0.02 suits models many times as wide: this one would take
 twice as many steps to leave the plateau at which training starts."""
@@ -49,15 +51,17 @@ def make_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def make_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """Write a Qwen2 of half a million parameters; its vocabulary is exactly the tokenizer's."""
+def make_model(
+    directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int, hidden_size: int = HIDDEN_SIZE
+) -> PreTrainedModel:
+    """Write a Qwen2 of so many features in four heads; its vocabulary is exactly the tokenizer's."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
+        hidden_size=hidden_size,
+        intermediate_size=4 * hidden_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -75,10 +79,10 @@ def make_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -
     return model
 
 
-def make_base(directory: Path, seed: int) -> Path:
+def make_base(directory: Path, seed: int, hidden_size: int = HIDDEN_SIZE) -> Path:
     """Write tokenizer and untrained model into one directory, and return it."""
     directory.mkdir(parents=True, exist_ok=True)
-    make_model(directory, make_tokenizer(directory), seed)
+    make_model(directory, make_tokenizer(directory), seed, hidden_size)
     return directory
 
 
@@ -87,8 +91,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo/seed_1/base"), help="directory")
     parser.add_argument("--seed", type=int, default=1, help="of the weights")
+    parser.add_argument(
+        "--hidden-size",
+        type=int,
+        default=HIDDEN_SIZE,
+        help="features, in four heads; kernels of attention on accelerators need 256",
+    )
     arguments = parser.parse_args()
-    print(make_base(arguments.out, arguments.seed))
+    print(make_base(arguments.out, arguments.seed, arguments.hidden_size))
 
 
 if __name__ == "__main__":

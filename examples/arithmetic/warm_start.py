@@ -91,9 +91,14 @@ def demonstrations(train_file: Path, tokenizer: Any, seed: int) -> Iterator[Batc
 
 
 def warm_start(
-    base: Path, train_file: Path, directory: Path, seed: int, progress: Progress | None = None
+    base: Path,
+    train_file: Path,
+    directory: Path,
+    seed: int,
+    progress: Progress | None = None,
+    device: str = "cpu",
 ) -> float:
-    """Teach the model in `base`, and write it to `directory` in Hugging Face format.
+    """Teach the model in `base` on a torch device, and write it to `directory` in Hugging Face format.
 
     Only training problems are seen. Returns the seconds that it took.
     """
@@ -112,6 +117,7 @@ def warm_start(
         ),
         total_steps=STEPS,
         tokenizer=tokenizer,
+        device=device,
     )
     engine: Any = make_plugin(PluginRef(kind="engine", name="fsdp2"), context)
     engine.start()
@@ -141,13 +147,21 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("demo/seed_1/model"), help="directory")
     parser.add_argument("--seed", type=int, default=1, help="of the order and of the tutor")
+    parser.add_argument("--device", default="cpu", help="torch device, such as cuda")
     arguments = parser.parse_args()
 
     def report(step: int, loss: float) -> None:
         if step % 20 == 0:
             print(f"step {step}/{STEPS}  loss {loss:.3f}")
 
-    seconds = warm_start(arguments.base, arguments.train, arguments.out, arguments.seed, report)
+    seconds = warm_start(
+        arguments.base,
+        arguments.train,
+        arguments.out,
+        arguments.seed,
+        report,
+        arguments.device,
+    )
     print(f"{arguments.out} in {seconds:.0f} s")
 
 

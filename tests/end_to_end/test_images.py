@@ -73,6 +73,7 @@ def test_the_trainer_looks_as_the_rollout_did(config: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_the_policy_learns_to_look(config: Path) -> None:
     metrics = metrics_of(config)
     rewards = [line["reward/mean"] for line in metrics if line.get("reward/mean") is not None]
