@@ -14,10 +14,11 @@ from dovetail.plugins.conformance import FILE_NAME, write_report
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.manifest import package_directories
-from dovetail_sdk.scaffold import KINDS, LICENCES, new_plugin
+from dovetail_sdk.scaffold import KINDS, LICENCES, add_plugin, new_plugin
 from dovetail_sdk.scaffold.new import EXTENSIONS
 
 SCHEMA = 1
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.command()
@@ -38,8 +39,29 @@ SCHEMA = 1
     show_default=True,
     help="The package's licence.",
 )
-def new(kind: str, name: str, directory: Path, licence: str) -> None:
-    """Write a package with a small working plugin NAME of KIND."""
+@click.option(
+    "--into",
+    metavar="PACKAGE_DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Add it to the package in this folder, instead of writing one.",
+)
+@click.pass_context
+def new(
+    ctx: click.Context, kind: str, name: str, directory: Path, licence: str, into: Path | None
+) -> None:
+    """Write a package with a small working plugin NAME of KIND, or add one to a package that there is."""
+    if into is not None:
+        given = [key for key in ("directory", "licence") if ctx.get_parameter_source(key) is _GIVEN]
+        if given:
+            raise click.UsageError(
+                f"--into and --{given[0]} don't go together: the package is there"
+            )
+        files = add_plugin(kind, name, into)
+        click.echo(f"{into}: {name!r} of kind {kind} in {len(files)} files, and its entry point:")
+        for file in files:
+            click.echo(f"  {file}")
+        click.echo(f"next:\n  cd {into} && pip install -e '.[test]' && pytest")
+        return
     package = new_plugin(kind, name, directory, licence=licence)
     parts = "tests" if kind in EXTENSIONS else "config, manifest and tests"
     click.echo(f"{package}: {name!r} of kind {kind} with its {parts}; next:")

@@ -20,6 +20,7 @@ DECLARED = '''
 """Suites."""
 
 from dovetail_sdk.testing.conformance import AdvantageConformance
+from dovetail_acme_sound.config import AcmeSoundConfig
 from dovetail_acme_sound.plugin import AcmeSound
 
 
@@ -27,6 +28,8 @@ class TestSound(AdvantageConformance):
     """The suite."""
 
     plugin = AcmeSound
+    config = AcmeSoundConfig(name="acme_sound", scale=1.0)
+    weights = (1.0, 2.0)
     expected_failures = {"test_a_group_thinned_to_one_gives_zero": "it gives 1 there, on purpose"}
 
     def test_of_its_own(self):

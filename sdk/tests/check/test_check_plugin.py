@@ -35,6 +35,7 @@ def test_a_sound_plugin_under_the_suite_that_its_package_declares(checked, site,
     expected = outcomes.pop("TestSound::test_a_group_thinned_to_one_gives_zero")
     assert (expected["outcome"], expected["reason"]) == ("expected", "it gives 1 there, on purpose")
     assert {test["outcome"] for test in outcomes.values()} == {"passed"}
+    assert report["settings"] == {"TestSound": {"config": {}, "weights": [1.0, 2.0]}}
     assert report["tier"] == "silver"
     assert report["interface"] == {"range": ">=1.0,<2", "version": "1.1"}
 
@@ -60,6 +61,8 @@ def test_the_command_takes_settings_and_writes_the_report(index, tmp_path: Path)
     assert "passed    TestSound::test_shape_and_dtype_follow_the_level[0]" in done.output
     [report] = json.loads(place.read_text())["reports"]
     assert report["config"] == ["scale=2.5"]
+    assert "TestSound ran with scale=2.5, weights = [1.0, 2.0]" in done.output
+    assert report["settings"]["TestSound"]["config"] == {"scale": 2.5}
     assert report["tier"] is None
 
 

@@ -22,6 +22,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.load import load_entry
 from dovetail_sdk.check.facts import facts_of
 from dovetail_sdk.check.recorder import Recorder
+from dovetail_sdk.check.settings import settings_of
 from dovetail_sdk.check.shipping import NotHereError, check_manifest, check_wheel
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.check.suites import SUITES, UNDER_TEST, suites_for
@@ -93,6 +94,7 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
     package = entry.target.split(":")[0].split(".")[0]
     found = answers.check("suite", lambda: suites_for(cls, entry.kind, package, asked["overrides"]))
     if found:
+        answers.write(settings={name: settings_of(suite) for name, suite in found.items()})
         UNDER_TEST.clear()
         UNDER_TEST.update(found)
         _run_tests(answers, asked["only"], f"test_{entry.kind}_{entry.name}.py")

@@ -36,8 +36,9 @@ def check_plugin(
         timeout: seconds until the process is ended, and what it was at counts as failed.
 
     Returns:
-        `{"schema", "plugin", "interface", "versions", "date", "config", "checks", "facts", "tests", "not_run", "tier",
-        "seconds"}`: `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
+        `{"schema", "plugin", "interface", "versions", "date", "config", "settings", "checks", "facts", "tests", "not_run", "tier",
+        "seconds"}`: `config` holds the overrides; `settings`, for each suite, what differs from the kind's suite on the
+        config's defaults; `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
         `not_run` says why the suite could not run here, null where it did.
     """
     [report] = check_plugins([entry], overrides, only=only, timeout=timeout)
@@ -116,6 +117,7 @@ def _begun(entry: PluginEntry, overrides: Sequence[str], only: str | None) -> di
         "versions": _versions(),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "config": list(overrides),
+        "settings": {},
         "only": only,
         "checks": [_declared(entry)],
         "facts": {},
@@ -147,6 +149,8 @@ def _take(report: dict[str, Any], line: dict[str, Any]) -> None:
         report["checks"].append(line["check"])
     elif "test" in line:
         report["tests"].append(line["test"])
+    elif "settings" in line:
+        report["settings"] = line["settings"]
     elif "facts" in line:
         report["facts"] = line["facts"]
     elif "unmet" in line:

@@ -20,7 +20,8 @@ from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, normalised, package_directories
-from dovetail_sdk.manifest import describe, differences
+from dovetail_sdk.manifest import describe
+from dovetail_sdk.manifest_differences import differences
 from dovetail_sdk.project import Declared, Project, any_of_needs
 
 _BUILD_TIME = 120.0

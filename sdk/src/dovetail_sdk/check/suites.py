@@ -43,7 +43,7 @@ SUITES = {
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
 DECLARATIONS = "conformance"
-"""The module of a package that may hold suites for its plugins, with what they need beside the class."""
+"""The module beside a plugin's, or of its whole package, that may hold suites, with what they need beside the class."""
 CORE, OF_CORE = "dovetail", "dovetail_sdk.check.of_core"
 """Core does not know the SDK, so the suites of its own plugins are declared here."""
 
@@ -53,8 +53,8 @@ def suites_for(
 ) -> dict[str, type]:
     """The suites that check a plugin, by the name under which pytest finds them.
 
-    Those of `<package>/conformance.py` whose `plugin` is the class, where there are any, else the plain suite of the
-    kind. Overrides change the config of each.
+    Those whose `plugin` is the class in the nearest `conformance.py`, from the folder of its module up to that of its
+    package, where there are any; else the plain suite of the kind. Overrides change the config of each.
 
     Raises:
         PluginBrokenError: the module with the declarations fails.
@@ -117,7 +117,18 @@ def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
 
 
 def _declared(cls: type[Plugin], suite: type, package: str) -> dict[str, type]:
-    module_name = OF_CORE if package == CORE else f"{package}.{DECLARATIONS}"
+    """The suites of the nearest module that declares one for the class; none where no module does."""
+    if package == CORE:
+        return _declared_in(OF_CORE, cls, suite)
+    folders = cls.__module__.split(".")[:-1]
+    inside = [".".join(folders[:depth]) for depth in range(len(folders), 1, -1)]
+    for place in [*(one for one in inside if one.startswith(f"{package}.")), package]:
+        if found := _declared_in(f"{place}.{DECLARATIONS}", cls, suite):
+            return found
+    return {}
+
+
+def _declared_in(module_name: str, cls: type[Plugin], suite: type) -> dict[str, type]:
     try:
         if importlib.util.find_spec(module_name) is None:
             return {}

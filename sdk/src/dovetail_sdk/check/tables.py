@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from dovetail.cli import render
 from dovetail.plugins.conformance import OUTCOMES, TIERS, counts
 from dovetail.plugins.entry import PluginEntry
 
+_LONGEST = 80
+"""Characters of a setting."""
 _COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped": "cyan"}
 _TITLES = ("PLUGIN", "TIER", *(outcome.upper() for outcome in OUTCOMES), "SECONDS")
 
@@ -30,12 +33,29 @@ def print_report(report: dict[str, Any]) -> None:
     rows = [(item["outcome"], item["name"], "") for item in report["checks"]]
     rows += [(t["outcome"], t["name"], f"{t['seconds']:.2f} s") for t in report["tests"]]
     render.table(("OUTCOME", "CHECK OR TEST", "TIME"), rows)
+    _print_settings(report)
     _print_reasons(report)
     told = counts(report)
     summary = ", ".join(f"{told[outcome]} {outcome}" for outcome in OUTCOMES if told[outcome])
     tier = report["tier"]
     earned = f"{tier}: {TIERS[tier]}" if tier else "no tier"
     click.echo(f"\n{summary or 'no test ran'} in {report['seconds']:.1f} s; {earned}")
+
+
+def _print_settings(report: dict[str, Any]) -> None:
+    """What its author has set for each suite, where it is not the kind's suite on the config's defaults."""
+    for suite, settings in report["settings"].items():
+        config = settings.get("config")
+        told = [f"{key}={_short(value)}" for key, value in (config or {}).items()]
+        told += ["a config that its tests make"] if config is None else []
+        told += [f"{key} = {_short(value)}" for key, value in settings.items() if key != "config"]
+        if told:
+            click.echo(f"\n{suite} ran with {', '.join(told)}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 class Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dovetail_sdk.scaffold.into import add_plugin
 from dovetail_sdk.scaffold.new import KINDS, LICENCES, new_plugin
 
-__all__ = ["KINDS", "LICENCES", "new_plugin"]
+__all__ = ["KINDS", "LICENCES", "add_plugin", "new_plugin"]

@@ -7,7 +7,9 @@ import keyword
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -42,13 +44,48 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     Raises:
         PluginError: there is no such kind or licence, the name is no plain word, or the directory exists.
     """
-    _check(kind, name, licence)
+    check_words(kind, name)
+    if licence not in LICENCES:
+        raise PluginError(
+            f"{licence!r} is no licence to choose from; there are {', '.join(LICENCES)}",
+            hint="choose one of them, and change pyproject.toml afterwards",
+        )
     directory = parent / f"dovetail-{name.replace('_', '-')}"
     if directory.exists():
         raise PluginError(
             f"{directory} exists already", hint="choose another name or --directory, or remove it"
         )
     package = f"dovetail_{name}"
+    words = {"distribution": directory.name, "licence": licence, "extensions": EXTENSIONS}
+    for file, text in rendered((kind, _COMMON), kind, name, package, **words).items():
+        target = directory / file.replace("PACKAGE", package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    (directory / "src" / package / "py.typed").touch()
+    tidy(directory, [Path()])
+    if kind not in EXTENSIONS:
+        write(read_project(directory))
+    return directory
+
+
+def target_of(kind: str, name: str) -> str:
+    """What the entry point of a plugin names in its module."""
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    return {"cli": name, "doctor": "examine"}.get(kind, class_name)
+
+
+def rendered(
+    folders: Sequence[str], kind: str, name: str, package: str, **words: Any
+) -> dict[str, str]:
+    """The texts of a plugin's files by their paths, in which PACKAGE stands for the package's folder.
+
+    Args:
+        folders: of templates; a file in an earlier one takes the place of one in a later one.
+        kind: of plugin.
+        name: of the plugin.
+        package: in which its modules lie, dotted.
+        **words: what else the templates name.
+    """
     environment = Environment(
         loader=PackageLoader("dovetail_sdk.scaffold", _TEMPLATES),
         undefined=StrictUndefined,
@@ -57,49 +94,36 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
         autoescape=False,  # noqa: S701 - writes Python and TOML, no HTML
     )
     class_name = "".join(part.capitalize() for part in name.split("_"))
-    words = {
-        "kind": kind,
-        "name": name,
-        "class_name": class_name,
-        "target": {"cli": name, "doctor": "examine"}.get(kind, class_name),
-        "package": package,
-        "distribution": directory.name,
-        "licence": licence,
-        "extensions": EXTENSIONS,
-    }
-    for template in _templates(environment, kind):
-        _, _, file = template.partition("/")
-        target = directory / file.removesuffix(".jinja").replace("PACKAGE", package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(environment.get_template(template).render(words), encoding="utf-8")
-    (directory / "src" / package / "py.typed").touch()
-    _tidy(directory)
-    if kind not in EXTENSIONS:
-        write(read_project(directory))
-    return directory
+    words |= {"kind": kind, "name": name, "class_name": class_name, "package": package}
+    words["target"] = target_of(kind, name)
+    texts: dict[str, str] = {}
+    for folder in folders:
+        for template in environment.list_templates():
+            if template.startswith(f"{folder}/"):
+                file = template.partition("/")[2].removesuffix(".jinja")
+                if file not in texts:
+                    texts[file] = environment.get_template(template).render(words)
+    return texts
 
 
-def _tidy(directory: Path) -> None:
-    """Lay the files out as `ruff format` would: where a line breaks hangs on the length of the names."""
+def tidy(directory: Path, places: Sequence[Path]) -> None:
+    """Lay files and folders of a package out as `ruff format` would: where a line breaks hangs on the length of the names."""
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):
         subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache", "."],
+            [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache", *map(str, places)],
             cwd=directory,
             check=False,
         )
 
 
-def _templates(environment: Environment, kind: str) -> list[str]:
-    found = environment.list_templates()
-    own = [template for template in found if template.startswith(f"{kind}/")]
-    taken = {template.partition("/")[2] for template in own}
-    common = [template for template in found if template.startswith(f"{_COMMON}/")]
-    return [*own, *(template for template in common if template.partition("/")[2] not in taken)]
+def check_words(kind: str, name: str) -> None:
+    """Refuse what can't be a kind or a name.
 
-
-def _check(kind: str, name: str, licence: str) -> None:
+    Raises:
+        PluginError: names what there is, or what a name looks like.
+    """
     if kind not in KINDS:
         near = nearest(kind, KINDS)
         raise PluginError(
@@ -110,9 +134,4 @@ def _check(kind: str, name: str, licence: str) -> None:
         raise PluginError(
             f"{name!r} can't be a plugin's name",
             hint="take a lower-case word of letters, digits and underscores, such as my_reward",
-        )
-    if licence not in LICENCES:
-        raise PluginError(
-            f"{licence!r} is no licence to choose from; there are {', '.join(LICENCES)}",
-            hint="choose one of them, and change pyproject.toml afterwards",
         )

@@ -7,9 +7,12 @@ from dovetail_sdk.testing.failing_reward import LIST_FAILURES as LIST_FAILURES
 from dovetail_sdk.testing.failing_reward import PROCESS_FAILURES as PROCESS_FAILURES
 from dovetail_sdk.testing.failing_reward import release_hung as release_hung
 from dovetail_sdk.testing.failing_reward import reward_that_fails as reward_that_fails
+from dovetail_sdk.testing.fake_server import FakeServer as FakeServer
 from dovetail_sdk.testing.groups import SimulatedGroup as SimulatedGroup
 from dovetail_sdk.testing.processes import ProcessRanks as ProcessRanks
 from dovetail_sdk.testing.processes import Rank as Rank
+from dovetail_sdk.testing.replicas import replica_context as replica_context
+from dovetail_sdk.testing.replicas import send_weights as send_weights
 from dovetail_sdk.testing.scripted_rollout import Script as Script
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout as ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine as TableEngine

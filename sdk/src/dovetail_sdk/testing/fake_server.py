@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 from dovetail.serving.frames import MEDIA_TYPE, pack
 
@@ -14,7 +14,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """An HTTP server on the loopback interface whose answers are set by path; others are 404.
+    """An HTTP server on the loopback interface whose answers are set by path; others are 404. As a context it ends with it.
 
     Attributes:
         url: where it is.
@@ -51,7 +51,14 @@ class FakeServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """End it, and what hangs in it."""
         self.release.set()
         self._server.shutdown()
         self._server.server_close()

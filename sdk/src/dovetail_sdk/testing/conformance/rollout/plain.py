@@ -64,6 +64,17 @@ class PlainModel:
         whole_L = [*prompt_ids_P, *response_ids_T.tolist()]
         return self.score(whole_L, temperature)[len(prompt_ids_P) - 1 :]
 
+    def behind_T(
+        self, prompt_ids_P: Sequence[int] | np.ndarray, response_ids_T: np.ndarray
+    ) -> np.ndarray:
+        """float32 [T], nats: by how much each token of a response is less likely than the most likely one in its place."""
+        whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
+        with torch.no_grad():
+            logits_LV = self._model(whole_1L, use_cache=False).logits[0]
+        logits_TV = logits_LV[len(prompt_ids_P) - 1 : -1]
+        chosen_T = logits_TV.gather(-1, torch.from_numpy(response_ids_T)[:, None])[:, 0]
+        return np.asarray((logits_TV.max(-1).values - chosen_T).numpy(), dtype=np.float32)
+
     def greedy(self, prompt_ids_P: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
         """int64 [count]: the most likely tokens, one after the other."""
         ids_1L = torch.tensor([[int(token) for token in prompt_ids_P]])

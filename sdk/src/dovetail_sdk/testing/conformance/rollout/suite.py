@@ -6,12 +6,10 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 from weakref import WeakKeyDictionary
 
-import attrs
 import numpy as np
 import pytest
 from torch import Tensor
@@ -19,7 +17,6 @@ from transformers import AutoTokenizer
 
 from dovetail.config.builtin import InProcessTransportConfig
 from dovetail.config.sections import ModelSection
-from dovetail.errors import WeightSyncError
 from dovetail.interfaces import make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, SamplingParams
@@ -29,6 +26,7 @@ from dovetail.numerics.streams import SampleStream
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
 PROMPTS = (
@@ -54,8 +52,11 @@ class RolloutSuite(PluginConformance):
     """The torch device of the plugin; the reference runs on the CPU."""
     weights_device: ClassVar[str] = "cpu"
     """The torch device of the tensors that are sent."""
+    dtype: ClassVar[Literal["float32", "bfloat16", "float16"]] = "float32"
+    """In which the engine computes; the reference computes in float32 throughout."""
     tolerance: ClassVar[float] = 1e-5
-    """Largest difference of log-probabilities, in nats, from the reference in float32."""
+    """Largest difference of log-probabilities, in nats, from the reference in float32. In another dtype, tokens that the
+    reference finds likely within twice as much are as good as one another where the most likely one is asked for."""
     long_response: ClassVar[int] = 2000
     """Tokens that take long enough to be interrupted; with the longest prompt, within the engine's length."""
 
@@ -79,7 +80,7 @@ class RolloutSuite(PluginConformance):
             role="rollout",
             run_directory=run_directory,
             device=self.device,
-            model=ModelSection(path=str(model_directory), dtype="float32"),
+            model=ModelSection(path=str(model_directory), dtype=self.dtype),
             tokenizer=AutoTokenizer.from_pretrained(str(model_directory)),
             transport=self.transport(run_directory),
         )
@@ -103,15 +104,7 @@ class RolloutSuite(PluginConformance):
         Raises:
             WeightSyncError: it did not arrive whole; the engine's own error where it has one.
         """
-        sender = self.sender(engine)
-        manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
-        with ThreadPoolExecutor(1) as thread:
-            receiving = thread.submit(engine.receive_weights, manifest.version, manifest)
-            try:
-                sender.send(manifest, tensors)
-            except WeightSyncError as not_sent:
-                raise receiving.exception() or not_sent from None
-            receiving.result()
+        send_weights(engine, self.sender(engine), manifest, tensors)
 
     # -- what the cases use --------------------------------------------------------------------
 
@@ -231,6 +224,14 @@ class RolloutSuite(PluginConformance):
         sampling = {"temperature": 0.0, "log_probs": self.claims("logprobs"), **sampling}
         request = self.request(prompt, n=1, **sampling)
         return self.generate(engine, request)[request.request_id][0]
+
+    def assert_greedy(self, completion: Completion, prompt: int, model: PlainModel) -> None:
+        """The completion is this model's greedy response."""
+        ids_T = completion.response_ids
+        if self.dtype == "float32":
+            np.testing.assert_array_equal(ids_T, model.greedy(PROMPTS[prompt], len(ids_T)))
+        else:
+            assert model.behind_T(PROMPTS[prompt], ids_T).max() <= 2 * self.tolerance
 
     def assert_likely(
         self, completion: Completion, prompt: int, model: PlainModel, temperature: float = 1.0

@@ -67,5 +67,5 @@ class UpdateCases(RolloutSuite):
     ) -> None:
         """The model's greedy response, all of it under this version."""
         count = len(completion.response_ids)
-        np.testing.assert_array_equal(completion.response_ids, model.greedy(PROMPTS[prompt], count))
+        self.assert_greedy(completion, prompt, model)
         assert versions_of(completion) == {version: count}

@@ -1,0 +1,53 @@
+"""What a plugin's author has set for its suite: the config under test, and what the suite knows beside the class."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dovetail.config.schema import fields_of
+from dovetail.config.serialise import to_mapping
+
+_KIT = "dovetail_sdk.testing.conformance"
+_ELSEWHERE = {"plugin", "config", "kind", "expected_failures"}
+"""Attributes of a suite that a report tells in another place, or as its config."""
+
+
+def settings_of(suite: type) -> dict[str, Any]:
+    """What differs from the kind's suite on the config's defaults, as JSON holds it.
+
+    Returns:
+        `config`: the fields of the config that are not at their default, None where it is made only within a test; and
+        the suite's own attributes, such as `tolerance`.
+    """
+    plain = next(base for base in suite.__mro__ if base.__module__.startswith(_KIT))
+    own: dict[str, Any] = {}
+    for name in dir(suite):
+        value = getattr(suite, name)
+        if name.startswith(("_", "test_")) or name in _ELSEWHERE or callable(value):
+            continue
+        if value != getattr(plain, name, None) and _is_plain(value):
+            own[name] = value
+    return {"config": _config(suite), **own}
+
+
+def _config(suite: Any) -> dict[str, Any] | None:
+    try:
+        config = suite().make_config()
+    except Exception:  # noqa: BLE001 - a suite may need its fixtures, and says itself in its tests what is wrong
+        return None
+    told = to_mapping(config)
+    fields = fields_of(type(config))
+    return {
+        name: value
+        for name, value in told.items()
+        if name != "name" and getattr(config, name) != fields[name].default()
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

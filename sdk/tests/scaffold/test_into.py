@@ -1,0 +1,114 @@
+"""`plugins new --into`: further plugins in a package that there is, which go on as before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dovetail.cli.main import main
+from dovetail.errors import PluginError
+from dovetail_sdk.scaffold import add_plugin, new_plugin
+
+SUITES = """
+from dovetail_into_first.second.plugin import Second
+from dovetail_sdk.check.suites import suites_for
+print(*suites_for(Second, "reward_function", "dovetail_into_first"))
+"""
+
+
+def run(package: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": "src"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_second_plugin_lives_beside_the_first(tmp_path: Path) -> None:
+    package = new_plugin("reward_function", "into_first", tmp_path)
+    before = tomllib.loads((package / "pyproject.toml").read_text())
+    for kind, name in (("reward_function", "second"), ("advantage", "third"), ("cli", "fourth")):
+        done = CliRunner().invoke(main, ["plugins", "new", kind, name, "--into", str(package)])
+        assert done.exit_code == 0, done.output
+    after = tomllib.loads((package / "pyproject.toml").read_text())
+    groups = after["project"].pop("entry-points")
+    del before["project"]["entry-points"]
+    assert after == before
+    assert groups == {
+        "dovetail.reward_function": {
+            "into_first": "dovetail_into_first.plugin:IntoFirst",
+            "second": "dovetail_into_first.second.plugin:Second",
+        },
+        "dovetail.advantage": {"third": "dovetail_into_first.third.plugin:Third"},
+        "dovetail.cli": {"fourth": "dovetail_into_first.fourth.plugin:fourth"},
+    }
+    [manifest] = package.glob("src/*/dovetail-plugin.json")
+    assert {p["name"] for p in json.loads(manifest.read_text())["plugins"]} == {
+        "into_first", "second", "third"
+    }  # fmt: skip
+    run(package, "-m", "ruff", "check", "--no-cache", ".")
+    run(package, "-m", "ruff", "format", "--check", "--no-cache", ".")
+    own = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:jaxtyping")
+    assert "passed" in own
+    assert {file.name for file in (package / "tests").glob("test_*.py")} == {
+        "test_conformance.py",
+        "test_second_conformance.py",
+        "test_third_conformance.py",
+        "test_fourth_command.py",
+    }
+    assert run(package, "-c", SUITES).split() == ["TestSecond"]
+
+
+def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
+    package = new_plugin("advantage", "into_kept", tmp_path)
+
+    def files() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in package.rglob("*") if p.is_file()}
+
+    (package / "src" / "dovetail_into_kept" / "mine").mkdir()
+    (package / "src" / "dovetail_into_kept" / "mine" / "plugin.py").write_text("")
+    before = files()
+    for kind, name, words in (
+        ("advantage", "into_kept", "entry point 'into_kept' of the group dovetail.advantage"),
+        ("advantage", "mine", "mine/plugin.py already"),
+        ("advntage", "other", "there is no kind of plugin 'advntage'"),
+    ):
+        with pytest.raises(PluginError, match=words):
+            add_plugin(kind, name, package)
+    assert files() == before
+    with pytest.raises(PluginError, match=r"has no pyproject\.toml"):
+        add_plugin("advantage", "other", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("given", [("--licence", "MIT"), ("--directory", "elsewhere")])
+def test_what_a_package_has_can_not_be_asked_for(tmp_path: Path, given: tuple[str, str]) -> None:
+    arguments = ["plugins", "new", "advantage", "x", "--into", str(tmp_path), *given]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert f"--into and {given[0]} don't go together" in done.output
+
+
+def test_entry_points_that_a_line_can_not_be_added_to_are_left_alone(tmp_path: Path) -> None:
+    package = new_plugin("advantage", "into_inline", tmp_path)
+    file = package / "pyproject.toml"
+    text = file.read_text()
+    table = '[project.entry-points."dovetail.advantage"]\ninto_inline = '
+    inline = '[project.entry-points]\n"dovetail.advantage".into_inline = '
+    assert table in text
+    file.write_text(text.replace(table, inline))
+    changed = file.read_text()
+    with pytest.raises(PluginError, match="a line can't be added to"):
+        add_plugin("advantage", "second", package)
+    assert file.read_text() == changed
