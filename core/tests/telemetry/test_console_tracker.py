@@ -36,7 +36,7 @@ def test_a_log_gets_one_plain_line_a_step_and_nothing_else(tmp_path):
     stream = io.StringIO()
     tracker = tracker_on(stream)
     tracker.begin({"directory": tmp_path, "start_step": 0, "total_steps": 20})
-    tracker.log(0, {"val/mean@1": 0.31})
+    tracker.log(0, {"val/mean@1": 0.35, "val/acc@1": 0.31})
     for step in (1, 2):
         tracker.phase(step, "rollout")
         tracker.log(step, METRICS)
@@ -117,6 +117,7 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
             "steps": 20,
             "total_steps": 20,
             "seed": 1,
+            "accuracy_metric": "val/acc@1",
             "accuracy_before": 0.31,
             "accuracy_after": 0.875,
             "train_seconds": 125.0,

@@ -37,8 +37,8 @@ def test_figures_are_written_briefly(value, style, text):
 
 
 def test_accuracy_is_found_whatever_n_it_was_sampled_with():
-    assert ACCURACY.value({"val/gsm8k/mean@4": 0.1, "val/mean@4": 0.5}) == 0.5
-    assert ACCURACY.value({"val/gsm8k/mean@4": 0.1}) is None
+    assert ACCURACY.value({"val/gsm8k/acc@4": 0.1, "val/acc@4": 0.5}) == 0.5
+    assert ACCURACY.value({"val/gsm8k/acc@4": 0.1}) is None
     assert REWARD.value({"reward/mean": math.nan}) is None
 
 

@@ -61,7 +61,7 @@ def test_the_report_shows_the_run(finished):
     for expected in (
         "arithmetic/first",
         "completed",
-        "Validation accuracy, before → after 25.0% → 75.0%",
+        "Validation score, before → after 25.0% → 75.0%",
         "Training time 1 min 30 s",
         "Seed 3",
         "KL to reference",

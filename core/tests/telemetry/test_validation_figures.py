@@ -11,7 +11,7 @@ from rich.console import Console
 from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.telemetry import ConsoleTracker, History, write_report
-from dovetail.telemetry.figures import ACCURACY
+from dovetail.telemetry.figures import ACCURACY, SCORE, validation_figure
 from dovetail.telemetry.jsonl import append_rows
 from dovetail.telemetry.validation import PLUS_MINUS, source_of, validation_table, write_best
 
@@ -49,7 +49,7 @@ METRICS = {
     ],
 )
 def test_an_interval_is_read_as_plus_or_minus_half_its_width(metrics, text):
-    assert ACCURACY.read(metrics) == text
+    assert SCORE.read(metrics) == text
 
 
 def test_a_line_of_the_log_holds_the_mean_and_its_interval_which_the_first_one_explains():
@@ -80,15 +80,23 @@ def test_the_live_table_shows_the_interval_too():
 @pytest.mark.parametrize(
     ("name", "short", "label"),
     [
-        ("val/mean@1", "accuracy", "Validation accuracy"),
+        ("val/acc@1", "accuracy", "Validation accuracy"),
+        ("val/acc@16", "acc@16", "Validation acc@16"),
+        ("val/mean@1", "score", "Validation score"),
         ("val/mean@16", "mean@16", "Validation mean@16"),
         ("val/mean@11", "mean@11", "Validation mean@11"),
-        (None, "accuracy", "Validation accuracy"),
+        (None, "score", "Validation score"),
     ],
 )
-def test_only_the_mean_of_single_answers_is_called_accuracy(name, short, label):
-    assert ACCURACY.short_for(name) == short
-    assert ACCURACY.label_for(name) == label
+def test_accuracy_is_only_what_the_reward_calls_right_in_single_answers(name, short, label):
+    assert validation_figure(name).short_for(name) == short
+    assert validation_figure(name).label_for(name) == label
+
+
+def test_a_mean_score_is_not_shown_beside_an_accuracy():
+    both = {"val/mean@1": 0.55, "val/acc@1": 0.5}
+    assert (ACCURACY.value(both), SCORE.value(both)) == (0.5, None)
+    assert (ACCURACY.value({"val/mean@1": 0.5}), SCORE.value({"val/mean@1": 0.5})) == (None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +119,8 @@ def test_without_a_best_checkpoint_nothing_is_told(best):
 
 def test_sources_are_known_by_their_mean_score_alone():
     assert source_of("val/openai/gsm8k/mean@4") == "openai/gsm8k"
+    assert source_of("val/gsm8k/acc@1") is None
+    assert source_of("val/gsm8k/acc@1", "acc") == "gsm8k"
     for other in ("val/mean@4", "val/mean@4/low", "val/a/mean@4/high", "val/a/pass@4", "a/mean@1"):
         assert source_of(other) is None
 
@@ -129,7 +139,7 @@ def test_the_table_holds_the_latest_validation_without_what_says_the_same():
 
 
 def test_one_greedy_answer_to_one_source_needs_no_table():
-    row = {"step": 1, "val/mean@1": 0.5, "val/pass@1": 0.5, "val/best@1": 0.5}
+    row = {"step": 1} | {f"val/{name}@1": 0.5 for name in ("mean", "acc", "pass", "best")}
     assert validation_table(History([row])) is None
     assert validation_table(History([{"step": 1, "reward/mean": 0.5}])) is None
 
@@ -152,5 +162,7 @@ def test_the_report_draws_one_sources_interval_as_a_band(run):
     run.metrics.write_text("")
     append_rows(run.metrics, [{"step": step, "val/mean@1": 0.5} for step in range(3)])
     plain = write_report(run.path).read_text()
+    assert "Validation score" in banded
+    assert "Validation accuracy" not in banded
     assert "50.0% ± 10.0" in banded
     assert banded.count("fill-opacity: 0.15") == plain.count("fill-opacity: 0.15") + 1

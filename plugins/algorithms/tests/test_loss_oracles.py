@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.interfaces import LossInputs, PluginContext
@@ -28,7 +28,7 @@ from dovetail_algorithms.losses.dro import Dro
 from dovetail_algorithms.losses.gmpo import Gmpo
 from dovetail_algorithms.losses.gpg import Gpg
 from dovetail_algorithms.losses.gspo import Gspo
-from dovetail_algorithms.losses.kl_cov import KlCov
+from dovetail_algorithms.losses.kl_cov import ROUNDING, KlCov
 from dovetail_algorithms.losses.ppo_clip import PpoClip
 from dovetail_algorithms.losses.reinforce import Reinforce
 from dovetail_algorithms.losses.sapo import Sapo
@@ -131,7 +131,8 @@ def clip_cov(cfg, tokens):
 def kl_cov(cfg, tokens):
     for token in tokens:
         ratio = math.exp(token.log_ratio)
-        penalty = cfg.coef * abs(token.log_prob - token.old) if token.chosen else 0.0
+        apart = abs(token.log_prob - token.old)
+        penalty = cfg.coef * apart if token.chosen and apart > ROUNDING else 0.0
         yield Found(-token.advantage * ratio + penalty, ratio)
 
 
@@ -236,6 +237,7 @@ def expected(case, rows):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @settings(max_examples=80)
 @given(rows=sequences(st.floats(-45, 0), st.floats(-45, 0)))
+@example(rows=[[Token(0.0, 0.0, -1e-5, chosen=True), Token(0.0, 0.0, -1.1e-5, chosen=True)]])
 def test_values_and_metrics_equal_the_oracle(case, rows):
     losses, _, metrics = run(case, rows)
     found = [token for row in expected(case, rows) for token in row]

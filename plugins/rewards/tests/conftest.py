@@ -55,6 +55,49 @@ def sample() -> Callable[..., RewardSample]:
     return make
 
 
+class Clock:
+    """How far the event loop of `run` is ahead of the time, in seconds. Setting it ahead ends limits when a test says so,
+    however busy the machine is.
+    """
+
+    ahead = 0.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of `run`."""
+    return Clock()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop by such a clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._by = clock
+
+    def time(self) -> float:
+        return super().time() + self._by.ahead
+
+
+class Watched(RunningTime):
+    """Tells at any time whether a unit's time counts."""
+
+    counts = True
+
+    def stop(self) -> None:
+        self.counts = False
+
+    def go_on(self) -> None:
+        self.counts = True
+
+
+@pytest.fixture
+def watched() -> type[Watched]:
+    """A unit's time that says whether it counts."""
+    return Watched
+
+
 class _Waiting(RunningTime):
     """Adds up the seconds that a unit says it waits."""
 
@@ -82,14 +125,19 @@ def waited() -> Callable[..., float]:
 
 
 @pytest.fixture
-def run() -> Callable[..., dict[str, Outcome]]:
-    """Scores samples with a manager, through the Scorer; `groups` are the numbers of samples in each group."""
+def run(clock: Clock) -> Callable[..., dict[str, Outcome]]:
+    """Scores samples with a manager, through the Scorer; `groups` are the numbers of samples in each group.
+
+    With `hang`, the number of samples that never get an answer, their limit ends once all others have an outcome: that
+    takes no time.
+    """
 
     def score(
         manager: RewardManager,
         samples: Sequence[RewardSample],
         *,
         groups: Sequence[int] | None = None,
+        hang: int = 0,
         **limits: Any,
     ) -> dict[str, Outcome]:
         sizes = groups or [1] * len(samples)
@@ -99,8 +147,14 @@ def run() -> Callable[..., dict[str, Outcome]]:
             scorer = Scorer(manager, **{"timeout": 30.0, **limits})
             for sample, (group, size) in zip(samples, named, strict=True):
                 scorer.add(sample, group=group, group_size=size)
-            return await scorer.finish()
+            finishing = asyncio.ensure_future(scorer.finish())
+            while hang and not finishing.done():
+                await asyncio.sleep(0.01)
+                if sum(outcome is None for outcome in scorer._outcomes.values()) <= hang:
+                    clock.ahead += scorer._timeout
+            return await finishing
 
-        return asyncio.run(main())
+        with asyncio.Runner(loop_factory=lambda: _Loop(clock)) as runner:
+            return runner.run(main())
 
     return score

@@ -87,9 +87,22 @@ def test_samples_gather_while_a_call_runs(batch, sample) -> None:
     assert [len(call) for call in lists.calls] == [1, 5]
 
 
-def test_waiting_for_others_does_not_count_as_running(batch, sample, run) -> None:
-    outcomes = run(batch(Lists(), size=8, wait_ms=400), rows(sample, [1]), timeout=0.2)
-    assert outcomes["s0"].value == 1.0
+def test_waiting_for_others_does_not_count_as_running(batch, sample, watched) -> None:
+    time, counted = watched(), []
+
+    def lists(solution_strs):
+        counted.append(time.counts)
+        return [1.0] * len(solution_strs)
+
+    async def main() -> Any:
+        manager = batch(lists, size=8, wait_ms=1)
+        scoring = asyncio.ensure_future(manager.score(RewardUnit(samples=(sample(),), time=time)))
+        await asyncio.sleep(0)
+        counted.append(time.counts)
+        return await scoring
+
+    assert asyncio.run(main())[0].value == 1.0
+    assert counted == [False, True]
 
 
 def test_a_call_that_takes_too_long_is_a_timeout_of_its_samples_alone(batch, sample, run) -> None:
@@ -97,11 +110,11 @@ def test_a_call_that_takes_too_long_is_a_timeout_of_its_samples_alone(batch, sam
 
     def slow(texts):
         if "0" in texts:
-            release.wait(10.0)
+            release.wait(60.0)
         return [1.0] * len(texts)
 
     manager = batch(Lists(slow), size=2, wait_ms=1, calls=2)
-    outcomes = run(manager, rows(sample, range(4)), timeout=0.2)
+    outcomes = run(manager, rows(sample, range(4)), hang=2)
     release.set()
     kinds = [getattr(outcome, "kind", None) for outcome in outcomes.values()]
     assert kinds == [FailureKind.TIMEOUT, FailureKind.TIMEOUT, None, None]

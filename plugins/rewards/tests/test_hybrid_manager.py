@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dovetail.errors import ConfigError, DataError
 from dovetail.flow.reward_functions import build_functions, check_sources
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Score
+from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
 from dovetail.interfaces.reward_calls import RewardFunctions
 from dovetail_rewards.config import RegexFormatConfig
 from dovetail_rewards.manager_config import (
@@ -196,24 +197,39 @@ def test_each_scorer_is_run_by_the_manager_that_it_asks_for(hybrid, sample, run,
 
 
 def test_capacities_of_the_parts_hold_and_waiting_for_them_does_not_count(
-    hybrid, sample, run
+    hybrid, sample, watched
 ) -> None:
-    running = most = 0
+    both, release = threading.Barrier(3), threading.Event()
+    most, running = 0, set()
 
-    async def judge():
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.05)
-        running -= 1
+    def judge(solution_str):
+        nonlocal most
+        running.add(solution_str)
+        most = max(most, len(running))
+        if not release.is_set():
+            both.wait(60.0)
+            release.wait(60.0)
+        running.discard(solution_str)
         return 1.0
 
     manager = hybrid(
         judge, scorers={"judge": ScorerSection(manager=NaiveConfig(name="naive", workers=2))}
     )
-    outcomes = run(manager, [sample(f"s{i}") for i in range(10)], timeout=0.2)
+    times = [watched() for _ in range(10)]
+    units = [
+        RewardUnit(samples=(sample(f"s{i}", str(i)),), time=time) for i, time in enumerate(times)
+    ]
+
+    async def main() -> Any:
+        scoring = asyncio.gather(*map(manager.score, units))
+        await asyncio.to_thread(both.wait, 60.0)
+        counted = {str(i) for i, time in enumerate(times) if time.counts}
+        assert counted == running, "the time of those that run counts, and of no other"
+        release.set()
+        return await scoring
+
+    assert [outcome.value for (outcome,) in asyncio.run(main())] == [1.0] * 10
     assert most == 2
-    assert all(isinstance(outcome, Score) for outcome in outcomes.values())
 
 
 def test_a_part_that_hangs_is_a_timeout_of_its_sample(hybrid, sample, run, file) -> None:
@@ -224,7 +240,7 @@ def test_a_part_that_hangs_is_a_timeout_of_its_sample(hybrid, sample, run, file)
             manager=ParallelConfig(name="parallel", workers=1),
         ),
     }
-    outcomes = run(hybrid(scorers=scorers), [sample("a", "hang"), sample("b")], timeout=0.6)
+    outcomes = run(hybrid(scorers=scorers), [sample("a", "hang"), sample("b")], timeout=3.0)
     assert outcomes["a"].kind is FailureKind.TIMEOUT
     assert outcomes["b"].value == 1.0
 

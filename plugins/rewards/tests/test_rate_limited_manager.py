@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -102,8 +102,10 @@ def test_waiting_for_the_budget_is_no_running_time(sample, waited) -> None:
 
 
 def test_a_call_that_hangs_is_one_all_the_same(sample, run) -> None:
-    manager = limited(lambda: time.sleep(1.0), requests_per_minute=600)
-    outcome = run(manager, [sample()], timeout=0.1)["s0"]
+    release = threading.Event()
+    manager = limited(lambda: release.wait(60.0), requests_per_minute=600)
+    outcome = run(manager, [sample()], hang=1)["s0"]
+    release.set()
     manager.close()
     assert outcome.kind is FailureKind.TIMEOUT
 

@@ -66,10 +66,11 @@ def test_scores_errors_times_and_the_slowest_are_shown(place) -> None:
     text = result.stdout
     assert "4 responses from out.jsonl (4)" in text
     assert "none         my_reward.py:compute_score  3        0.6667" in text
-    assert "data.jsonl, line 1: my_reward.py:compute_score raised ValueError: boom" in text
+    assert "rows of data.jsonl" in text
+    assert "line 1: my_reward.py:compute_score raised ValueError: boom" in text
     assert "[b]5" in text
     slowest = text.partition("slowest samples")[2].splitlines()
-    assert slowest[2].startswith("data.jsonl, line 2")
+    assert slowest[2].startswith("line 2")
     assert "length  3" in text
 
 
@@ -101,7 +102,9 @@ def test_json_holds_every_sample(place) -> None:
 def test_a_row_brings_its_own_response(place, line, taken_from, score) -> None:
     write(place / "one.jsonl", [line])
     assert as_json("gsm8k", "one.jsonl")["samples"][0]["score"] == score
-    assert f"from {taken_from} (1)" in reward_try("gsm8k", "one.jsonl").stdout
+    told = reward_try("gsm8k", "one.jsonl").stdout
+    assert f"from {taken_from} (1)" in told
+    assert ("--responses FILE scores real ones" in told) is (taken_from == "ground_truth")
 
 
 def test_functions_are_chosen_by_data_source_by_name_by_file_or_by_config(place) -> None:

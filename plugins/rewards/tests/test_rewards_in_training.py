@@ -54,14 +54,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_and_tokenizer(tmp_path_factory.mktemp("model"), vocab_size=300)
 
 
-def step(tiny: Path, place: Path, rows: list[Any], reward: dict[str, Any], **algorithm: Any) -> Any:
+def step(
+    tiny: Path,
+    place: Path,
+    rows: list[Any],
+    reward: dict[str, Any],
+    held_out: tuple[Any, ...] = (),
+    **algorithm: Any,
+) -> Any:
     """Metrics of the only step of a run, and its samples."""
-    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, part in (("rows", rows), ("held_out", held_out)):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     config = {
         "output_dir": str(place / "runs"),
         "model": {"path": str(tiny), "dtype": "float32"},
         "data": {
             "train_files": [str(place / "rows.jsonl")],
+            "val_files": [str(place / "held_out.jsonl")] if held_out else [],
             "train_batch_size": len(rows),
             "max_prompt_length": 64,
             "max_response_length": 8,
@@ -162,3 +171,16 @@ def test_rewards_of_pairs_and_of_tokens_reach_the_update(tiny, tmp_path, source,
         lengths = [metrics["response_length/mean"] for _ in samples]
         mean = sum(sample["score"] for sample in samples) / len(samples)
         assert mean == pytest.approx(0.1 * lengths[0], rel=1e-5)
+
+
+def test_a_validation_that_scores_nothing_says_why(tiny, tmp_path) -> None:
+    (tmp_path / "pairs.py").write_text(
+        "def compute_score(solution_a, solution_b):\n    return 0.5\n"
+    )
+    reward = {"manager": {"name": "group"}, "function": {"path": str(tmp_path / "pairs.py")}}
+    step(tiny, tmp_path, [row()], reward, held_out=(row(), row()))
+    [events] = tmp_path.glob("runs/*/*/events.jsonl")
+    told = [line for line in events.read_text().splitlines() if "validation has no figures" in line]
+    assert len(told) == 2, "before and after the step"
+    assert "none of its 2 responses could be scored" in told[0]
+    assert "compares responses, and there is one alone" in told[0]

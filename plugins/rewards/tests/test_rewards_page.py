@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dovetail.config.load import config_from_mapping
-from dovetail.plugins.load import load_class, ref_for
+from dovetail.plugins.load import load_class, load_file_attribute, ref_for
 from dovetail_rewards.functions.instruction_following import InstructionFollowing
 from dovetail_rewards.functions.instructions import INSTRUCTIONS
 
@@ -69,3 +69,21 @@ def test_the_configs_of_the_models_are_whole() -> None:
         mapping = {"model": {"path": "m"}, **yaml.safe_load(block)}
         names.add(config_from_mapping(mapping).config.reward.manager.name)
     assert names == {"reward_model", "judge", "remote"}
+
+
+def test_every_link_of_the_page_leads_to_a_heading() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    texts = {"": PAGE, "../plugins/rewards/README.md": readme}
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", PAGE)
+    assert links
+    for file, anchor in links:
+        headings = re.findall(r"^#+ (.*)$", texts[file], re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_the_function_that_the_page_begins_with_runs(tmp_path: Path) -> None:
+    file = tmp_path / "my_reward.py"
+    file.write_text(blocks("python")[0])
+    score = load_file_attribute(str(file), "compute_score")
+    assert score("so it is 4", 4) == {"score": 1.0, "acc": 1.0}
+    assert score("so it is 5", 4) == {"score": -0.1, "acc": 0.0}

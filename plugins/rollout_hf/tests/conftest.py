@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,18 @@ def log_probs_of() -> Callable[..., np.ndarray]:
         return np.asarray(chosen.gather(1, ids[start + 1 :, None])[:, 0].numpy())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def until_running() -> Callable[..., Awaitable[None]]:
+    """Wait until so many samples run: what acts earlier finds them waiting on a machine that is busy."""
+
+    async def wait(rollout: HfRollout, samples: int = 1) -> None:
+        scheduler = rollout._scheduler
+        while scheduler is None or scheduler._batch.active < samples:
+            await asyncio.sleep(0.001)
+
+    return wait
 
 
 @pytest.fixture

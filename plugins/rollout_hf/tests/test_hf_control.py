@@ -15,8 +15,11 @@ from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.rollout import HfRollout
 
 
-def test_abort_ends_running_and_waiting_requests_with_their_tokens(start, request_of) -> None:
+def test_abort_ends_running_and_waiting_requests_with_their_tokens(
+    start, request_of, slow_down, until_running
+) -> None:
     rollout = start(max_batch_size=2)
+    slow_down(rollout)
     endless = {"max_new_tokens": 4000, "log_probs": True}
 
     async def run():
@@ -24,7 +27,7 @@ def test_abort_ends_running_and_waiting_requests_with_their_tokens(start, reques
             return [c async for c in rollout.submit(request)]
 
         tasks = [asyncio.create_task(one(request_of(i, n=2, **endless))) for i in range(2)]
-        await asyncio.sleep(0.1)
+        await until_running(rollout, 2)
         await rollout.abort(["p0.e0", "p1.e0", "unknown"])
         return await asyncio.gather(*tasks)
 
@@ -52,8 +55,9 @@ def test_leaving_a_request_early_frees_its_rows(start, generate, request_of) -> 
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
-def test_pause_and_resume(start, request_of, mode) -> None:
+def test_pause_and_resume(start, request_of, mode, slow_down, until_running) -> None:
     rollout = start()
+    slow_down(rollout)
 
     async def run():
         finished = []
@@ -62,8 +66,8 @@ def test_pause_and_resume(start, request_of, mode) -> None:
             async for completion in rollout.submit(request):
                 finished.append(completion)
 
-        first = asyncio.create_task(one(request_of(0, n=2, max_new_tokens=300)))
-        await asyncio.sleep(0.02)
+        first = asyncio.create_task(one(request_of(0, n=2, max_new_tokens=150)))
+        await until_running(rollout, 2)
         await rollout.pause(mode)
         await asyncio.sleep(0.02)
         before = len(finished)
@@ -107,7 +111,7 @@ def test_an_error_in_the_decode_thread_reaches_every_request_and_the_engine_live
 
 @pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
 def test_a_pause_that_is_given_up_leaves_the_engine_alive(
-    start, generate, request_of, monkeypatch, mode, slow_down
+    start, generate, request_of, monkeypatch, mode, slow_down, until_running
 ) -> None:
     rollout = start()
     slow_down(rollout)
@@ -115,7 +119,7 @@ def test_a_pause_that_is_given_up_leaves_the_engine_alive(
     async def run():
         stream = rollout.submit(request_of(0, n=1, max_new_tokens=200))
         task = asyncio.create_task(anext(stream))
-        await asyncio.sleep(0.05)
+        await until_running(rollout)
         pause = asyncio.create_task(rollout.pause(PauseMode.WAIT))
         await asyncio.sleep(0.02)
         pause.cancel()
@@ -131,7 +135,7 @@ def test_a_pause_that_is_given_up_leaves_the_engine_alive(
 
 
 def test_closing_after_a_pause_that_was_given_up_tells_everyone(
-    start, request_of, monkeypatch, slow_down
+    start, request_of, monkeypatch, slow_down, until_running
 ) -> None:
     rollout = start()
     slow_down(rollout)
@@ -141,7 +145,7 @@ def test_closing_after_a_pause_that_was_given_up_tells_everyone(
             return [c async for c in rollout.submit(request_of(0, max_new_tokens=4000))]
 
         task = asyncio.create_task(one())
-        await asyncio.sleep(0.05)
+        await until_running(rollout)
         pauses = [asyncio.create_task(rollout.pause()) for _ in range(2)]
         await asyncio.sleep(0.02)
         pauses[0].cancel()

@@ -87,7 +87,7 @@ def test_a_torn_update_leaves_the_old_version_in_force(start, generate, request_
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("budget", [1, 16384])
 def test_what_runs_during_an_update_goes_on_from_logits_of_the_new_weights(
-    start, generate, request_of, slow_down, decoder, budget
+    start, generate, request_of, slow_down, until_running, decoder, budget
 ) -> None:
     """A last layer norm of zeros makes every logit 0: greedy then draws token 0, and only then."""
     wire = Wire()
@@ -107,7 +107,7 @@ def test_what_runs_during_an_update_goes_on_from_logits_of_the_new_weights(
             return [c async for c in rollout.submit(request)]
 
         tasks = [asyncio.create_task(one(request)) for request in requests]
-        await asyncio.sleep(0.05)
+        await until_running(rollout, 4)
         # It need not pause: an update comes between two steps.
         await asyncio.to_thread(
             rollout.receive_weights, 3, WeightManifest(version=3, tensors=specs)
@@ -125,7 +125,7 @@ def test_what_runs_during_an_update_goes_on_from_logits_of_the_new_weights(
 
 
 def test_what_can_not_go_on_under_new_weights_fails_and_the_weights_are_in_force(
-    start, generate, request_of, slow_down, monkeypatch
+    start, generate, request_of, slow_down, until_running, monkeypatch
 ) -> None:
     wire = Wire()
     rollout = start(transport=wire)
@@ -137,7 +137,7 @@ def test_what_can_not_go_on_under_new_weights_fails_and_the_weights_are_in_force
 
     async def run(patch):
         task = asyncio.create_task(anext(rollout.submit(request_of(0, max_new_tokens=2000))))
-        await asyncio.sleep(0.05)
+        await until_running(rollout)
         patch.setattr(rollout.decoder, "prefill", fail)
         await asyncio.to_thread(
             rollout.receive_weights, 3, WeightManifest(version=3, tensors=specs)

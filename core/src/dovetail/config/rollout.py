@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from dovetail.config.fields import (
@@ -107,6 +109,20 @@ class RolloutSection(PluginSection):
     def ranks_per_replica(self) -> int:
         """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
         return 1
+
+    def truncation(self) -> Mapping[str, tuple[object, object]]:
+        """Settings under which tokens are drawn from a part of the distribution: field → its value, and the value that
+        leaves nothing out. Only those that leave something out.
+
+        An engine with a setting of its own for that, such as a min-p, adds it:
+        `{**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}`.
+        """
+        found: dict[str, tuple[object, object]] = {}
+        if self.top_p < 1:
+            found["top_p"] = (self.top_p, 1.0)
+        if self.top_k > 0:
+            found["top_k"] = (self.top_k, -1)
+        return found
 
     def adapter_problem(self, rank: int | None) -> str | None:
         """Why an engine with the capability `lora` can't apply adapters of this rank under this config, and what to set;

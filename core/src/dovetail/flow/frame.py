@@ -17,8 +17,8 @@ from dovetail.errors import (
     WeightSyncError,
     WorkerError,
 )
-from dovetail.flow.build import Parts
 from dovetail.flow.interrupt import StopSwitch
+from dovetail.flow.parts import Parts
 from dovetail.flow.profile import StepProfile
 from dovetail.flow.residency import GROUPS, Residency
 from dovetail.flow.state import RunState, save_checkpoint
@@ -98,9 +98,7 @@ class RunFrame:
             "seed": self._parts.config.seed,
             "steps": self.step,
             "total_steps": self.total_steps,
-            "accuracy_metric": f"val/mean@{self._parts.config.rollout.validation.n}"
-            if self._parts.val_prompts
-            else None,
+            "accuracy_metric": self._state.accuracy_metric,
             "accuracy_before": self._state.accuracy_before,
             "accuracy_after": self._state.accuracy_after,
             "best": self._best_checkpoint(),

@@ -20,7 +20,7 @@ from dovetail.flow.refill import Rollout, Rounds
 from dovetail.flow.sample_columns import rollout_metrics
 from dovetail.flow.sampling import training_sampling, validation_sampling
 from dovetail.flow.scorer import Scorer
-from dovetail.flow.validation import validation_metrics
+from dovetail.flow.validation import main_metric, validation_metrics
 from dovetail.flow.weight_stages import WeightStages
 from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.rollout import SamplingParams
@@ -28,7 +28,7 @@ from dovetail.telemetry.metrics import values
 
 if TYPE_CHECKING:
     from dovetail.data.loader import Issued
-    from dovetail.flow.build import Parts
+    from dovetail.flow.parts import Parts
     from dovetail.flow.state import RunState
 
 FAILURES_SHOWN = 64
@@ -138,12 +138,21 @@ class GenerationStages(WeightStages):
         metrics = validation_metrics(
             samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
         )
+        if metrics["val/failures"] and metrics["val/failures"] == len(samples):
+            parts.logger.warning(
+                f"validation has no figures: none of its {len(samples)} responses could be scored; the first: "
+                f"{next(s.outcome.message for s in samples if isinstance(s.outcome, Failure))}",
+                step=self.step,
+            )
         metrics["time/validation"] = time.monotonic() - began
         parts.pool.figures()  # what validation did is not the next step's
-        accuracy = metrics.get(f"val/mean@{how.n}")
+        metric = self._state.accuracy_metric or main_metric(metrics, how.n)
+        accuracy = metrics.get(metric)
         if self._state.accuracy_before is None and self.step == 0:
             self._state = attrs.evolve(self._state, accuracy_before=accuracy)
         self._state = attrs.evolve(self._state, accuracy_after=accuracy)
+        if accuracy is not None:
+            self._state = attrs.evolve(self._state, accuracy_metric=metric)
         rows = [s.row() for s in _shown(samples, config.trainer.validation_samples)]
         parts.run_directory.write_samples(self.step, rows, name="validation")
         parts.trackers.log(self.step, metrics)

@@ -188,12 +188,12 @@ def _check_kind(section: RolloutSection, models: Sequence[ModelRole], rollout: C
         raise PlanError(
             f"actor.engine {actor.name!r} is set to send its adapter alone, which rollout {rollout.ref.name!r} can't "
             "apply: it lacks the capability 'lora'",
-            hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2), or choose a "
+            hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron), or choose a "
             "rollout with that capability: `dovetail plugins list --kind rollout` shows them",
         )
     problem = section.adapter_problem(actor.config.adapter_rank())
     if problem is not None:
         raise PlanError(
             f"actor.engine {actor.name!r} is set to send its adapter alone, and rollout {rollout.ref.name!r} {problem}",
-            hint="or let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2)",
+            hint="or let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron)",
         )

@@ -12,7 +12,8 @@ from dovetail.config.checks import missing_files
 from dovetail.config.load import raise_problems
 from dovetail.config.sections import RunConfig
 from dovetail.errors import ConfigError, DovetailError, nearest
-from dovetail.flow.build import Data, load_data
+from dovetail.flow.build import load_data
+from dovetail.flow.parts import Data
 from dovetail.flow.plan import Plan, make_plan
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding

@@ -19,7 +19,7 @@ from dovetail.flow.pool_members import Fault, in_words
 
 if TYPE_CHECKING:
     from dovetail.config.rollout import ProbeSection
-    from dovetail.flow.build import Parts
+    from dovetail.flow.parts import Parts
     from dovetail.flow.pool_control import PoolControl
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}

@@ -12,7 +12,7 @@ from dovetail.config.sections import RunConfig
 from dovetail.dispatch.profiling import ProfileSpec
 
 if TYPE_CHECKING:
-    from dovetail.flow.build import Parts
+    from dovetail.flow.parts import Parts
 
 FOLDER = "profiles"
 """Below the run directory."""

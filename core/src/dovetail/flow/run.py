@@ -15,8 +15,9 @@ import attrs
 from dovetail.config import LoadedConfig, dump_yaml, load_config
 from dovetail.config.sections import RunConfig
 from dovetail.errors import CheckpointError, ConfigError, DovetailError
-from dovetail.flow.build import Data, Parts, build, load_data, plan_from_data, run_path
+from dovetail.flow.build import build, load_data, plan_from_data, run_path
 from dovetail.flow.flow import Flow
+from dovetail.flow.parts import Data, Parts
 from dovetail.flow.plan import Plan
 from dovetail.flow.preflight import enforce
 from dovetail.flow.reward_functions import functions_found_by_rows

@@ -11,7 +11,7 @@ import attrs
 from dovetail.errors import CheckpointError, RunDirectoryError
 
 if TYPE_CHECKING:
-    from dovetail.flow.build import Parts
+    from dovetail.flow.parts import Parts
     from dovetail.telemetry import RunDirectory
 
 STATE_SCHEMA = 1
@@ -25,10 +25,12 @@ class RunState:
     """Finished steps."""
     weight_version: int = 0
     """Version of the weights that the rollout holds."""
+    accuracy_metric: str | None = None
+    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
     accuracy_before: float | None = None
-    """Validation score before the first step."""
+    """Before the first step."""
     accuracy_after: float | None = None
-    """The latest validation score."""
+    """The latest."""
     train_seconds: float = 0.0
     """Wall time of the run so far, over all its sittings, including steps that a resumed sitting did anew."""
 

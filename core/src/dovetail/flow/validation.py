@@ -5,6 +5,7 @@ Legend: P prompts, M samples a prompt, K figures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class _Prompts:
     source_P: list[str]
     sizes_P: Int64[np.ndarray, "P"]
     scores_PM: Float64[np.ndarray, "P M"]
+    right_P: Float64[np.ndarray, "P"]
+    """Sums of what says whether a sample is right; NaN where a sample of the prompt has no such component."""
     passed_P: Int64[np.ndarray, "P"]
     answers_PM: Int64[np.ndarray, "P M"]
     """Equal numbers for equal answers of one prompt; −1 for none."""
@@ -54,6 +57,8 @@ def validation_metrics(
     (prompts drawn anew 1,000 times); k is 1, 2, 4, … and n.
 
     - `mean@n`: mean score of a prompt's samples.
+    - `acc@n`: mean of their component `acc`, `accuracy` or `correct`, where every sample of the source has one; over all
+      prompts where every source's have.
     - `best@k`: expected best score of k samples.
     - `pass@k`: unbiased chance that one of k samples passes (arXiv 2107.03374). A sample passes where its component
       `acc`, `accuracy` or `correct`, or else its score, is at least `pass_threshold`.
@@ -91,7 +96,7 @@ def validation_metrics(
 def figure_names(n: int, *, majority: bool = True) -> list[str]:
     """What is reported for each source and over all, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority") if majority else ("best", "pass")
-    return [f"mean@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
+    return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
 
 def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
@@ -102,6 +107,12 @@ def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
         for name in figure_names(n)
     ]
     return [*figures, *(f"{name}/{end}" for name in figures for end in ("low", "high")), *BESIDES]
+
+
+def main_metric(metrics: Mapping[str, float], n: int) -> str:
+    """What a run's summary tells of a validation: its accuracy, or its mean score where the reward does not say what is right."""
+    accuracy = f"val/acc@{n}"
+    return accuracy if accuracy in metrics else f"val/mean@{n}"
 
 
 def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
@@ -115,11 +126,13 @@ def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
     for p, row in enumerate(rows):
         scores_PM[p, : len(row)] = [sample.score for sample in row]
         answers_PM[p, : len(row)] = _numbered([_answer(sample) for sample in row])
+    right = [sum(_right(sample) for sample in row) for row in rows]
     passed = [sum(_passes(sample, pass_threshold) for sample in row) for row in rows]
     return _Prompts(
         source_P=[row[0].issued.prompt.data_source or "" for row in rows],
         sizes_P=np.array([len(row) for row in rows], dtype=np.int64),
         scores_PM=scores_PM,
+        right_P=np.array(right, dtype=np.float64),
         passed_P=np.array(passed, dtype=np.int64),
         answers_PM=answers_PM,
     )
@@ -132,6 +145,7 @@ def _figures(
     ks = powers_up_to(n)
     sizes_P = prompts.sizes_P
     figures = {f"mean@{n}": prompts.scores_PM.sum(1) / sizes_P}
+    figures[f"acc@{n}"] = prompts.right_P / sizes_P
     figures |= {f"best@{k}": best_at_k(prompts.scores_PM, sizes_P, k) for k in ks}
     figures |= {f"pass@{k}": pass_at_k(prompts.passed_P, sizes_P, k) for k in ks}
     majority_KP = majority_at_k(prompts.scores_PM, prompts.answers_PM, sizes_P, ks, rng)
@@ -146,8 +160,12 @@ def _means(
     *,
     votes: bool,
 ) -> dict[str, float]:
-    """Means over the chosen prompts with their intervals, as metrics."""
-    names = [name for name in figures if votes or not name.startswith("majority@")]
+    """Means over the chosen prompts with their intervals, as metrics; of figures that every one of them has."""
+    names = [
+        name
+        for name, values_P in figures.items()
+        if (votes or not name.startswith("majority@")) and not np.isnan(values_P[chosen_P]).any()
+    ]
     values_KP = np.stack([figures[name][chosen_P] for name in names])
     low_K, high_K = bootstrap_intervals(values_KP, np.random.default_rng(seed))
     metrics = {}
@@ -158,12 +176,15 @@ def _means(
     return metrics
 
 
+def _right(sample: Sample) -> float:
+    """What the reward says of whether the response is right; NaN where it says nothing of it."""
+    components = sample.outcome.components if isinstance(sample.outcome, Score) else {}
+    return float(next((components[name] for name in CORRECT if name in components), math.nan))
+
+
 def _passes(sample: Sample, threshold: float) -> bool:
-    outcome = sample.outcome
-    if not isinstance(outcome, Score):
-        return False
-    given = (outcome.components[name] for name in CORRECT if name in outcome.components)
-    return bool(next(given, outcome.value) >= threshold)
+    right, score = _right(sample), sample.score
+    return score is not None and (score if math.isnan(right) else right) >= threshold
 
 
 def _extras(sample: Sample) -> Mapping[str, Any]:

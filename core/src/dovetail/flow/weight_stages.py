@@ -11,7 +11,7 @@ from dovetail.flow.frame import RunFrame
 from dovetail.flow.weight_sync import WeightSync
 
 if TYPE_CHECKING:
-    from dovetail.flow.build import Parts
+    from dovetail.flow.parts import Parts
     from dovetail.flow.pool_members import Fault
     from dovetail.flow.state import RunState
 

@@ -18,7 +18,7 @@ from dovetail.interfaces import make_plugin
 from dovetail.interfaces.plugin import PluginContext
 
 if TYPE_CHECKING:
-    from dovetail.flow.build import Parts
+    from dovetail.flow.parts import Parts
     from dovetail.flow.residency import Residency
     from dovetail.interfaces.transport import WeightManifest
 

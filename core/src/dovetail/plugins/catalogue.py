@@ -13,7 +13,6 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-train-megatron": {"engine": "megatron"},
     "dovetail-runtime-ray": {"runtime": "ray"},
     "dovetail-transports": {"weight_transport": "cuda_ipc nccl shared_memory"},
-    "dovetail-trackers": {"tracker": "tensorboard wandb mlflow prometheus"},
     "dovetail-algorithms": {
         "advantage": "grpo dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo gpg grpo_passk gdpo "
         "optimal_token_baseline tir_optimal_token_baseline",
@@ -26,9 +25,10 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "sample_filter": "equal_rewards overlong score_range",
     },
     "dovetail-rewards": {
-        "reward_manager": "naive",
+        "reward_manager": "naive batch parallel dapo rate_limited hybrid group remote reward_model judge prime limited "
+        "generative_reward_model",
         "reward_function": "gsm8k exact_match regex_format math dapo_math geometry3k multiple_choice fuzzy_match json_schema "
-        "length_penalty repetition_penalty instruction_following",
+        "length_penalty repetition_penalty instruction_following code",
     },
 }
 FIRST_PARTY: dict[str, dict[str, str]] = {}

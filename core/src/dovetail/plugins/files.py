@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
+_loading = threading.RLock()
+"""Files are run one at a time: two threads must not make two modules of one. A file may load another."""
 
 
 def resolve(path: str) -> Path:
@@ -97,9 +100,15 @@ def _this_core(kind: str) -> str:
 
 
 def _module(place: Path) -> types.ModuleType:
-    digest = content_hash(place)
-    if place in _loaded and _loaded[place][0] == digest:
+    """The module of a file, run where its content is new."""
+    with _loading:
+        digest = content_hash(place)
+        if place not in _loaded or _loaded[place][0] != digest:
+            _loaded[place] = (digest, _run(place))
         return _loaded[place][1]
+
+
+def _run(place: Path) -> types.ModuleType:
     # A name of its own in sys.modules, so that attrs, dataclasses and pickle find the classes defined here.
     tag = hashlib.sha256(str(place).encode()).hexdigest()[:8]
     name = f"dovetail_file_{place.stem}_{tag}"
@@ -122,7 +131,6 @@ def _module(place: Path) -> types.ModuleType:
         raise PluginBrokenError(
             f"{place}{f':{line}' if line else ''} fails: {type(error).__name__}: {error}", hint=hint
         ) from error
-    _loaded[place] = (digest, module)
     return module
 
 

@@ -19,10 +19,10 @@ from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.tracker import Tracker
 from dovetail.telemetry.figures import (
-    ACCURACY,
     KEY_FIGURES,
     Figure,
     sparkline,
+    validation_figure,
     write_figure,
     write_seconds,
 )
@@ -197,8 +197,10 @@ class ConsoleTracker(Tracker):
         table.add_column(justify="right")
         steps, total = summary.get("steps"), summary.get("total_steps")
         shown_summary = {**summary, "steps": f"{steps} of {total}"} if total else summary
-        word = ACCURACY.short_for(summary.get("accuracy_metric"))
-        accuracy = "Accuracy" if word == ACCURACY.short else word
+        metric = summary.get("accuracy_metric")
+        figure = validation_figure(metric)
+        word = figure.short_for(metric)
+        word = word.capitalize() if word == figure.short else word
         for name, value in shown_summary.items():
             if name in _ELSEWHERE or not isinstance(value, str | int | float):
                 continue
@@ -207,7 +209,7 @@ class ConsoleTracker(Tracker):
             whole = isinstance(value, int) and style == "length"
             shown = str(value) if whole or not is_number else write_figure(float(value), style)
             table.add_row(
-                label.format(accuracy),
+                label.format(word),
                 Text(shown, style="bold" if name == "accuracy_after" else ""),
             )
         self._console.print()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-_ACCURACY = re.compile(r"val/mean@\d+")
+_ACCURACY = r"val/acc@\d+"
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,26 @@ class Figure:
     pattern: bool = False
     others: tuple[str, ...] = ()
     """Metrics that stand in where the first is absent, in order of preference."""
+    unless: str = ""
+    """A regular expression: where a metric matches it, another figure says more, and this one is not shown."""
     always: bool = True
     """Whether a report says so where the figure was not measured, instead of leaving it out."""
 
     def find(self, names: Iterable[str]) -> str | None:
         """The metric's name among these, or None."""
         known = list(names)
+        if self.outdone(known):
+            return None
         if self.pattern:
             return next((name for name in known if re.fullmatch(self.metric, name)), None)
         return next((name for name in (self.metric, *self.others) if name in known), None)
 
+    def outdone(self, names: Iterable[str]) -> bool:
+        """Whether a metric among these says more than this figure would."""
+        return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
+
     def short_for(self, name: str | None) -> str:
-        """The word for a line of a log, where this metric is what was found: `mean@4` for `val/mean@4`, since the mean
+        """The word for a line of a log, where this metric is what was found: `acc@4` for `val/acc@4`, since the mean
         of several samples is no accuracy of single answers.
         """
         kind = (name or "").rpartition("/")[2]
@@ -81,7 +89,14 @@ class Figure:
 
 
 REWARD = Figure("Reward", "reward", "reward/mean")
-ACCURACY = Figure("Validation accuracy", "accuracy", _ACCURACY.pattern, "percent", pattern=True)
+ACCURACY = Figure(
+    "Validation accuracy", "accuracy", _ACCURACY, "percent", pattern=True, always=False
+)
+"""Where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
+SCORE = Figure(
+    "Validation score", "score", r"val/mean@\d+", "percent", pattern=True, unless=_ACCURACY
+)
+"""The mean score, where it does not."""
 KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
 """In nats a token, from the loss's KL term or else from the penalty in the reward."""
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
@@ -109,6 +124,7 @@ FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 KEY_FIGURES = (
     REWARD,
     ACCURACY,
+    SCORE,
     KL,
     ENTROPY,
     LENGTH,
@@ -121,6 +137,11 @@ KEY_FIGURES = (
     SPEED,
 )
 """In the order in which they are shown."""
+
+
+def validation_figure(metric: str | None) -> Figure:
+    """The figure that a metric of validation is: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 
 def is_number(value: Any) -> TypeGuard[float]:

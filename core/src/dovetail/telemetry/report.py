@@ -24,6 +24,7 @@ from dovetail.telemetry.validation import (
 _CHARTS = (
     figures.REWARD,
     figures.ACCURACY,
+    figures.SCORE,
     figures.KL,
     figures.LENGTH,
     figures.ENTROPY,
@@ -77,7 +78,8 @@ def _content(directory: Path) -> dict[str, Any]:
         "charts": [
             _chart(history, figure)
             for figure in _CHARTS
-            if figure.always or figure.find(history.names) is not None
+            if figure.find(history.names) is not None
+            or (figure.always and not figure.outdone(history.names))
         ],
         "plus_minus": PLUS_MINUS,
         "validation": validation_table(history),
@@ -119,8 +121,9 @@ def _rewards_label(summary: Mapping[str, Any]) -> str:
 
 
 def _headline(summary: Mapping[str, Any]) -> dict[str, str] | None:
-    """The result in one line: accuracy before and after, or else the reward's rise."""
-    accuracy = figures.ACCURACY.label_for(summary.get("accuracy_metric"))
+    """The result in one line: accuracy or score before and after, or else the reward's rise."""
+    metric = summary.get("accuracy_metric")
+    accuracy = figures.validation_figure(metric).label_for(metric)
     pairs = (
         (f"{accuracy}, before → after", "accuracy_before", "accuracy_after", "percent"),
         (_rewards_label(summary), "reward_first", "reward_last", "number"),
@@ -167,10 +170,13 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
         figure = figures.POLICY_KL
     names = [figure.find(history.names)]
     legend: list[str] = []
-    sources = [name for name in history.names if source_of(name) is not None]
-    if figure is figures.ACCURACY and len(sources) > 1:
-        names = [name for name in (*names, *sources) if name]
-        legend = [EVERYTHING, *(source_of(name) or "" for name in sources)]
+    validation = figure in (figures.ACCURACY, figures.SCORE)
+    if validation:
+        kind = "acc" if figure is figures.ACCURACY else "mean"
+        sources = [name for name in history.names if source_of(name, kind) is not None]
+        if len(sources) > 1:
+            names = [name for name in (*names, *sources) if name]
+            legend = [EVERYTHING, *(source_of(name, kind) or "" for name in sources)]
     series = [history.series(name) for name in names]
     values = series[0][1]
     card: dict[str, Any] = {
@@ -196,7 +202,7 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
             if points
         ],
         percent=percent,
-        markers=figure is figures.ACCURACY and len(values) <= 60,
+        markers=validation and len(values) <= 60,
     )
     card["latest"] = figure.read(history.at(series[0][0][-1]))
     card["first"] = figure.write(values[0]) if len(values) > 1 else ""

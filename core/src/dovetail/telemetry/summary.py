@@ -83,14 +83,15 @@ def summarise(run_directory: Path) -> dict[str, Any]:
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
-        whose values these are; `reward_first` and `reward_last` (means over the first and the last steps) and
+        whose values these are (a mean score where the reward does not say what is right); `reward_first` and `reward_last` (means over the first and the last steps) and
         `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
         `step_seconds` (the sum over steps); `reward_failures`.
     """
     history = History.read(run_directory)
     found: dict[str, Any] = {"steps": max(history.steps, default=0)}
-    if accuracy := history.values(figures.ACCURACY):
-        found["accuracy_metric"] = figures.ACCURACY.find(history.names)
+    metric = figures.ACCURACY.find(history.names) or figures.SCORE.find(history.names)
+    if accuracy := history.series(metric)[1]:
+        found["accuracy_metric"] = metric
         found["accuracy_before"] = accuracy[0]
         found["accuracy_after"] = accuracy[-1]
         found["accuracy_best"] = max(accuracy)

@@ -10,9 +10,9 @@ from dovetail.telemetry.figures import Figure, write_figure
 from dovetail.telemetry.summary import History
 
 _METRIC = re.compile(
-    r"val/(?:(?P<source>.+)/)?(?P<kind>mean|pass|majority|best)@(?P<k>\d+)", re.DOTALL
+    r"val/(?:(?P<source>.+)/)?(?P<kind>acc|mean|pass|majority|best)@(?P<k>\d+)", re.DOTALL
 )
-_KINDS = ("mean", "pass", "majority", "best")
+_KINDS = ("acc", "mean", "pass", "majority", "best")
 """In the order of the columns."""
 _SHARE = re.compile(r"val/.*@\d+(?:/(?:low|high))?", re.DOTALL)
 """Figures that are written in percent where they lie in [0, 1]."""
@@ -22,16 +22,18 @@ EVERYTHING = "all"
 """What the row over all prompts is called."""
 
 
-def source_of(name: str) -> str | None:
-    """The data source of a source's mean score, such as `gsm8k` of `val/gsm8k/mean@1`; None for any other metric."""
+def source_of(name: str, kind: str = "mean") -> str | None:
+    """The data source of a source's mean score, such as `gsm8k` of `val/gsm8k/mean@1`, or of another kind of figure such
+    as `acc`; None for any other metric.
+    """
     match = _METRIC.fullmatch(name)
-    return match["source"] if match is not None and match["kind"] == "mean" else None
+    return match["source"] if match is not None and match["kind"] == kind else None
 
 
 def validation_table(history: History) -> dict[str, Any] | None:
     """Step, columns and rows of the latest validation; None where one figure would be all there is to show.
 
-    pass@k is shown for every k above 1, majority@k and best@k for the largest k, the mean always: pass@1, majority@1
+    pass@k is shown for every k above 1, majority@k and best@k for the largest k, mean and accuracy always: pass@1, majority@1
     and best@1 are means of the same samples.
     """
     steps = [step for step in history.steps if any(map(_METRIC.fullmatch, history.at(step)))]
@@ -50,9 +52,9 @@ def validation_table(history: History) -> dict[str, Any] | None:
     columns = [
         (kind, k)
         for kind, k in sorted(known, key=lambda key: (_KINDS.index(key[0]), key[1]))
-        if kind == "mean" or (k > 1 and (kind == "pass" or k == largest))
+        if kind in ("acc", "mean") or (k > 1 and (kind == "pass" or k == largest))
     ]
-    if len(found) * len(columns) < 2:
+    if len(found) * len([kind for kind, _ in columns if kind != "acc"]) < 2:
         return None
     order = sorted(found, key=lambda source: source != EVERYTHING)
     return {

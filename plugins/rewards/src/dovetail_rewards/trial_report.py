@@ -21,6 +21,10 @@ SCHEMA = 1
 ROWS = 10
 """Rows and slowest samples that a person is shown."""
 _WIDTH = 48
+_GROUND_TRUTH = "ground_truth"
+"""Where a response comes from that is a ground truth."""
+_BETWEEN = ", "
+"""Between file and row in where a row comes from."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,38 +80,62 @@ def show(samples: Sequence[TrialSample], console: Console) -> None:
         f"{len(samples)} responses from "
         + escape(", ".join(f"{name} ({count})" for name, count in taken.items()))
     )
-    console.print(_rows_table("first rows", samples[:ROWS]))
+    prefix = _common_place(samples)
+    if prefix:
+        console.print(escape(f"rows of {prefix}"))
+    console.print()
+    console.print(_rows_table("first rows", samples[:ROWS], prefix))
     spread_of_scores = _table("scores", "data_source", "function", *_SPREAD_HEADERS, "failed")
     for (source, function), group in _by_source(samples).items():
         scores = _scores(group)
         cells = [source or "none", function or "the manager's own", *_spread(scores)]
         spread_of_scores.add_row(*map(escape, cells), str(len(group) - len(scores)))
+    console.print()
     console.print(spread_of_scores)
+    if set(taken) == {_GROUND_TRUTH} and not any(_scores(samples)):
+        console.print(
+            "→ the rows have no responses, so their ground truths were scored in their place: a reward that looks for a "
+            "form around the answer (#### …, \\boxed{…}) finds none in them; --responses FILE scores real ones",
+            markup=False,
+            soft_wrap=True,
+        )
     if components := _components(samples):
         table = _table("components", "name", *_SPREAD_HEADERS)
         for name, figures in components.items():
             table.add_row(escape(name), *_spread(figures))
+        console.print()
         console.print(table)
     if failures := _failures(samples):
         table = _table("errors", "kind", "samples", "first")
         for kind, same in _grouped(failures, lambda pair: str(pair[1].kind)).items():
             sample, failure = same[0]
-            table.add_row(kind, str(len(same)), escape(f"{sample.row.where}: {failure.message}"))
+            where = sample.row.where.removeprefix(prefix).lstrip(_BETWEEN)
+            table.add_row(kind, str(len(same)), escape(f"{where}: {failure.message}"))
+        console.print()
         console.print(table)
     times = sorted(sample.seconds for sample in samples)
     if times:
         late = times[min(len(times) - 1, int(0.95 * len(times)))]
+        console.print()
         console.print(
             f"time a sample: median {_ms(statistics.median(times))}, 95% within {_ms(late)}, longest {_ms(times[-1])}"
         )
         slowest = sorted(samples, key=lambda sample: -sample.seconds)[:ROWS]
-        console.print(_rows_table("slowest samples", slowest))
+        console.print()
+        console.print(_rows_table("slowest samples", slowest, prefix))
 
 
 _SPREAD_HEADERS = ("samples", "mean", "std", "min", "max")
 
 
-def _rows_table(title: str, samples: Sequence[TrialSample]) -> Table:
+def _common_place(samples: Sequence[TrialSample]) -> str:
+    """The file that all rows are of; empty where there are several."""
+    places = {sample.row.where.rpartition(_BETWEEN)[0] for sample in samples}
+    return places.pop() if len(places) == 1 else ""
+
+
+def _rows_table(title: str, samples: Sequence[TrialSample], prefix: str) -> Table:
+    """A line for each sample; `prefix` is the file that is not repeated in each."""
     table = _table(title, "row", "score", "time", "answer found", "ground truth", "end of response")
     for sample in samples:
         outcome = sample.outcome
@@ -115,7 +143,7 @@ def _rows_table(title: str, samples: Sequence[TrialSample]) -> Table:
         score = f"{outcome.value:g}" if isinstance(outcome, Score) else str(outcome.kind)
         pred = outcome.extras.get("pred") if isinstance(outcome, Score) else None
         table.add_row(
-            escape(sample.row.where),
+            escape(sample.row.where.removeprefix(prefix).lstrip(_BETWEEN)),
             score if scored else f"[red]{score}[/red]",
             _ms(sample.seconds),
             escape(_short(pred)),

@@ -41,13 +41,14 @@ class Gsm8k(RewardFunction):
         ground_truth: Any,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`, and `pred`: the number found as text, equal for equal numbers, or None."""
+        """`score`; `correct`, 1 or 0; and `pred`: the number found as text, equal for equal numbers, or None."""
         answer = _answer(solution_str, strict=self.config.method == "strict")
         if answer is None:
-            return {"score": 0.0, "pred": None}
+            return {"score": 0.0, "correct": 0.0, "pred": None}
         right = answer == _number(ground_truth)
         return {
             "score": self.config.score if right else self.config.format_score,
+            "correct": float(right),
             "pred": f"{answer.normalize():f}",
         }
 
