@@ -11,9 +11,10 @@ EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
-VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/runtime_ray/tests/test_ray_apart_vllm.py
+VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py tests/end_to_end/test_engines_agree.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
+SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
 # Files of tests go to so many processes at once; those that start Ray clusters come after them, alone.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
@@ -36,13 +37,13 @@ test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can ru
 	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
 	$(PYTEST) -m "ray and not nightly"
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
-	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" plugins/rollout_sglang)
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
 nightly: setup lint $(VLLM_READY) $(SGLANG_READY) ## The larger matrices, and every property on fresh random examples
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) $(TOGETHER) -m "not ray" --ignore tests/test_algorithms_train.py
-	$(PYTEST) -m ray
+	DOVETAIL_HYPOTHESIS=random $(PYTEST) -m ray
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m vllm $(VLLM_TESTS))
-	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m sglang plugins/rollout_sglang)
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m sglang $(SGLANG_TESTS))
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/test_algorithms_train.py
 
 lint: setup ## Style, types, imports, manifests, docs pages

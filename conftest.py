@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("steady", derandomize=True)
-settings.register_profile("random", derandomize=False, print_blob=True)
+# No test asks a clock: on a busy machine a deadline would.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("random", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("DOVETAIL_HYPOTHESIS", "steady"))
 
 
