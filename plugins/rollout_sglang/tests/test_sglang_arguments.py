@@ -132,6 +132,7 @@ class TestArguments:
         ({"engine_args": {"dp_size": 2}}, "several copies of the model.*rollout.replicas"),
         ({"engine_args": {"pp_size": 2}}, "stages of a pipeline.*tensor_parallel_size"),
         ({"engine_args": {"nnodes": 2}}, "runs on one machine.*rollout.replicas"),
+        ({"engine_args": {"grpc_port": 9000}}, "grpc_port=9000 .* asks for no token"),
         (
             {
                 "engine_args": {"dp_size": 4, "enable_dp_attention": True},
@@ -154,7 +155,7 @@ class TestArguments:
         ),
     ],
 )
-def test_layouts_that_the_model_or_an_update_contradicts_are_refused(
+def test_what_the_model_an_update_or_the_token_contradicts_is_refused(
     config, context, settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){said}"):

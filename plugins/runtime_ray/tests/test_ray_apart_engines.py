@@ -31,9 +31,14 @@ actor: {{engine: {{path: {megatron}, attribute: MegatronOnCpu}}, optim: {{lr: 1.
 rollout: {{name: {engine}, n: 2, max_model_len: 256, probe: {{every: 1}}, {settings}}}
 reward: {{function: {{path: reward.py, attribute: compute_score}}}}
 trainer: {{total_steps: {steps}, validate_before: false, validate_after: false}}
-runtime: {{name: ray, environments: {{rollout: {place}}}}}
+runtime: {{name: ray, environments: {{rollout: {place}}}{pools}}}
 tracking: [jsonl]
 """
+APART = {
+    "settings": ", weight_transport: {name: nccl, backend: gloo, timeout: 60}",
+    "pools": ", pools: {train: {roles: actor}, generate: {roles: rollout}}",
+}
+"""Pools of their own, and weights as they go between GPUs, but that gloo carries them."""
 
 pytestmark = [
     pytest.mark.nightly,
@@ -60,9 +65,9 @@ def environment(engine: str, directory: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("engine", "apart"), [("vllm", {}), ("sglang", {}), ("sglang", APART)])
 def test_megatron_trains_what_another_environment_generates_with(
-    engine: str, tmp_path: Path
+    engine: str, apart: dict[str, str], tmp_path: Path
 ) -> None:
     place = environment(engine, tmp_path)
     model = tiny_model_and_tokenizer(tmp_path / "model", hidden_size=128)
@@ -76,7 +81,8 @@ def test_megatron_trains_what_another_environment_generates_with(
             model=model,
             megatron=MEGATRON,
             engine=engine,
-            settings=SETTINGS[engine],
+            settings=SETTINGS[engine] + apart.get("settings", ""),
+            pools=apart.get("pools", ""),
             steps=STEPS,
             place=place,
         )

@@ -73,6 +73,30 @@ def test_a_sender_outlives_a_receiver_that_is_killed_and_sends_to_its_successor(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("memory", ["0", "-2"])
+def test_who_shares_memory_in_no_way_is_refused_and_who_shares_it_as_nccl_does_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    place = between_gpus(tmp_path)
+    tensors = case_tensors()
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", memory)
+    with TransportEnd(place, "receiver") as receiver:
+        monkeypatch.delenv("NCCL_CUMEM_ENABLE")
+        with TransportEnd(place, "sender") as sender:
+            manifest = sender.prepare(attrs.evolve(manifest_of(tensors), receivers=1))
+            receiver.receive(manifest)
+            sender.send(manifest, seed=0)
+            if memory == "0":
+                for end in (sender, receiver):
+                    with pytest.raises(WeightSyncError, match="NCCL_CUMEM_ENABLE=0"):
+                        end.answer(60)
+            else:
+                sender.answer(120)
+                assert receiver.answer(120) == contents(iter(tensors.items()))
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
 def test_two_processes_on_one_gpu_are_told_of_the_other_transport(tmp_path: Path) -> None:
     place = between_gpus(tmp_path, timeout=30.0, receiver="cuda:0")

@@ -225,6 +225,7 @@ class WeightSync:
                 replicas=[fault.number for fault in faults],
                 cause="; ".join(str(fault) for fault in faults),
                 time=f"{self._rebuilt} of {self._rebuilds} in a row",
+                **({"hint": hint} if (hint := getattr(faults[0].error, "hint", None)) else {}),
             )
             wanted = [fault.number for fault in faults]
             with self._phase("rebuild"):
@@ -239,7 +240,8 @@ class WeightSync:
         error = WeightSyncError(
             f"{len(faults)} of {self._pool.size} replicas did not take version {version}{tried}: "
             + "; ".join(f"replica {fault.number}: {in_words(fault.error)}" for fault in faults),
-            hint="rollout.rebuilds says how often in a row replicas are started again",
+            hint=getattr(first, "hint", None)
+            or "rollout.rebuilds says how often in a row replicas are started again",
         )
         error.__cause__ = first
         return error

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.arguments import (
     has_tokenizer,
@@ -19,12 +20,15 @@ from dovetail.serving.arguments import (
 )
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.layout import refuse_impossible
+from dovetail_rollout_sglang.surroundings import joining
 
 MODULE = "dovetail_rollout_sglang.serve"
 """What `python -m` is given; its one argument is a JSON object of SGLang's `ServerArgs`."""
 
 _GRAPHS, _MOST_GRAPHS = 512, 1024
 """Samples at once for which CUDA graphs are captured where `max_num_seqs` does not say, and at most."""
+_DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
+"""Arguments that have SGLang serve in another way than over HTTP."""
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
@@ -37,6 +41,7 @@ def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dic
         ConfigError: an argument asks for what this plugin can't drive.
     """
     refuse_impossible(config, context.model)
+    _refuse_doors(config)
     return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 
@@ -112,7 +117,8 @@ def command_by_hand(config: SglangRolloutConfig, context: PluginContext, *, port
     """A line for a shell that starts a server which this rollout can join."""
     address = {"host": "127.0.0.1", "port": port}
     arguments = {**config.engine_args, **own_arguments(config, context), **address}
-    return shlex.join(["python", "-m", MODULE, json.dumps(arguments)])
+    settings = [f"{name}={value} " for name, value in joining(context).items()]
+    return "".join(settings) + shlex.join(["python", "-m", MODULE, json.dumps(arguments)])
 
 
 def _graphs_up_to(config: SglangRolloutConfig) -> int | None:
@@ -124,3 +130,13 @@ def _graphs_up_to(config: SglangRolloutConfig) -> int | None:
     if chosen or config.enforce_eager or not torch.accelerator.is_available():
         return None
     return min(config.max_num_seqs or _GRAPHS, _MOST_GRAPHS)
+
+
+def _refuse_doors(config: SglangRolloutConfig) -> None:
+    for name in _DOORS:
+        if config.engine_args.get(name):
+            raise ConfigError(
+                f"rollout.engine_args.{name}={config.engine_args[name]} has SGLang serve over gRPC, where it asks for no token "
+                "and takes no updates of weights from Dovetail",
+                hint="leave it out: requests and updates go over HTTP",
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from dovetail_rollout_sglang.hooks import LOAD_FORMAT
 from dovetail_rollout_sglang.prefixes import Prefixes
 from dovetail_rollout_sglang.versions import installed
 
+_logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 30.0
 _AGAIN_SECONDS = 0.05
 
@@ -95,7 +97,8 @@ class SglangHost(Host):
         self._names[call.call_id] = name
         try:
             with self._counters.running():
-                if not args.disable_radix_cache:
+                # Copies of the attention have a cache each, and who computes a sample is not known beforehand.
+                if not args.disable_radix_cache and args.dp_size == 1:
                     await self._prefixes.shared(call.prompt_ids)
                 answer = await self._request(
                     name,
@@ -171,6 +174,8 @@ class SglangHost(Host):
                 await self.reset_cache(frame)
             elif f"update {version}" not in said["error"]:
                 said = {**said, "error": f"weight update {version} failed: {said['error']}"}
+        if said["error"] is not None:
+            _logger.warning("Weights of update %d were not taken: %s", version, said["error"])
         return Frame(header=_outcome(said))
 
     async def sleep(self, frame: Frame) -> Frame:

@@ -29,10 +29,15 @@ class Liveness:
         self._stopped = stopped or stopped_descendants
         self._patience, self._clock = patience, clock
         self._since: dict[int, float] = {}
+        self._looked = clock()
 
     def lost(self) -> str | None:
         """Which processes have stood still for too long, in words; None where all run. It counts from one call to the next."""
         now = self._clock()
+        if now - self._looked >= self._patience:
+            # Nobody asks while nothing runs: what stood still then may have gone on in between.
+            self._since = {}
+        self._looked = now
         self._since = {pid: self._since.get(pid, now) for pid in self._stopped()}
         late = [pid for pid, since in self._since.items() if now - since >= self._patience]
         if not late:

@@ -56,6 +56,8 @@ class Prefixes:
             group.waiting -= 1
             if not group.waiting:
                 self._groups.pop(id(prompt_ids), None)
+                if group.computed is not None:
+                    group.computed.cancel()  # where all have been cancelled, nobody needs the prompt any more
 
     async def _computed(self, prompt_ids: Sequence[int]) -> None:
         await self._compute(prompt_ids)

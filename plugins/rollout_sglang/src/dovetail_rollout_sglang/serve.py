@@ -19,6 +19,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, nearest
 from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
+from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
 
 
 def main(argument: str) -> None:
@@ -91,7 +92,7 @@ def server_args(arguments: dict[str, Any]) -> Any:
     """
     from sglang.srt.server_args import ServerArgs
 
-    from dovetail_rollout_sglang.versions import in_this_versions_words
+    from dovetail_rollout_sglang.versions import in_this_versions_words, settle_grpc
 
     known = set(inspect.signature(ServerArgs).parameters)
     arguments = in_this_versions_words(arguments, known)
@@ -102,6 +103,8 @@ def server_args(arguments: dict[str, Any]) -> Any:
                 f"rollout.engine_args: SGLang has no server argument {name!r}",
                 hint=f"did you mean {close!r}?" if close else "see the fields of its ServerArgs",
             )
+    guarded = bool(os.environ.get(TOKEN_VARIABLE))
+    settle_grpc(os.environ, arguments.get("port", 0), known, guarded=guarded)
     return ServerArgs(**arguments)
 
 

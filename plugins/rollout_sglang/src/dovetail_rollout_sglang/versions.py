@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -86,6 +86,10 @@ def require() -> Release:
 
 _NEWER_NAMES = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
 """Arguments of a server as 0.5.12 calls them, and their names in later versions."""
+_GRPC_PORT = "SGLANG_GRPC_PORT"
+_GRPC_AWAY = 10_000
+"""How far above its own port a server of 0.5.12 looks for that of gRPC."""
+_LAST_PORT = 65_535
 
 
 def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -99,6 +103,27 @@ def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str])
         _NEWER_NAMES[name] if name not in known and _NEWER_NAMES.get(name) in known else name: value
         for name, value in arguments.items()
     }
+
+
+def settle_grpc(
+    environment: MutableMapping[str, str], port: int, known: Collection[str], *, guarded: bool
+) -> None:
+    """See that SGLang's ports for gRPC neither stop a server nor open a second way into it.
+
+    Versions that know no argument for that port work it out from the server's, refuse to start where it is none, and listen
+    nowhere. Later ones listen there as soon as the variable is set, and ask for no token.
+
+    Args:
+        environment: of this process, before the arguments are made.
+        port: of the server.
+        known: the arguments that this version has.
+        guarded: whether the server wants a token.
+    """
+    if "grpc_port" in known:
+        if guarded:
+            environment.pop(_GRPC_PORT, None)
+    elif port + _GRPC_AWAY > _LAST_PORT:
+        environment.setdefault(_GRPC_PORT, str(port - _GRPC_AWAY))
 
 
 def updater() -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
+from dovetail_transports.nccl.agreement import agree, described
 from dovetail_transports.nccl.door import listen_at
 from dovetail_transports.nccl.group import BroadcastGroup, store_at, store_there
 from dovetail_transports.ring.channel import Channel
@@ -84,8 +85,7 @@ class BroadcastSenderSlots(SenderSlots):
 
     def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
         self._given_up = False
-        for state in states:
-            _agree(state.get("backend"), described(self._backend))
+        agree(described(self._backend), states)
         members = tuple(str(state["id"]) for state in states)
         kept = self._group is not None and all(state["group"] == self._name for state in states)
         if not kept or members != self._members:
@@ -170,7 +170,7 @@ class BroadcastReceiverSlots(ReceiverSlots):
         self._name: str | None = None
 
     def state(self) -> dict[str, Any]:
-        return {"id": self._id, "group": self._name, "backend": described(self._backend)}
+        return {"id": self._id, "group": self._name, **described(self._backend)}
 
     def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
         if offer["slot_bytes"] < slot_bytes:
@@ -217,24 +217,3 @@ class BroadcastReceiverSlots(ReceiverSlots):
         group, self._group, self._name = self._group, None, None
         if group is not None:
             group.abort()
-
-
-def described(backend: str) -> list[Any]:
-    """JSON: the backend, and of NCCL its version, which must be the same in all processes of a group."""
-    if backend != "nccl":
-        return [backend]
-    nccl: Any = torch.cuda.nccl
-    return [backend, *nccl.version()[:2]]
-
-
-def _agree(theirs: Any, ours: list[Any]) -> None:
-    if theirs != ours:
-        raise WeightSyncError(
-            f"a receiver carries weights by {_in_words(theirs)} and the sender by {_in_words(ours)}",
-            hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
-        )
-
-
-def _in_words(description: Any) -> str:
-    name, *version = description or ["nothing"]
-    return f"{name} {'.'.join(map(str, version))}".strip()

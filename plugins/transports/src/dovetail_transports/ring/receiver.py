@@ -61,7 +61,7 @@ class RingReceiver(WeightReceiver):
         except DeliveryError as error:
             with suppress(PeerGone, TimeoutError):
                 coming.channel.send({"refused": error.message})
-            raise _broken(manifest, error.message) from error
+            raise _broken(manifest, error.message, hint=error.hint) from error
         except BaseException as error:
             reason = "it stopped receiving" if isinstance(error, GeneratorExit) else str(error)
             with suppress(PeerGone, TimeoutError, WeightSyncError):
@@ -199,9 +199,13 @@ def _given_up(manifest: WeightManifest, reason: str, message: dict[str, Any]) ->
 
 
 def _broken(
-    manifest: WeightManifest, why: str, kind: type[WeightSyncError] = WeightSyncError
+    manifest: WeightManifest,
+    why: str,
+    kind: type[WeightSyncError] = WeightSyncError,
+    *,
+    hint: str | None = None,
 ) -> WeightSyncError:
     return kind(
         f"weight update {manifest.version} broke off: {why}",
-        hint="the old weights stay in force; send the update again",
+        hint=hint or "the old weights stay in force; send the update again",
     )

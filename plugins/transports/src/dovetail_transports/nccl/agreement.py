@@ -1,0 +1,92 @@
+"""What all processes of a group must have in common: each says it of itself, and it is compared before the group is made."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.errors import WeightSyncError
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MEMORY = "NCCL_CUMEM_ENABLE"
+_BY_ITSELF = "-2"
+"""What NCCL takes this variable for where it is absent: it uses what the driver can."""
+
+
+def described(backend: str) -> dict[str, Any]:
+    """What this process has, as JSON.
+
+    Args:
+        backend: `nccl` or `gloo`.
+
+    Returns:
+        `backend`: a list, of the backend and, of NCCL, its version. For NCCL also `machine`, and `memory`, which says how
+        it shares memory with others of its machine.
+    """
+    if backend != "nccl":
+        return {"backend": [backend]}
+    nccl: Any = torch.cuda.nccl
+    return {
+        "backend": [backend, *nccl.version()[:2]],
+        "machine": _machine(),
+        "memory": os.environ.get(_MEMORY, "").strip() or _BY_ITSELF,
+    }
+
+
+def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> None:
+    """See that a group can be made.
+
+    Args:
+        ours: the sender's, of `described`.
+        receivers: theirs.
+
+    Raises:
+        WeightSyncError: a receiver has another backend or version of NCCL than the sender, or shares memory in another way
+            than another process on its machine.
+    """
+    memory: dict[str, str] = {}
+    for who, one in (("the sender", ours), *(("a receiver", theirs) for theirs in receivers)):
+        if one.get("backend") != ours["backend"]:
+            raise WeightSyncError(
+                f"a receiver carries weights by {_in_words(one.get('backend'))} and the sender by "
+                f"{_in_words(ours['backend'])}",
+                hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
+            )
+        # A receiver of an older release says nothing of its memory.
+        if "memory" not in one:
+            continue
+        first = memory.setdefault(one["machine"], one["memory"])
+        # What NCCL chooses by itself is one of the ways, and which it is can't be asked; only `0` is known to differ.
+        if (first == "0") != (one["memory"] == "0"):
+            raise WeightSyncError(
+                f"{who} has {_setting(one['memory'])} and another process of its group on the same machine "
+                f"{_setting(first)}: NCCL can't join them",
+                hint=f"start the rollout's servers and the trainer with the same {_MEMORY}; engines may set it for "
+                f"themselves where it is absent, and {_MEMORY}={_BY_ITSELF} is NCCL's own choice",
+            )
+
+
+def _machine() -> str:
+    """What NCCL tells machines apart by: containers with names of their own count as machines."""
+    named = os.environ.get("NCCL_HOSTID")
+    if named:
+        return named
+    try:
+        boot = _BOOT.read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def _setting(value: str) -> str:
+    return f"{_MEMORY} unset or {value}" if value == _BY_ITSELF else f"{_MEMORY}={value}"
+
+
+def _in_words(description: Any) -> str:
+    name, *version = description or ["nothing"]
+    return f"{name} {'.'.join(map(str, version))}".strip()
