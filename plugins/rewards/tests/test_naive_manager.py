@@ -249,6 +249,7 @@ def test_hung_calls_are_bounded_and_come_back(manager, sample, run) -> None:
     refused = run(naive, [sample("late", "fine")])["late"]
     assert refused.kind is FailureKind.CRASH
     assert "3 reward calls still hang" in refused.message
+    assert "max_hung=3 allows no more; reward.manager=parallel kills" in refused.message
     release_hung()
     deadline = time.monotonic() + 60.0
     while naive.hung and time.monotonic() < deadline:

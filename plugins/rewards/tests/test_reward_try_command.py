@@ -59,19 +59,76 @@ def as_json(*args: str) -> dict[str, Any]:
 
 
 def test_scores_errors_times_and_the_slowest_are_shown(place) -> None:
-    responses = [{"response": "boom"}, {"response": "slow 3"}, {"responses": ["[b]5", "4"]}]
+    responses = [
+        {"response": "boom"},
+        {"response": "slow 3"},
+        {"responses": ["[b]5", *"123456784"]},
+    ]
     write(place / "out.jsonl", responses)
     result = reward_try("my_reward.py", "data.jsonl", "--responses", "out.jsonl")
     assert result.exit_code == 0, result.output
     text = result.stdout
-    assert "4 responses from out.jsonl (4)" in text
-    assert "none         my_reward.py:compute_score  3        0.6667" in text
+    assert "12 responses from out.jsonl (12)" in text
+    assert "none         my_reward.py:compute_score  11       0.2727" in text
     assert "rows of data.jsonl" in text
     assert "line 1: my_reward.py:compute_score raised ValueError: boom" in text
     assert "[b]5" in text
+    assert "what failed" in text
+    assert "answer found" in text
+    assert "waiting included" not in text
     slowest = text.partition("slowest samples")[2].splitlines()
     assert slowest[2].startswith("line 2")
-    assert "length  3" in text
+    assert "length  11" in text
+
+
+def test_few_rows_are_shown_once_with_why_each_failed_and_no_empty_column(place) -> None:
+    (place / "tests.py").write_text(
+        "def compute_score(solution_str):\n"
+        "    if solution_str == '2': raise ValueError('boom')\n"
+        "    return {'score': 0.0, 'first_failure': f'test {solution_str} gave up'}\n"
+    )
+    text = reward_try("tests.py", "data.jsonl").stdout
+    rows = text.partition("scores")[0].splitlines()
+    assert "tests.py:compute_score raised ValueError: boom" in rows[5]
+    assert "test 3 gave up" in rows[6]
+    assert "answer found" not in text
+    assert "slowest" not in text
+
+
+def test_a_part_of_a_hybrid_reward_tells_its_answer_and_what_failed(place) -> None:
+    (place / "part.py").write_text(
+        "def compute_score(solution_str):\n"
+        "    return {'score': -1.0, 'pred': 'half', 'first_failure': 'the third test'}\n"
+    )
+    hybrid = "reward.manager={name: hybrid, scorers: {part: {function: {path: part.py}}}}"
+    text = reward_try("part.py", "data.jsonl", "--set", hybrid).stdout
+    assert text.count("half") == text.count("the third test") == 3
+    assert "--responses FILE scores real ones" in text
+
+
+def test_errors_are_told_apart_by_what_they_say_and_not_by_their_values(place) -> None:
+    (place / "fails.py").write_text(
+        "WHAT = ['low', 'high', 'odd', 'even', 'far']\n"
+        "def compute_score(solution_str):\n"
+        "    n = int(solution_str)\n"
+        "    raise ValueError(f\"{n / 8} is too {WHAT[n % 5]} for 'part {n}'\")\n"
+    )
+    write(place / "many.jsonl", [row(str(i)) for i in range(13)])
+    text = reward_try("fails.py", "many.jsonl").stdout
+    lines = text.partition("errors")[2].splitlines()[2:6]
+    assert [line.split()[:2] for line in lines] == [["exception", str(n)] for n in (3, 3, 3, 4)]
+    assert "line 1: fails.py:compute_score raised ValueError: 0.0 is too low" in lines[0]
+    assert "line 2: " in lines[1]
+    assert "other messages (2)" in lines[3]
+
+
+def test_times_in_a_queue_are_called_so(place) -> None:
+    batch = ("--set", "reward.manager={name: batch, wait_ms: 1}")
+    text = reward_try("my_reward.py", "data.jsonl", *batch).stdout
+    assert "row     score  time, waiting included  " in text
+    assert "time a sample, waiting included: median" in text
+    assert "the manager queues samples" in text
+    assert as_json("my_reward.py", "data.jsonl", *batch)["waiting_included"] is True
 
 
 def test_json_holds_every_sample(place) -> None:
@@ -82,6 +139,7 @@ def test_json_holds_every_sample(place) -> None:
     assert (boom["score"], boom["failure"]["kind"]) == (None, "exception")
     assert (slow["score"], slow["extras"]["pred"], slow["failure"]) == (1.0, "3", None)
     assert slow["seconds"] >= 0.25 > wrong["seconds"]
+    assert shown["waiting_included"] is False
     assert wrong["components"] == {"length": 1.0}
     assert shown["failures"] == {"exception": 1}
     assert shown["sources"][0]["scores"] == {
@@ -119,6 +177,9 @@ def test_functions_are_chosen_by_data_source_by_name_by_file_or_by_config(place)
     )
     sample = as_json("config.yaml", "gsm8k.jsonl")["samples"][0]
     assert (sample["score"], sample["function"]) == (3.0, "gsm8k")
+    (place / "bare.yaml").write_text("reward: {function: {name: gsm8k, method: flexible}}\n")
+    for more in ((), ("--set", "model.path=m"), ("--set", "data={train_files: [d.jsonl]}")):
+        assert as_json("bare.yaml", "gsm8k.jsonl", *more)["samples"][0]["score"] == 1.0
 
 
 def test_limits_of_the_section_hold(place) -> None:
@@ -131,7 +192,9 @@ def test_limits_of_the_section_hold(place) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["nope.py", "data.jsonl"], "does not exist"),
+        (["nope.py", "data.jsonl"], "error: FILE nope.py does not exist"),
+        (["my_rewards.py", "data.jsonl"], "did you mean my_reward.py?"),
+        (["gsm8", "data.jsonl"], "error: FILE gsm8: "),
         (["gsm8", "data.jsonl"], "did you mean 'gsm8k'"),
         (["my_reward.py", "nope.jsonl"], "there is no file 'nope.jsonl'"),
         (["-", "data.jsonl"], "a row without data_source"),

@@ -12,7 +12,13 @@ import numpy as np
 
 from dovetail.errors import DataError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Outcome, RewardManager, RewardSample, RewardUnit
+from dovetail.interfaces.reward import (
+    Outcome,
+    RewardManager,
+    RewardSample,
+    RewardUnit,
+    RunningTime,
+)
 
 if TYPE_CHECKING:
     from dovetail.config.sections import RewardSection
@@ -50,6 +56,8 @@ class TrialSample:
     outcome: Outcome
     seconds: float
     """From the manager's start on it to its outcome, over all tries; that of its group where groups are scored."""
+    waited: bool = False
+    """Whether `seconds` holds time in a queue of the manager: for a free worker, for a batch to fill, for a budget."""
 
 
 def read_trial(
@@ -169,16 +177,20 @@ async def _scored(
     from dovetail.flow.scorer import Scorer
 
     seconds: dict[str, float] = {}
+    waited: set[str] = set()
     score = manager.score
 
     async def timed(unit: RewardUnit) -> list[Outcome]:
+        watched = _WatchedTime(unit.time)
         began = time.perf_counter()
         try:
-            return await score(unit)
+            return await score(attrs.evolve(unit, time=watched))
         finally:
             took = time.perf_counter() - began
             for sample in unit.samples:
                 seconds[sample.sample_id] = seconds.get(sample.sample_id, 0.0) + took
+                if watched.waited:
+                    waited.add(sample.sample_id)
 
     manager.score = timed  # type: ignore[method-assign]
     scorer = Scorer(
@@ -203,10 +215,27 @@ async def _scored(
             function=functions.function_for(row.data_source).name if functions else None,
             outcome=outcomes[f"{i}.{j}"],
             seconds=seconds[f"{i}.{j}"],
+            waited=f"{i}.{j}" in waited,
         )
         for i, row in enumerate(rows)
         for j, response in enumerate(row.responses)
     ]
+
+
+class _WatchedTime(RunningTime):
+    """The running time of a unit, and whether the unit ever waited."""
+
+    def __init__(self, time: RunningTime) -> None:
+        super().__init__(time.limit)
+        self._time = time
+        self.waited = False
+
+    def stop(self) -> None:
+        self.waited = True
+        self._time.stop()
+
+    def go_on(self) -> None:
+        self._time.go_on()
 
 
 def _own(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +47,14 @@ def try_reward(
 ) -> None:
     """Score the rows of DATASET with FILE, and show scores, errors and times.
 
-    FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config (its section reward), the name of
-    an installed reward function, or a dash: the functions that the rows' data_source selects.
+    FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config (its section reward; it may
+    hold no other), the name of an installed reward function, or a dash: the functions that the rows' data_source selects.
     DATASET is a parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
 
     Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
     """
     from dovetail.interfaces.reward_trial import read_trial, try_rewards
-    from dovetail_rewards.trial_report import as_json as plain
+    from dovetail_rewards.trial_figures import as_json as plain
     from dovetail_rewards.trial_report import show
 
     section = _section(reward_source, dataset, overrides)
@@ -71,19 +72,54 @@ def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSec
     """The reward section that FILE stands for, with the overrides."""
     from dovetail.config.load import config_from_mapping, load_config
 
+    # Model and data are never looked at: a config is not whole without them.
+    placeholders: dict[str, dict[str, Any]] = {
+        "model": {"path": "none"},
+        "data": {"train_files": [dataset]},
+    }
     path, _, attribute = source.partition(":")
     if path.endswith(_YAML):
-        return load_config(path, overrides).config.reward
+        added = _absent(placeholders, path, overrides)
+        return load_config(path, (*overrides, *added)).config.reward
+    if path.endswith(".py") and not Path(path).exists():
+        raise _no_such_file(Path(path))
     function: dict[str, Any] | None = {"name": source}
     if source == "-":
         function = None
     elif path.endswith(".py") or Path(path).is_file():
         function = {"path": path, **({"attribute": attribute} if attribute else {})}
     reward_section = {} if function is None else {"function": function}
-    # Model and data are never looked at: a config is not whole without them.
-    mapping = {
-        "model": {"path": "none"},
-        "data": {"train_files": [dataset]},
-        "reward": reward_section,
-    }
-    return config_from_mapping(mapping, overrides).config.reward
+    mapping = {**placeholders, "reward": reward_section}
+    return config_from_mapping(mapping, overrides, name=f"FILE {source}").config.reward
+
+
+def _absent(
+    placeholders: Mapping[str, Mapping[str, Any]], path: str, overrides: tuple[str, ...]
+) -> list[str]:
+    """The placeholders, as overrides, of keys that neither the config nor an override gives."""
+    from dovetail.config.layers import read_file
+
+    tree = read_file(path).tree
+    given = {override.partition("=")[0].strip() for override in overrides}
+    return [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, keys in placeholders.items()
+        for key, value in keys.items()
+        if isinstance(tree.get(section, {}), Mapping)
+        and key not in tree.get(section, {})
+        and not {section, f"{section}.{key}"} & given
+    ]
+
+
+def _no_such_file(file: Path) -> Exception:
+    """The error of a Python file that is not there, with the one that was probably meant."""
+    from dovetail.errors import ConfigError, nearest
+
+    names = [path.name for path in file.parent.glob("*.py")]
+    close = nearest(file.name, names)
+    return ConfigError(
+        f"FILE {file} does not exist",
+        hint=f"did you mean {file.parent / close}?"
+        if close
+        else "give a Python file with compute_score, a config, the name of an installed reward function, or -",
+    )

@@ -3,74 +3,39 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dovetail.interfaces.reward import Failure, Score
+from dovetail.interfaces.reward import Score
 from dovetail.interfaces.reward_trial import TrialSample
+from dovetail_rewards.trial_figures import (
+    Spread,
+    alike_failures,
+    by_source,
+    components,
+    extra,
+    scores,
+    what_failed,
+)
 
-Item = TypeVar("Item")
-
-SCHEMA = 1
 ROWS = 10
 """Rows and slowest samples that a person is shown."""
+MESSAGES = 3
+"""Messages that a person is shown of each kind of error."""
 _WIDTH = 48
+_WIDER = 120
+"""Characters of what failed: the cause stands at the end of a message."""
 _GROUND_TRUTH = "ground_truth"
 """Where a response comes from that is a ground truth."""
 _BETWEEN = ", "
 """Between file and row in where a row comes from."""
-
-
-@attrs.frozen(kw_only=True)
-class Spread:
-    """Count, mean, spread and extremes of some figures; None where there are no figures."""
-
-    count: int
-    mean: float | None
-    std: float | None
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, figures: Sequence[float]) -> Spread:
-        """The spread of these figures; `std` is that of a population."""
-        if not figures:
-            return cls(count=0, mean=None, std=None, low=None, high=None)
-        return cls(
-            count=len(figures),
-            mean=statistics.fmean(figures),
-            std=statistics.pstdev(figures),
-            low=min(figures),
-            high=max(figures),
-        )
-
-
-def as_json(samples: Sequence[TrialSample]) -> dict[str, Any]:
-    """The whole trial as JSON values."""
-    return {
-        "schema": SCHEMA,
-        "sources": [
-            {
-                "data_source": source,
-                "function": function,
-                "samples": len(group),
-                "scores": attrs.asdict(Spread.of(_scores(group))),
-            }
-            for (source, function), group in _by_source(samples).items()
-        ],
-        "components": {
-            name: attrs.asdict(Spread.of(figures)) for name, figures in _components(samples).items()
-        },
-        "failures": dict(Counter(str(failure.kind) for _, failure in _failures(samples))),
-        "seconds": attrs.asdict(Spread.of([sample.seconds for sample in samples])),
-        "samples": [_row(sample) for sample in samples],
-    }
+_SPREAD_HEADERS = ("samples", "mean", "std", "min", "max")
 
 
 def show(samples: Sequence[TrialSample], console: Console) -> None:
@@ -80,139 +45,124 @@ def show(samples: Sequence[TrialSample], console: Console) -> None:
         f"{len(samples)} responses from "
         + escape(", ".join(f"{name} ({count})" for name, count in taken.items()))
     )
-    prefix = _common_place(samples)
-    if prefix:
-        console.print(escape(f"rows of {prefix}"))
+    form = _Form.of(samples)
+    if form.prefix:
+        console.print(escape(f"rows of {form.prefix}"))
+    few = len(samples) <= ROWS
     console.print()
-    console.print(_rows_table("first rows", samples[:ROWS], prefix))
+    console.print(_rows_table("rows" if few else "first rows", samples[:ROWS], form))
     spread_of_scores = _table("scores", "data_source", "function", *_SPREAD_HEADERS, "failed")
-    for (source, function), group in _by_source(samples).items():
-        scores = _scores(group)
-        cells = [source or "none", function or "the manager's own", *_spread(scores)]
-        spread_of_scores.add_row(*map(escape, cells), str(len(group) - len(scores)))
+    for (source, function), group in by_source(samples).items():
+        figures = scores(group)
+        cells = [source or "none", function or "the manager's own", *_spread(figures)]
+        spread_of_scores.add_row(*map(escape, cells), str(len(group) - len(figures)))
     console.print()
     console.print(spread_of_scores)
-    if set(taken) == {_GROUND_TRUTH} and not any(_scores(samples)):
+    if set(taken) == {_GROUND_TRUTH} and max(scores(samples), default=0) <= 0:
         console.print(
             "→ the rows have no responses, so their ground truths were scored in their place: a reward that looks for a "
             "form around the answer (#### …, \\boxed{…}) finds none in them; --responses FILE scores real ones",
             markup=False,
             soft_wrap=True,
         )
-    if components := _components(samples):
+    if parts := components(samples):
         table = _table("components", "name", *_SPREAD_HEADERS)
-        for name, figures in components.items():
+        for name, figures in parts.items():
             table.add_row(escape(name), *_spread(figures))
         console.print()
         console.print(table)
-    if failures := _failures(samples):
-        table = _table("errors", "kind", "samples", "first")
-        for kind, same in _grouped(failures, lambda pair: str(pair[1].kind)).items():
-            sample, failure = same[0]
-            where = sample.row.where.removeprefix(prefix).lstrip(_BETWEEN)
-            table.add_row(kind, str(len(same)), escape(f"{where}: {failure.message}"))
+    if errors := _errors(samples, form):
         console.print()
-        console.print(table)
-    times = sorted(sample.seconds for sample in samples)
-    if times:
-        late = times[min(len(times) - 1, int(0.95 * len(times)))]
-        console.print()
-        console.print(
-            f"time a sample: median {_ms(statistics.median(times))}, 95% within {_ms(late)}, longest {_ms(times[-1])}"
-        )
+        console.print(errors)
+    _show_times(samples, console, form)
+    if not few:
         slowest = sorted(samples, key=lambda sample: -sample.seconds)[:ROWS]
         console.print()
-        console.print(_rows_table("slowest samples", slowest, prefix))
+        console.print(_rows_table("slowest samples", slowest, form))
 
 
-_SPREAD_HEADERS = ("samples", "mean", "std", "min", "max")
+@attrs.frozen(kw_only=True)
+class _Form:
+    """What both tables of rows have in common."""
+
+    prefix: str
+    """The file that is not repeated in each row; empty where there are several."""
+    has_preds: bool
+    """Whether any function gave the answer that it found."""
+    has_failures: bool
+    """Whether any sample tells what failed."""
+    time: str
+    """What the times are, as a heading."""
+
+    @classmethod
+    def of(cls, samples: Sequence[TrialSample]) -> _Form:
+        places = {sample.row.where.rpartition(_BETWEEN)[0] for sample in samples}
+        waited = any(sample.waited for sample in samples)
+        return cls(
+            prefix=places.pop() if len(places) == 1 else "",
+            has_preds=any(extra(sample, "pred")[0] for sample in samples),
+            has_failures=any(what_failed(sample) is not None for sample in samples),
+            time="time, waiting included" if waited else "time",
+        )
+
+    def place(self, sample: TrialSample) -> str:
+        """Where the row is, without the file that all are of."""
+        return sample.row.where.removeprefix(self.prefix).lstrip(_BETWEEN)
 
 
-def _common_place(samples: Sequence[TrialSample]) -> str:
-    """The file that all rows are of; empty where there are several."""
-    places = {sample.row.where.rpartition(_BETWEEN)[0] for sample in samples}
-    return places.pop() if len(places) == 1 else ""
-
-
-def _rows_table(title: str, samples: Sequence[TrialSample], prefix: str) -> Table:
-    """A line for each sample; `prefix` is the file that is not repeated in each."""
-    table = _table(title, "row", "score", "time", "answer found", "ground truth", "end of response")
+def _rows_table(title: str, samples: Sequence[TrialSample], form: _Form) -> Table:
+    """A line for each sample."""
+    headers = ["row", "score", form.time]
+    headers += ["what failed"] if form.has_failures else []
+    headers += ["answer found"] if form.has_preds else []
+    table = _table(title, *headers, "ground truth", "end of response")
     for sample in samples:
         outcome = sample.outcome
         scored = isinstance(outcome, Score)
         score = f"{outcome.value:g}" if isinstance(outcome, Score) else str(outcome.kind)
-        pred = outcome.extras.get("pred") if isinstance(outcome, Score) else None
+        cells = [_short(what_failed(sample), _WIDER)] if form.has_failures else []
+        cells += [_short(extra(sample, "pred")[1])] if form.has_preds else []
+        cells += [_short(sample.row.ground_truth), _short(sample.response, end=True)]
         table.add_row(
-            escape(sample.row.where.removeprefix(prefix).lstrip(_BETWEEN)),
+            escape(form.place(sample)),
             score if scored else f"[red]{score}[/red]",
             _ms(sample.seconds),
-            escape(_short(pred)),
-            escape(_short(sample.row.ground_truth)),
-            escape(_short(sample.response, end=True)),
+            *map(escape, cells),
         )
     return table
 
 
-def _row(sample: TrialSample) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "where": sample.row.where,
-        "data_source": sample.row.data_source,
-        "function": sample.function,
-        "response": sample.response,
-        "seconds": sample.seconds,
-        "score": None,
-        "failure": None,
-    }
-    if isinstance(sample.outcome, Failure):
-        row["failure"] = {
-            "kind": str(sample.outcome.kind),
-            "message": sample.outcome.message,
-            "retryable": sample.outcome.retryable,
-        }
-    else:
-        row["score"] = sample.outcome.value
-        row["components"] = dict(sample.outcome.components)
-        row["extras"] = {name: _plain(value) for name, value in sample.outcome.extras.items()}
-    return row
+def _errors(samples: Sequence[TrialSample], form: _Form) -> Table | None:
+    """The most frequent messages of each kind of error, each with the first row that it befell; None where nothing failed."""
+    kinds = alike_failures(samples)
+    table = _table("errors", "kind", "samples", "first")
+    for kind, groups in kinds.items():
+        for alike in groups[:MESSAGES]:
+            sample, failure = alike[0]
+            table.add_row(kind, str(len(alike)), escape(f"{form.place(sample)}: {failure.message}"))
+        if rest := groups[MESSAGES:]:
+            count = sum(map(len, rest))
+            table.add_row(kind, str(count), f"other messages ({len(rest)}); --json has them all")
+    return table if kinds else None
 
 
-def _plain(value: Any) -> Any:
-    """The value where JSON has it, else its text."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return repr(value)
-
-
-def _by_source(
-    samples: Iterable[TrialSample],
-) -> dict[tuple[str | None, str | None], list[TrialSample]]:
-    return _grouped(samples, lambda sample: (sample.row.data_source, sample.function))
-
-
-def _grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
-    groups: dict[Any, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return dict(groups)
-
-
-def _scores(samples: Iterable[TrialSample]) -> list[float]:
-    return [sample.outcome.value for sample in samples if isinstance(sample.outcome, Score)]
-
-
-def _components(samples: Iterable[TrialSample]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
-    for sample in samples:
-        if isinstance(sample.outcome, Score):
-            for name, figure in sample.outcome.components.items():
-                found[name].append(figure)
-    return dict(found)
-
-
-def _failures(samples: Iterable[TrialSample]) -> list[tuple[TrialSample, Failure]]:
-    return [(s, s.outcome) for s in samples if isinstance(s.outcome, Failure)]
+def _show_times(samples: Sequence[TrialSample], console: Console, form: _Form) -> None:
+    times = sorted(sample.seconds for sample in samples)
+    if not times:
+        return
+    late = times[min(len(times) - 1, int(0.95 * len(times)))]
+    console.print()
+    what = form.time.replace("time", "time a sample")
+    console.print(
+        f"{what}: median {_ms(statistics.median(times))}, 95% within {_ms(late)}, longest {_ms(times[-1])}"
+    )
+    if any(sample.waited for sample in samples):
+        console.print(
+            "→ the manager queues samples, and a time counts from when it was given the sample: it tells how long scores "
+            "take to come, not how long a function runs; reward.timeout counts running time alone",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _table(title: str, *headers: str) -> Table:
@@ -228,11 +178,11 @@ def _spread(figures: Sequence[float]) -> list[str]:
     return [str(spread.count), *("–" if figure is None else f"{figure:.4g}" for figure in shown)]
 
 
-def _short(value: Any, *, end: bool = False) -> str:
+def _short(value: Any, width: int = _WIDTH, *, end: bool = False) -> str:
     text = " ".join(str("–" if value is None else value).split())
-    if len(text) <= _WIDTH:
+    if len(text) <= width:
         return text
-    return f"…{text[1 - _WIDTH :]}" if end else f"{text[: _WIDTH - 1]}…"
+    return f"…{text[1 - width :]}" if end else f"{text[: width - 1]}…"
 
 
 def _ms(seconds: float) -> str:

@@ -32,6 +32,10 @@ class RemoteManager(RewardManager):
 
     With `url`, by a service: see `HttpService`. With `workers`, by processes that the runtime starts on its machines, each of
     which runs the manager that `manager` selects over the run's own functions: see `ScoringWorkers`.
+
+    In a config:
+
+        reward: {manager: {url: "http://127.0.0.1:8001/score"}}
     """
 
     name: ClassVar[str] = "remote"

@@ -38,8 +38,8 @@ class HungCalls:
         """Raise TooManyHungError at the limit."""
         if self._count >= self._limit:
             raise TooManyHungError(
-                f"{self._count} reward calls still hang in their threads, as many as "
-                "reward.manager.max_hung allows"
+                f"{self._count} reward calls still hang in their threads, and "
+                f"reward.manager.max_hung={self._limit} allows no more; reward.manager=parallel kills such calls"
             )
 
 
