@@ -12,12 +12,13 @@ import torch
 
 from dovetail.config.builtin import InlineConfig
 from dovetail.config.placement import Pool, RuntimeSection
-from dovetail.config.sections import EngineSection, RolloutSection
+from dovetail.config.sections import EngineSection, PlannedAdapter, RolloutSection
 from dovetail.errors import PlanError
 from dovetail.flow.chosen import default_transport
 from dovetail.flow.placement import place
 from dovetail.flow.stages import ModelRole
 from dovetail.interfaces.runtime import PluginRef
+from dovetail.serving.section import AdaptedSection
 
 
 @attrs.frozen(kw_only=True)
@@ -47,12 +48,16 @@ class Cluster(RuntimeSection):
 class Parallel(EngineSection):
     cp: int = 1
     sends: Literal["full", "adapter"] = "full"
+    adapter: PlannedAdapter | None = None
 
     def mesh_axes(self) -> Mapping[str, int]:
         return {"cp": self.cp}
 
     def weight_kind(self) -> Literal["full", "adapter"]:
         return self.sends
+
+    def planned_adapter(self) -> PlannedAdapter:
+        return self.adapter or super().planned_adapter()
 
 
 @attrs.frozen(kw_only=True)
@@ -82,6 +87,7 @@ def placed(
     transport: frozenset[str] = frozenset(),
     takes: frozenset[str] = frozenset(),
     sends: Literal["full", "adapter"] = "full",
+    adapter: PlannedAdapter | None = None,
     **engines: int,
 ) -> Any:
     config: Any = SimpleNamespace(runtime=runtime, rollout=rollout or RolloutSection())
@@ -97,7 +103,9 @@ def placed(
     models = [
         ModelRole(
             role=role,
-            engine=PluginRef(kind="engine", name="e", config=Parallel(cp=cp, sends=sends)),
+            engine=PluginRef(
+                kind="engine", name="e", config=Parallel(cp=cp, sends=sends, adapter=adapter)
+            ),
             path="p",
             trained=True,
             because="",
@@ -229,3 +237,33 @@ def test_an_adapter_goes_only_to_a_rollout_that_can_apply_one() -> None:
         placed(RuntimeSection(), Wide(wide=7), sends="adapter", takes=lora, actor=1)
     # A critic's weights go nowhere.
     assert placed(RuntimeSection(), sends="adapter", critic=1)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        (PlannedAdapter(rank=8, dora=True), "rollout 'ours' does not apply DoRA adapters"),
+        (
+            PlannedAdapter(rank=8, target_modules=("model.embed_tokens", "q_proj")),
+            r"rollout 'ours' does not apply adapters of embeddings \(embed_tokens\)",
+        ),
+        (PlannedAdapter(rank=16), "has room for rank 8, and the adapter has 16"),
+    ],
+)
+def test_an_adapter_that_a_serving_engine_does_not_apply_is_refused_by_the_plan(
+    adapter: PlannedAdapter, says: str
+) -> None:
+    def plan(adapter: PlannedAdapter) -> Any:
+        return placed(
+            RuntimeSection(),
+            AdaptedSection(max_adapter_rank=8),
+            sends="adapter",
+            takes=frozenset({"lora"}),
+            adapter=adapter,
+            actor=1,
+        )
+
+    with pytest.raises(PlanError, match=says) as refused:
+        plan(adapter)
+    assert "sync: merged" in (refused.value.hint or "")
+    assert plan(PlannedAdapter(rank=8, target_modules=("q_proj",)))

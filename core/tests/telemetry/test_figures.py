@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.telemetry import History, summarise
 from dovetail.telemetry.figures import ACCURACY, REWARD, bucket_means, sparkline, write_figure
+from dovetail.telemetry.jsonl import append_rows
 from dovetail.telemetry.summary import count_events
 
 
@@ -86,13 +87,38 @@ def test_a_run_is_summarised_from_its_metrics(finished):
     assert summary["reward_failures"] == 1
 
 
+BEGUN_WITHOUT_ACC = [
+    {"step": 0, "val/mean@1": 0.62},
+    {"step": 1, "val/mean@1": 0.8, "val/acc@1": 0.3},
+    {"step": 2, "val/mean@1": 0.85, "val/acc@1": 0.35},
+]
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (None, ("val/mean@1", 0.62, 0.85, 0.85)),
+        ("val/mean@1", ("val/mean@1", 0.62, 0.85, 0.85)),
+        ("val/acc@1", ("val/acc@1", 0.3, 0.35, 0.35)),
+        ("val/acc@4", ("val/mean@1", 0.62, 0.85, 0.85)),
+    ],
+)
+def test_accuracy_is_told_by_the_metric_of_the_summary_or_the_first_validations(
+    run, named, expected
+):
+    append_rows(run.metrics, BEGUN_WITHOUT_ACC)
+    if named:
+        run.write_json("summary.json", {"accuracy_metric": named})
+    found = summarise(run.path)
+    names = ("accuracy_metric", "accuracy_before", "accuracy_after", "accuracy_best")
+    assert tuple(found[name] for name in names) == expected
+
+
 def test_a_run_without_metrics_has_no_figures(run):
     assert summarise(run.path) == {"steps": 0}
 
 
 def test_warnings_and_errors_are_counted_by_event(run):
-    from dovetail.telemetry.jsonl import append_rows
-
     levels = ["info", "warning", "error", "warning"]
     events = ["began", "slow", "slow", "slow"]
     append_rows(

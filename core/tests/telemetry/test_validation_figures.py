@@ -166,3 +166,25 @@ def test_the_report_draws_one_sources_interval_as_a_band(run):
     assert "Validation accuracy" not in banded
     assert "50.0% ± 10.0" in banded
     assert banded.count("fill-opacity: 0.15") == plain.count("fill-opacity: 0.15") + 1
+
+
+def test_the_score_is_drawn_unless_every_validation_told_an_accuracy(run):
+    rows = [{"step": step, "val/mean@1": 0.25, "val/acc@1": 0.5} for step in (1, 2)]
+    append_rows(run.metrics, rows)
+    page = write_report(run.path).read_text()
+    assert "Validation accuracy" in page
+    assert "Validation score" not in page
+    append_rows(run.metrics, [{"step": 0, "val/mean@1": 0.125}])
+    page = write_report(run.path).read_text()
+    assert "Validation accuracy" in page
+    title = page.index("Validation score</")
+    assert "25.0%" in page[title : page.index("<svg", title)]
+
+
+def test_the_chart_follows_the_metric_of_the_summary(run):
+    append_rows(run.metrics, [{"step": 0, "val/mean@1": 0.5}, {"step": 1, "val/mean@4": 0.75}])
+    assert "Validation score</" in write_report(run.path).read_text()
+    run.write_json("summary.json", {"accuracy_metric": "val/mean@4"})
+    page = write_report(run.path).read_text()
+    assert "Validation mean@4</" in page
+    assert "Validation score</" not in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import threading
 import time
 from multiprocessing.process import BaseProcess
@@ -15,9 +16,11 @@ from dovetail.config.sections import ModelSection
 from dovetail.dispatch.loading import turn_path
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.serving.process import free_port
 from dovetail_rollout_vllm import engine_backend
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_backend import EngineBackend
+from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint
 from dovetail_rollout_vllm.versions import Release
 
 
@@ -73,6 +76,40 @@ def test_a_start_that_hangs_ends_with_its_processes_and_its_thread(
     assert bystander.is_alive()
     bystander.kill()
     bystander.join()
+
+
+def test_metrics_that_can_not_be_served_are_refused_before_an_engine_is_made(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    made: list[int] = []
+
+    async def make(*_: Any) -> None:
+        made.append(1)
+
+    monkeypatch.setattr(EngineBackend, "_make", make)
+
+    def start(port: int) -> None:
+        EngineBackend(
+            VllmRolloutConfig(name="vllm", metrics_port=port),
+            PluginContext(
+                model=ModelSection(path=str(tiny), dtype="float32"), run_directory=tmp_path
+            ),
+        ).start()
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RolloutError, match=r"can't be served(?s:.)*another port"):
+            start(taken.getsockname()[1])
+    first = MetricsEndpoint(free_port())
+    try:
+        with pytest.raises(RolloutError, match=r"one replica a process(?s:.)*runtime=ray"):
+            start(free_port())
+    finally:
+        first.close()
+    assert not made
+    MetricsEndpoint(free_port()).close()
 
 
 def _sleeper(name: str) -> BaseProcess:

@@ -62,6 +62,17 @@ def test_a_layout_that_does_not_divide_the_model_is_refused_with_what_would(tiny
         _check_layout(read_config(ModelSection(path=str(tiny))), MegatronConfig(**layout))
 
 
+def test_ranks_without_a_token_of_the_vocabulary_are_refused_with_what_would(tiny):
+    hf = read_config(ModelSection(path=str(tiny)))
+    hf.num_attention_heads = hf.num_key_value_heads = 4
+    hf.vocab_size = 5
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 4 .* vocabulary of 5(?s:.)*1, 2$"):
+        _check_layout(hf, MegatronConfig(tensor_parallel_size=4))
+    _check_layout(hf, MegatronConfig(tensor_parallel_size=2))
+    hf.vocab_size = 7
+    _check_layout(hf, MegatronConfig(tensor_parallel_size=4))
+
+
 def test_a_layout_that_does_not_divide_the_ranks_is_refused_by_the_plan():
     config = MegatronConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
     assert config.mesh_axes() == {"pp": 2, "cp": 1, "tp": 2}

@@ -16,7 +16,7 @@ from dovetail.telemetry.metrics import values
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_megatron.architecture import _check_layout, read_config
 from dovetail_train_megatron.config import MegatronConfig
-from dovetail_train_megatron.stages import last_stage_layers, output_cost
+from dovetail_train_megatron.stages import check_last_stage, last_stage_layers, output_cost
 
 
 @given(st.integers(2, 8), st.integers(1, 12), st.floats(0, 40))
@@ -30,6 +30,18 @@ def test_no_other_even_division_has_a_faster_slowest_stage(stages, a_stage, outp
     possible = [n for n in range(1, layers) if not (layers - n) % (stages - 1)]
     assert last in possible
     assert slowest(last) == min(map(slowest, possible))
+
+
+@pytest.mark.parametrize(("layers", "stages", "last"), [(30, 4, 6), (3, 2, 1), (5, 4, 2)])
+def test_stages_need_not_divide_the_layers(layers, stages, last):
+    assert last_stage_layers(layers, stages, 0.6) == last
+    check_last_stage(last, layers, stages)
+
+
+def test_more_stages_than_layers_are_refused_with_what_is_possible():
+    for refused in (lambda: last_stage_layers(4, 8, 3.0), lambda: check_last_stage(1, 4, 8)):
+        with pytest.raises(ConfigError, match=r"pipeline_parallel_size 8 .* 4 layers.*\n.*at most 4"):  # fmt: skip
+            refused()
 
 
 def test_an_output_layer_that_costs_nothing_leaves_stages_equal():
@@ -46,13 +58,13 @@ def test_a_large_vocabulary_takes_layers_off_the_last_stage():
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
-    """A model of four layers."""
+    """A model of three layers, which two stages can't share evenly."""
     return tiny_model_and_tokenizer(
         tmp_path_factory.mktemp("deep"),
         vocab_size=301,
         hidden_size=32,
         intermediate_size=64,
-        layers=4,
+        layers=3,
     )
 
 
@@ -71,8 +83,8 @@ def test_unequal_stages_compute_what_plain_transformers_does(
         torch.testing.assert_close(exported[name], tensor, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("stages", "last"), [(4, 3), (2, 4), (4, 2)])
+@pytest.mark.parametrize(("stages", "last"), [(3, 2), (2, 3)])
 def test_a_last_stage_that_the_others_can_not_divide_is_refused_with_what_would(deep, stages, last):
     config = MegatronConfig(pipeline_parallel_size=stages, last_stage_layers=last)
-    with pytest.raises(ConfigError, match=f"last_stage_layers {last} leaves .* of the model's 4 layers"):  # fmt: skip
+    with pytest.raises(ConfigError, match=f"last_stage_layers {last} leaves .* of the model's 3 layers"):  # fmt: skip
         _check_layout(read_config(ModelSection(path=str(deep))), config)

@@ -67,14 +67,15 @@ def config_from_mapping(
     overrides: Sequence[str] = (),
     *,
     resolver: Resolver | None = None,
+    name: str = "mapping",
 ) -> LoadedConfig:
-    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides.
+    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides; messages call it by `name`.
 
     Raises:
         ConfigError: anything in the config is wrong; `problems` lists all of it.
     """
-    layer = Layer(rank=0, name="mapping", tree=mapping)
-    return _load([layer], overrides, "mapping", resolver)
+    layer = Layer(rank=0, name=name, tree=mapping)
+    return _load([layer], overrides, name, resolver)
 
 
 def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:

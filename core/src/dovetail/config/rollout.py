@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from dovetail.config.adapter import PlannedAdapter
 from dovetail.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
@@ -129,3 +130,9 @@ class RolloutSection(PluginSection):
         None where it can. None for a rank that is not known.
         """
         return None
+
+    def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
+        """Why an engine with the capability `lora` can't apply such adapters under this config, in words that follow its
+        name; None where it can, as far as is known. By default the rank alone is judged, by `adapter_problem`.
+        """
+        return self.adapter_problem(adapter.rank)

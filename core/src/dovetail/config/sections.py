@@ -10,6 +10,7 @@ from typing import Literal
 
 import attrs
 
+from dovetail.config.adapter import PlannedAdapter
 from dovetail.config.algorithm import AlgorithmSection
 from dovetail.config.fields import (
     AT_LEAST_ONE,
@@ -47,6 +48,7 @@ __all__ = [
     "EngineSection",
     "ModelSection",
     "OptimSection",
+    "PlannedAdapter",
     "PluginSection",
     "PreflightSection",
     "PresetSection",

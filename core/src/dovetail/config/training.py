@@ -8,6 +8,7 @@ from typing import Literal
 
 import attrs
 
+from dovetail.config.adapter import PlannedAdapter
 from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE, PluginSection, plugin_field
 
 
@@ -52,6 +53,10 @@ class EngineSection(PluginSection):
     def adapter_rank(self) -> int | None:
         """The rank of the adapter where `weight_kind` is "adapter"; None where it is not known."""
         return None
+
+    def planned_adapter(self) -> PlannedAdapter:
+        """The adapter where `weight_kind` is "adapter", as far as this config tells: by default its rank alone."""
+        return PlannedAdapter(rank=self.adapter_rank())
 
     def shards(self, ranks: int) -> int:
         """Over how many of a group's ranks each parameter is divided.

@@ -18,6 +18,8 @@ from dovetail.config.structure import Fault
 from dovetail.errors import nearest
 
 _ATTRS_MESSAGE = re.compile(r"'\w+' must be (?P<bound>.+?): .*", re.DOTALL)
+_FEW = 3
+"""So many places of a key are worth naming instead of a similar key."""
 
 
 def problems_of(
@@ -92,9 +94,12 @@ def _unknown(
 def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:
     key, section = str(path[-1]), path[:-1]
     known = fields_of(cls)
-    if close := nearest(key, known):
-        return f"unknown key; did you mean {format_path((*section, close))}?"
+    close = nearest(key, known)
     elsewhere = [found for found in key_paths(tree) if found[-1] == key]
+    # The very key in another place is likelier meant than a similar one here, unless it stands everywhere, as `name`
+    # does, or is part of the similar one, as `every` is of `save_every`.
+    if close and (key in close or not 0 < len(elsewhere) <= _FEW):
+        elsewhere = [(*section, close)]
     if elsewhere:
         places = " or ".join(format_path(found) for found in elsewhere)
         return f"unknown key; did you mean {places}?"

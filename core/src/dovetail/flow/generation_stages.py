@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-import attrs
-
 from dovetail.checkpoint.best import Best
+from dovetail.flow.accuracy import AccuracyKeeper
 from dovetail.flow.failure_refill import refill, thinned
 from dovetail.flow.faults import check_failures, too_many_failures
 from dovetail.flow.gate import due
@@ -20,7 +20,7 @@ from dovetail.flow.refill import Rollout, Rounds
 from dovetail.flow.sample_columns import rollout_metrics
 from dovetail.flow.sampling import training_sampling, validation_sampling
 from dovetail.flow.scorer import Scorer
-from dovetail.flow.validation import main_metric, validation_metrics
+from dovetail.flow.validation import validation_metrics
 from dovetail.flow.weight_stages import WeightStages
 from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.rollout import SamplingParams
@@ -41,6 +41,7 @@ class GenerationStages(WeightStages):
     def __init__(self, parts: Parts, state: RunState) -> None:
         super().__init__(parts, state)
         self._best = Best.of(parts.config.trainer, parts.store, parts.logger)
+        self._accuracy = AccuracyKeeper(parts.logger)
 
     def rollout_and_score(self, issued: Sequence[Issued]) -> Rollout:
         """Generate and score the step's samples, streaming, in rounds: groups of which nothing is left are replaced.
@@ -138,21 +139,11 @@ class GenerationStages(WeightStages):
         metrics = validation_metrics(
             samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
         )
-        if metrics["val/failures"] and metrics["val/failures"] == len(samples):
-            parts.logger.warning(
-                f"validation has no figures: none of its {len(samples)} responses could be scored; the first: "
-                f"{next(s.outcome.message for s in samples if isinstance(s.outcome, Failure))}",
-                step=self.step,
-            )
+        if failures := [s.outcome for s in samples if isinstance(s.outcome, Failure)]:
+            parts.logger.warning(_unscored(failures, len(samples)), step=self.step)
         metrics["time/validation"] = time.monotonic() - began
         parts.pool.figures()  # what validation did is not the next step's
-        metric = self._state.accuracy_metric or main_metric(metrics, how.n)
-        accuracy = metrics.get(metric)
-        if self._state.accuracy_before is None and self.step == 0:
-            self._state = attrs.evolve(self._state, accuracy_before=accuracy)
-        self._state = attrs.evolve(self._state, accuracy_after=accuracy)
-        if accuracy is not None:
-            self._state = attrs.evolve(self._state, accuracy_metric=metric)
+        self._state = self._accuracy.updated(self._state, metrics, how.n)
         rows = [s.row() for s in _shown(samples, config.trainer.validation_samples)]
         parts.run_directory.write_samples(self.step, rows, name="validation")
         parts.trackers.log(self.step, metrics)
@@ -248,3 +239,13 @@ def _shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
         return list(samples)
     failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
     return [*samples[:limit], *failures[:FAILURES_SHOWN]]
+
+
+def _unscored(failures: Sequence[Failure], responses: int) -> str:
+    """What is said of a validation of which some responses have no score."""
+    counts = Counter(failure.kind.value for failure in failures)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+    why = f"({kinds}); the first: {failures[0].message}"
+    if len(failures) == responses:
+        return f"validation has no figures: none of its {responses} responses could be scored {why}"
+    return f"a validation leaves out {len(failures)} of its {responses} responses, which could not be scored {why}"

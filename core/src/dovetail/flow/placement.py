@@ -191,7 +191,7 @@ def _check_kind(section: RolloutSection, models: Sequence[ModelRole], rollout: C
             hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron), or choose a "
             "rollout with that capability: `dovetail plugins list --kind rollout` shows them",
         )
-    problem = section.adapter_problem(actor.config.adapter_rank())
+    problem = section.unfit_adapter(actor.config.planned_adapter())
     if problem is not None:
         raise PlanError(
             f"actor.engine {actor.name!r} is set to send its adapter alone, and rollout {rollout.ref.name!r} {problem}",

@@ -26,7 +26,8 @@ class RunState:
     weight_version: int = 0
     """Version of the weights that the rollout holds."""
     accuracy_metric: str | None = None
-    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
+    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right. Older
+    checkpoints lack it; theirs are values of `val/mean@n`."""
     accuracy_before: float | None = None
     """Before the first step."""
     accuracy_after: float | None = None

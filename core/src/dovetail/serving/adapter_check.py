@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
-from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import WeightManifest
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from dovetail.errors import WeightSyncError
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.transport import WeightManifest
+
+EMBEDDINGS = frozenset(
+    {"embed_in", "embed_tokens", "tok_embeddings", "word_embeddings", "wpe", "wte"}
+)
+"""Last parts of the names that architectures give their embeddings, whose adapters have a form of their own."""
 _MERGED = "or send merged weights (actor.engine.lora.sync: merged)"
+
+
+def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) -> str | None:
+    """Why an engine that applies plain adapters of linear layers does not apply this one, in words that follow its name.
+
+    Args:
+        dora: whether it is a DoRA adapter (arXiv 2402.09353).
+        targets: names of the adapted layers, or their last parts.
+        layers: last parts of the names of those for which the engine has room; None: every linear layer.
+
+    Returns:
+        None where it applies it, as far as is known.
+    """
+    if dora:
+        return "does not apply DoRA adapters"
+    named = sorted({target.rpartition(".")[2] for target in targets})
+    embeddings = [name for name in named if name in EMBEDDINGS]
+    if embeddings:
+        return f"does not apply adapters of embeddings ({', '.join(embeddings)})"
+    roomless = [name for name in named if layers is not None and name not in layers]
+    if layers is not None and roomless:
+        return (
+            f"has no room for adapters of {', '.join(roomless)}, but of {', '.join(sorted(layers))}"
+        )
+    return None
 
 
 def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, who: str) -> None:
@@ -23,9 +57,10 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
     what, adapter = f"weight update {version} is", manifest.adapter
     if adapter is None:
         raise WeightSyncError(f"{what} an adapter, and its manifest does not describe it")
-    if adapter.dora:
+    problem = unapplied(adapter.dora, adapter.target_modules, None)
+    if problem is not None:
         raise WeightSyncError(
-            f"{what} a DoRA adapter, which {who} does not apply",
+            f"{what} an adapter that can't be applied: {who} {problem}",
             hint=_MERGED.removeprefix("or "),
         )
     if room is None or adapter.rank > room:

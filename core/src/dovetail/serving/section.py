@@ -7,8 +7,10 @@ from typing import Any
 
 import attrs
 
+from dovetail.config.adapter import PlannedAdapter
 from dovetail.config.fields import AT_LEAST_ONE
 from dovetail.config.sections import RolloutSection
+from dovetail.serving.adapter_check import unapplied
 
 
 def _joinable(section: Any, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
@@ -97,3 +99,12 @@ class AdaptedSection(ServingSection):
         if rank is not None and rank > room:
             return f"has room for rank {room}, and the adapter has {rank}: set rollout.max_adapter_rank={rank}"
         return None
+
+    def adapter_layers(self) -> tuple[str, ...] | None:
+        """Layers, by the last part of their names, for whose adapters there is room; None: for every linear layer's."""
+        return None
+
+    def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
+        return unapplied(
+            adapter.dora, adapter.target_modules, self.adapter_layers()
+        ) or super().unfit_adapter(adapter)

@@ -28,7 +28,7 @@ class Figure:
     others: tuple[str, ...] = ()
     """Metrics that stand in where the first is absent, in order of preference."""
     unless: str = ""
-    """A regular expression: where a metric matches it, another figure says more, and this one is not shown."""
+    """A regular expression: where a metric of the same step matches it, another figure says more, and this one is not shown."""
     always: bool = True
     """Whether a report says so where the figure was not measured, instead of leaving it out."""
 
@@ -65,19 +65,20 @@ class Figure:
 
     def interval(self, metrics: Mapping[str, float | None]) -> tuple[float, float] | None:
         """The ends of the figure's 95% interval, from the metrics `<name>/low` and `<name>/high`; None where there is none."""
-        name = self.find(metrics)
-        low, high = (metrics.get(f"{name}/{end}") for end in ("low", "high"))
-        if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-            return None
-        return low, high
+        return _interval(self.find(metrics), metrics)
 
-    def read(self, metrics: Mapping[str, float | None]) -> str:
-        """The figure in a step's metrics as text, with ± half the width of its interval where it has one."""
-        name = self.find(metrics)
-        value = None if name is None else metrics[name]
+    def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
+        """The figure in a step's metrics as text, with ± half the width of its interval where it has one.
+
+        Args:
+            metrics: of the step.
+            name: the metric that was found for the whole run; None looks for it in the step.
+        """
+        name = name or self.find(metrics)
+        value = None if name is None else metrics.get(name)
         if value is None:
             return ""
-        text, ends = self.write(value), self.interval(metrics)
+        text, ends = self.write(value), _interval(name, metrics)
         if ends is None or ends[0] == ends[1]:
             return text
         half = (ends[1] - ends[0]) / 2
@@ -86,6 +87,13 @@ class Figure:
     def write(self, value: float) -> str:
         """The figure as text."""
         return write_figure(value, self.style)
+
+
+def _interval(name: str | None, metrics: Mapping[str, float | None]) -> tuple[float, float] | None:
+    low, high = (metrics.get(f"{name}/{end}") for end in ("low", "high"))
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    return low, high
 
 
 REWARD = Figure("Reward", "reward", "reward/mean")

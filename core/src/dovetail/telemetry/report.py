@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.telemetry import charts, figures, recipe
 from dovetail.telemetry.reward_section import component_cards, components_left_out, sign_cards
 from dovetail.telemetry.samples import shown_samples
-from dovetail.telemetry.summary import History, count_events, summarise
+from dovetail.telemetry.summary import History, accuracy_metric, count_events, summarise
 from dovetail.telemetry.validation import (
     EVERYTHING,
     PLUS_MINUS,
@@ -67,6 +67,7 @@ def _content(directory: Path) -> dict[str, Any]:
     """What the template shows."""
     history = History.read(directory)
     summary = {**summarise(directory), **_known(_read_json(directory / "summary.json"))}
+    metric = accuracy_metric(directory, history)
     config = _read_text(directory / "config.yaml")
     return {
         "title": "/".join(directory.resolve().parts[-2:]),
@@ -76,9 +77,9 @@ def _content(directory: Path) -> dict[str, Any]:
         "headline": _headline(summary),
         "tiles": _tiles(summary),
         "charts": [
-            _chart(history, figure)
+            _chart(history, figure, metric)
             for figure in _CHARTS
-            if figure.find(history.names) is not None
+            if history.find(figure) is not None
             or (figure.always and not figure.outdone(history.names))
         ],
         "plus_minus": PLUS_MINUS,
@@ -164,13 +165,17 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return known
 
 
-def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
-    """A card: title, latest value, drawing, legend; the drawing is None where nothing was logged."""
+def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict[str, Any]:
+    """A card: title, latest value, drawing, legend; the drawing is None where nothing was logged.
+
+    `metric` is the one of validation that the run is judged by.
+    """
     if figure is figures.KL and not history.values(figure) and history.values(figures.POLICY_KL):
         figure = figures.POLICY_KL
-    names = [figure.find(history.names)]
-    legend: list[str] = []
     validation = figure in (figures.ACCURACY, figures.SCORE)
+    judged = validation and metric and figures.validation_figure(metric) is figure
+    names = [metric if judged else history.find(figure)]
+    legend: list[str] = []
     if validation:
         kind = "acc" if figure is figures.ACCURACY else "mean"
         sources = [name for name in history.names if source_of(name, kind) is not None]
@@ -204,7 +209,7 @@ def _chart(history: History, figure: figures.Figure) -> dict[str, Any]:
         percent=percent,
         markers=validation and len(values) <= 60,
     )
-    card["latest"] = figure.read(history.at(series[0][0][-1]))
+    card["latest"] = figure.read(history.at(series[0][0][-1]), names[0])
     card["first"] = figure.write(values[0]) if len(values) > 1 else ""
     card["legend"] = list(enumerate(legend, start=1))
     return card

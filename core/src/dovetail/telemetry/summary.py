@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -60,9 +61,18 @@ class History:
         ]
         return [step for step, _ in known], [value for _, value in known]
 
+    def find(self, figure: figures.Figure) -> str | None:
+        """The metric that a key figure is in this run; None where it was never logged, or where at every step that has it
+        another figure says more.
+        """
+        if not figure.unless:
+            return figure.find(self.names)
+        found = (figure.find(self.at(step)) for step in self.steps)
+        return next((name for name in found if name is not None), None)
+
     def values(self, figure: figures.Figure) -> list[float]:
         """The finite values of a key figure, in order of steps."""
-        return self.series(figure.find(self.names))[1]
+        return self.series(self.find(figure))[1]
 
     def not_finite(self) -> dict[str, list[int]]:
         """Metrics that were NaN or infinite somewhere, and at which steps."""
@@ -79,17 +89,18 @@ def _is_figure(value: Any) -> bool:
 
 
 def summarise(run_directory: Path) -> dict[str, Any]:
-    """Figures for `summary.json`; what the metrics don't tell is left out.
+    """Figures of a run from its files; what they don't tell is left out.
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
-        whose values these are (a mean score where the reward does not say what is right); `reward_first` and `reward_last` (means over the first and the last steps) and
+        whose values these are: what `summary.json` names, or else what the first validation tells (a mean score where the
+        reward did not say what is right); `reward_first` and `reward_last` (means over the first and the last steps) and
         `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
         `step_seconds` (the sum over steps); `reward_failures`.
     """
     history = History.read(run_directory)
     found: dict[str, Any] = {"steps": max(history.steps, default=0)}
-    metric = figures.ACCURACY.find(history.names) or figures.SCORE.find(history.names)
+    metric = accuracy_metric(run_directory, history)
     if accuracy := history.series(metric)[1]:
         found["accuracy_metric"] = metric
         found["accuracy_before"] = accuracy[0]
@@ -108,6 +119,22 @@ def summarise(run_directory: Path) -> dict[str, Any]:
     if failures := history.values(figures.FAILURES):
         found["reward_failures"] = int(sum(failures))
     return found
+
+
+def accuracy_metric(run_directory: Path, history: History) -> str | None:
+    """The metric of validation that a run is judged by: what `summary.json` names, where it was logged, or else what the
+    first validation tells; None where there was none.
+    """
+    try:
+        named = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        named = None  # a run that was killed has no summary, or a torn one
+    metric = named.get("accuracy_metric") if isinstance(named, dict) else None
+    if metric in history.names:
+        return str(metric)
+    figures_of_step = (history.at(step) for step in history.steps)
+    found = (figures.ACCURACY.find(row) or figures.SCORE.find(row) for row in figures_of_step)
+    return next((name for name in found if name is not None), None)
 
 
 def count_events(run_directory: Path) -> list[tuple[str, str, int]]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import attrs
 
+from dovetail.config.adapter import PlannedAdapter
 from dovetail.config.fields import ONE_OR_MANY
 
 Sync = Literal["merged", "adapter"]
@@ -32,6 +33,11 @@ class LoraSection:
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
     """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
+
+    def planned(self) -> PlannedAdapter:
+        """What a rollout that is to apply the adapter can be asked about before anything is loaded."""
+        named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
+        return PlannedAdapter(rank=self.rank, dora=self.dora, target_modules=named)
 
     @property
     def scale(self) -> float:

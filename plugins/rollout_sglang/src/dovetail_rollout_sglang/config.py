@@ -50,3 +50,6 @@ class SglangRolloutConfig(AdaptedSection):
     seeding: Literal["per_sample", "none"] = "none"
     """`per_sample` gives every sample a seed of its own from its random stream, and SGLang its deterministic inference, without
     which it heeds no seeds: slower, and not with every attention backend."""
+
+    def adapter_layers(self) -> tuple[str, ...]:
+        return self.adapter_modules

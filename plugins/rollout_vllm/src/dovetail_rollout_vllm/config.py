@@ -27,7 +27,8 @@ class VllmRolloutConfig(AdaptedSection):
     replica, or joins those that `urls` names."""
     metrics_port: int | None = attrs.field(default=None, validator=[PORT, _counted])
     """Mode `engine`: replica k serves vLLM's own Prometheus metrics under `/metrics` on this port of the loopback interface
-    plus k; None lets vLLM count nothing but the run's own figures. Servers serve theirs at their own address."""
+    plus k; None lets vLLM count nothing but the run's own figures. It is for one replica a process (with runtime `ray`, each
+    has its own). Servers serve theirs at their own address."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Accelerators over which a replica divides the layers into stages."""
     gpu_memory_utilization: float = attrs.field(

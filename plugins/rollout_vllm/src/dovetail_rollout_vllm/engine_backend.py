@@ -66,9 +66,12 @@ class EngineBackend(Backend):
             )
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
         self.log = log_path("vllm", context)
-        self._loop = LoopThread(f"vllm-{context.rank}")
         limit, turn = self._config.start_timeout, turn_of(context)
         with surroundings(self._config, context, self.log):
+            if self._config.metrics_port is not None:
+                # First of all: a port that is taken should not cost the start of an engine.
+                self._metrics = MetricsEndpoint(self._config.metrics_port + context.rank)
+            self._loop = LoopThread(f"vllm-{context.rank}")
             others = engine_processes()
             try:
                 making = self._loop.start(self._make(arguments))
@@ -85,8 +88,8 @@ class EngineBackend(Backend):
                 told = start_failure(cause, self.log, self._config)
                 raise told from None if told is error else error
         self._driver = EngineDriver(self._engine)
-        if self._config.metrics_port is not None:
-            self._serve_metrics(self._config.metrics_port + context.rank)
+        if self._metrics is not None:
+            context.logger.info("vLLM's metrics are served at %s", self._metrics.url)
         if context.transport is not None:
             self._connect(context)
 
@@ -180,14 +183,6 @@ class EngineBackend(Backend):
             engine.shutdown(timeout=_END_SECONDS)
             return
         self._engine = engine
-
-    def _serve_metrics(self, port: int) -> None:
-        try:
-            self._metrics = MetricsEndpoint(port)
-        except RolloutError:
-            self.close()
-            raise
-        self._context.logger.info("vLLM's metrics are served at %s", self._metrics.url)
 
     def _connect(self, context: PluginContext) -> None:
         loop, driver = self._open()

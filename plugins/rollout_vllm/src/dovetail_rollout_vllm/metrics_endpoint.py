@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 from dovetail.errors import RolloutError
 from dovetail.serving.process import LOOPBACK
 
 
 class MetricsEndpoint:
-    """Answers `/metrics` on the loopback interface until it is closed.
+    """Answers `/metrics` on the loopback interface until it is closed. A process has one at most: vLLM counts all of a
+    process's engines in one registry, where a new engine takes the place of the one before.
 
     Args:
         port: to listen on.
@@ -18,8 +20,11 @@ class MetricsEndpoint:
         url: of the metrics.
 
     Raises:
-        RolloutError: it can't listen there.
+        RolloutError: it can't listen there, or this process has an open one already.
     """
+
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _open: ClassVar[MetricsEndpoint | None] = None
 
     def __init__(self, port: int) -> None:
         from prometheus_client import (  # type: ignore[import-not-found, unused-ignore]
@@ -28,18 +33,30 @@ class MetricsEndpoint:
         from vllm.v1.metrics.prometheus import get_prometheus_registry
 
         self.url = f"http://{LOOPBACK}:{port}/metrics"
-        try:
-            self._server, self._thread = start_http_server(
-                port, addr=LOOPBACK, registry=get_prometheus_registry()
-            )
-        except OSError as error:
-            raise RolloutError(
-                f"vLLM's metrics can't be served at {self.url}: {error.strerror}",
-                hint="set rollout.metrics_port to another port, or leave it out",
-            ) from error
+        with MetricsEndpoint._lock:
+            other = MetricsEndpoint._open
+            if other is not None:
+                raise RolloutError(
+                    f"rollout.metrics_port serves one replica a process, and this process serves one at {other.url}",
+                    hint="set runtime=ray or rollout.mode=server, where replicas have processes of their own, or leave "
+                    "rollout.metrics_port out",
+                )
+            try:
+                self._server, self._thread = start_http_server(
+                    port, addr=LOOPBACK, registry=get_prometheus_registry()
+                )
+            except OSError as error:
+                raise RolloutError(
+                    f"vLLM's metrics can't be served at {self.url}: {error.strerror}",
+                    hint="set rollout.metrics_port to another port, or leave it out",
+                ) from error
+            MetricsEndpoint._open = self
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, after which this process may have another."""
+        with MetricsEndpoint._lock:
+            if MetricsEndpoint._open is self:
+                MetricsEndpoint._open = None
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -7,9 +7,20 @@ from typing import Literal
 import attrs
 
 from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE
-from dovetail.config.sections import EngineSection
+from dovetail.config.sections import EngineSection, PlannedAdapter
 from dovetail.errors import PlanError
-from dovetail.training.lora import LoraSection
+from dovetail.training.lora import ALL_LINEAR, LoraSection, Sync
+
+__all__ = [
+    "ALL_LINEAR",
+    "Fsdp2Config",
+    "LoraSection",
+    "Packing",
+    "Recompute",
+    "Reduce",
+    "Share",
+    "Sync",
+]
 
 Share = Literal["auto", "always", "never"]
 Packing = Literal["auto", "always", "never"]
@@ -86,3 +97,6 @@ class Fsdp2Config(EngineSection):
 
     def adapter_rank(self) -> int | None:
         return None if self.lora is None else self.lora.rank
+
+    def planned_adapter(self) -> PlannedAdapter:
+        return PlannedAdapter() if self.lora is None else self.lora.planned()

@@ -14,7 +14,12 @@ from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.needs import has_transformer_engine, imported
 from dovetail_train_megatron.parallel import Parallel
-from dovetail_train_megatron.stages import check_last_stage, last_stage_layers, output_cost
+from dovetail_train_megatron.stages import (
+    check_last_stage,
+    check_stages,
+    last_stage_layers,
+    output_cost,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -243,7 +248,6 @@ def _check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
         ("tensor_parallel_size", tp, hf.num_key_value_heads, "key and value heads"),
         ("tensor_parallel_size", tp, hf.intermediate_size, "inner features"),
         ("context_parallel_size", cp, hf.num_attention_heads // tp, "attention heads of a tensor-parallel rank"),
-        ("pipeline_parallel_size", config.pipeline_parallel_size, hf.num_hidden_layers, "layers"),
         ("expert_parallel_size", config.expert_parallel_size, experts or 1, "experts"),
     ):  # fmt: skip
         if number % size:
@@ -252,7 +256,19 @@ def _check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
                 f"{name} {size} does not divide the model's {number} {of}",
                 hint=f"use one of {', '.join(map(str, fitting))}",
             )
-    if config.last_stage_layers is not None and config.pipeline_parallel_size > 1:
-        check_last_stage(
-            config.last_stage_layers, hf.num_hidden_layers, config.pipeline_parallel_size
+    stages = config.pipeline_parallel_size
+    check_stages(hf.num_hidden_layers, stages)
+    if config.last_stage_layers is not None and stages > 1:
+        check_last_stage(config.last_stage_layers, hf.num_hidden_layers, stages)
+    if not _all_have_tokens(hf.vocab_size, tp):
+        fitting = [n for n in range(1, tp) if not tp % n and _all_have_tokens(hf.vocab_size, n)]
+        raise ConfigError(
+            f"tensor_parallel_size {tp} leaves some ranks no token of the model's vocabulary of {hf.vocab_size}, which is "
+            f"divided into {tp} parts of {-(-hf.vocab_size // tp)}",
+            hint=f"use one of {', '.join(map(str, fitting))}",
         )
+
+
+def _all_have_tokens(vocabulary: int, tp: int) -> bool:
+    """Whether every one of so many ranks has a token, where each but the last ones has equally many, rounded up."""
+    return -(-vocabulary // tp) * (tp - 1) < vocabulary

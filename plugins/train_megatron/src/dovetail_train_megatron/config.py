@@ -7,7 +7,7 @@ from typing import Any, Literal
 import attrs
 
 from dovetail.config.fields import AT_LEAST_ONE
-from dovetail.config.sections import EngineSection
+from dovetail.config.sections import EngineSection, PlannedAdapter
 from dovetail.errors import ConfigError, PlanError
 from dovetail.training.lora import LoraSection
 
@@ -31,7 +31,7 @@ class MegatronConfig(EngineSection):
     """Ranks over which every weight matrix is divided (axis `tp`). It divides the model's query heads and its key and value
     heads."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Stages over which the layers are divided (axis `pp`). It divides the number of layers."""
+    """Stages over which the layers are divided (axis `pp`): at most as many as there are layers."""
     last_stage_layers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Layers of the last stage, which also has the output layer; the other stages share the rest evenly. None: as many as
     make all stages take about as long. It has no effect without pipeline parallelism."""
@@ -99,3 +99,6 @@ class MegatronConfig(EngineSection):
 
     def adapter_rank(self) -> int | None:
         return None if self.lora is None else self.lora.rank
+
+    def planned_adapter(self) -> PlannedAdapter:
+        return PlannedAdapter() if self.lora is None else self.lora.planned()

@@ -18,6 +18,9 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
         layers: of the model.
         stages: at least 2, at most as many.
         output: what the output layer costs, in layers.
+
+    Raises:
+        ConfigError: there are more stages than layers.
     """
     return min(_fitting(layers, stages), key=lambda last: _slowest(layers, stages, last, output))
 
@@ -31,11 +34,24 @@ def output_cost(hf: Any, head_size: int) -> float:
     return OUTPUT * float(hf.vocab_size * hidden / layer)
 
 
+def check_stages(layers: int, stages: int) -> None:
+    """See that every stage gets a layer. Their numbers need not divide: the last stage may have more or fewer than others.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    if stages > layers:
+        raise ConfigError(
+            f"pipeline_parallel_size {stages} is more than the model's {layers} layers, of which every stage needs one",
+            hint=f"use at most {layers}",
+        )
+
+
 def check_last_stage(last: int, layers: int, stages: int) -> None:
     """See that the other layers can be divided evenly.
 
     Raises:
-        ConfigError: they can't; names what would fit.
+        ConfigError: they can't; names what would fit. Or there are more stages than layers.
     """
     fitting = _fitting(layers, stages)
     if last not in fitting:
@@ -47,6 +63,7 @@ def check_last_stage(last: int, layers: int, stages: int) -> None:
 
 
 def _fitting(layers: int, stages: int) -> list[int]:
+    check_stages(layers, stages)
     most = layers - (stages - 1)
     return [last for last in range(1, most + 1) if not (layers - last) % (stages - 1)]
 
