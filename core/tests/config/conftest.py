@@ -20,6 +20,7 @@ from dovetail.config.sections import (
     plugin_field,
 )
 from dovetail.errors import ConfigError, PluginNotFoundError, nearest
+from dovetail.training.lora import LoraSection
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +37,12 @@ class VllmConfig(RolloutSection):
     """Share of memory."""
     engine_args: dict[str, Any] = attrs.field(factory=dict)
     """Passed on."""
+
+
+@attrs.frozen(kw_only=True)
+class FsdpConfig(EngineSection):
+    lora: LoraSection | None = None
+    """Adapters."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +71,7 @@ class WrapConfig(PluginSection):
 
 CLASSES: dict[str, dict[str, type]] = {
     "rollout": {"hf": HfConfig, "vllm": VllmConfig},
-    "engine": {"fsdp2": EngineSection},
+    "engine": {"fsdp2": FsdpConfig},
     "trainer": {"on_policy": TrainerSection},
     "runtime": {"inline": RuntimeSection},
     "policy_loss": {"ppo_clip": ClipConfig, "reinforce": PluginSection},

@@ -240,3 +240,20 @@ def test_threads_that_load_one_file_at_once_get_one_class(tmp_path: Path) -> Non
 
     with ThreadPoolExecutor(4) as threads:
         assert len(set(threads.map(load, range(4)))) == 1
+
+
+WAITS = """
+import threading
+from dovetail.plugins.files import load_file_attribute
+thread = threading.Thread(target=load_file_attribute, args=({other!r}, "x"), daemon=True)
+thread.start()
+thread.join(20)
+stuck = thread.is_alive()
+"""
+
+
+def test_a_file_may_wait_for_a_thread_that_loads_another(tmp_path: Path) -> None:
+    other, path = tmp_path / "other.py", tmp_path / "waits.py"
+    other.write_text("x = 1\n")
+    path.write_text(WAITS.format(other=str(other)))
+    assert not load_file_attribute(str(path), "stuck")

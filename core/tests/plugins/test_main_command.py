@@ -48,6 +48,10 @@ def test_version() -> None:
     assert done.output == f"dovetail, version {package.__version__}\n"
 
 
+def test_the_package_runs_as_a_module(python) -> None:
+    assert python("-m", "dovetail", "--version").stdout.endswith(f"version {package.__version__}\n")
+
+
 def test_an_error_is_one_message_without_a_traceback(failing) -> None:
     done = failing(
         ConfigError("seed is 'x'", hint="give a number", problems=["seed is 'x'", "more"])

@@ -161,6 +161,13 @@ def test_show_of_an_unknown_name_is_an_error_with_the_nearest(dovetail) -> None:
     assert "did you mean 'acme_mean'?" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["advantages", "tracker"])
+def test_a_name_under_the_wrong_kind_is_an_error_with_the_right_one(dovetail, kind: str) -> None:
+    done = dovetail("plugins", "show", f"{kind}/acme_mean")
+    assert done.returncode == 2
+    assert "  → did you mean advantage/acme_mean?" in done.stderr
+
+
 def test_a_command_of_the_sdk_says_how_to_install_it_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

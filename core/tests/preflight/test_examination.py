@@ -210,6 +210,24 @@ def test_the_command_prints_all_of_it_and_ends_with_2(build: Build, tmp_path: Pa
     assert "OK" not in done.output
 
 
+def test_the_command_lists_an_environment_that_is_elsewhere_as_a_need(
+    build: Build, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from dovetail.cli.main import main
+    from dovetail.config import dump_yaml
+
+    path = tmp_path / "config.yaml"
+    gone = "runtime={name: ray, environments: {rollout: DIR/gone}}"
+    path.write_text(dump_yaml(build(gone, "algorithm.policy_loss=gspo").config))
+    done = CliRunner().invoke(main, ["check", str(path)])
+    assert done.exit_code == 0
+    assert "needs: runtime.environments.rollout=" in done.stdout
+    assert done.stderr.count("warning: ") == 1
+    assert f"OK: {path} is a valid run, with 1 warning; not ready on this machine: " in done.stdout
+
+
 def test_the_plan_names_the_preset_and_ends_with_what_rules_find(
     build: Build, tmp_path: Path
 ) -> None:

@@ -60,12 +60,18 @@ def new(
         click.echo(f"{into}: {name!r} of kind {kind} in {len(files)} files, and its entry point:")
         for file in files:
             click.echo(f"  {file}")
-        click.echo(f"next:\n  cd {into} && pip install -e '.[test]' && pytest")
+        click.echo(f"next:\n  {_next(into)}")
         return
     package = new_plugin(kind, name, directory, licence=licence)
     parts = "tests" if kind in EXTENSIONS else "config, manifest and tests"
     click.echo(f"{package}: {name!r} of kind {kind} with its {parts}; next:")
-    click.echo(f"  cd {package} && pip install -e '.[test]' && pytest")
+    click.echo(f"  {_next(package)}")
+
+
+def _next(package: Path) -> str:
+    """The command that installs a package and tests it, from where the user is."""
+    there = "" if package.resolve() == Path.cwd() else f"cd {package} && "
+    return f"{there}pip install -e '.[test]' && pytest"
 
 
 new.epilog = f"KIND is one of {', '.join(KINDS)}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,11 @@ def run(package: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def contents(package: Path) -> dict[Path, bytes]:
+    files = (p for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc")
+    return {p: p.read_bytes() for p in files}
 
 
 def test_a_second_plugin_lives_beside_the_first(tmp_path: Path) -> None:
@@ -71,23 +77,27 @@ def test_a_second_plugin_lives_beside_the_first(tmp_path: Path) -> None:
     assert run(package, "-c", SUITES).split() == ["TestSecond"]
 
 
+def test_the_next_step_starts_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = new_plugin("reward_function", "into_here", tmp_path)
+    monkeypatch.chdir(package)
+    done = CliRunner().invoke(main, ["plugins", "new", "reward_function", "other", "--into", "."])
+    assert done.output.endswith("next:\n  pip install -e '.[test]' && pytest\n"), done.output
+
+
 def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
     package = new_plugin("advantage", "into_kept", tmp_path)
-
-    def files() -> dict[Path, bytes]:
-        return {p: p.read_bytes() for p in package.rglob("*") if p.is_file()}
-
     (package / "src" / "dovetail_into_kept" / "mine").mkdir()
     (package / "src" / "dovetail_into_kept" / "mine" / "plugin.py").write_text("")
-    before = files()
+    before = contents(package)
     for kind, name, words in (
         ("advantage", "into_kept", "entry point 'into_kept' of the group dovetail.advantage"),
-        ("advantage", "mine", "mine/plugin.py already"),
+        ("advantage", "mine", "mine already"),
+        ("advantage", "config", r"config\.py already"),
         ("advntage", "other", "there is no kind of plugin 'advntage'"),
     ):
         with pytest.raises(PluginError, match=words):
             add_plugin(kind, name, package)
-    assert files() == before
+    assert contents(package) == before
     with pytest.raises(PluginError, match=r"has no pyproject\.toml"):
         add_plugin("advantage", "other", tmp_path / "nowhere")
 
@@ -112,3 +122,27 @@ def test_entry_points_that_a_line_can_not_be_added_to_are_left_alone(tmp_path: P
     with pytest.raises(PluginError, match="a line can't be added to"):
         add_plugin("advantage", "second", package)
     assert file.read_text() == changed
+
+
+def test_a_package_whose_manifest_can_not_be_derived_is_as_it_was(tmp_path: Path) -> None:
+    package = new_plugin("advantage", "into_broken", tmp_path)
+    shutil.rmtree(package / "tests")
+    file = package / "pyproject.toml"
+    ghost = '\nghost = "dovetail_into_broken.ghost:Ghost"\ninto_broken ='
+    file.write_text(file.read_text().replace("\ninto_broken =", ghost))
+    before = contents(package)
+    with pytest.raises(PluginError, match="ghost"):
+        add_plugin("advantage", "second", package)
+    assert contents(package) == before
+    assert not (package / "tests").exists()
+
+
+def test_line_endings_of_a_file_stay_as_they_are(tmp_path: Path) -> None:
+    package = new_plugin("advantage", "into_windows", tmp_path)
+    file = package / "pyproject.toml"
+    before = file.read_bytes().replace(b"\n", b"\r\n")
+    file.write_bytes(before)
+    add_plugin("reward_function", "second", package)
+    lines = file.read_bytes().split(b"\n")
+    assert all(line.endswith(b"\r") for line in lines[:-1])
+    assert set(before.split(b"\n")) < set(lines)

@@ -21,8 +21,9 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
     """Check CONFIG, with overrides such as rollout.n=4, and list all that is wrong with it.
 
     Warnings name what a run can start with and probably should not; errors what it can't. In brackets stands what
-    found it; a rule is silenced with preflight.ignore=ID. Packages that the chosen plugins need and this machine lacks are
-    named as needs: they have to be there where the run will be. Exits with 0 where there is no error, else with 2.
+    found it; a rule is silenced with preflight.ignore=ID. Packages that the chosen plugins need and this machine lacks,
+    and environments of runtime.environments that are not here or do not fit, are named as needs: they have to be there
+    where the run will be. Exits with 0 where there is no error, else with 2.
     """
     from dovetail.config import load_config
 
@@ -35,18 +36,31 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
         click.echo(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
         return
     from dovetail.flow.preflight import examine, refusal
+    from dovetail.preflight.environments import EnvironmentUnfit
 
     found = examine(loaded)
     for line in found.notes:
         click.echo(line)
-    for finding in found.warnings:
+    warnings = [finding for finding in found.warnings if finding.rule != EnvironmentUnfit.name]
+    environments = [str(f) for f in found.warnings if f.rule == EnvironmentUnfit.name]
+    needs = [*found.needs, *environments]
+    for finding in warnings:
         render.warning(str(finding))
-    for need in found.needs:
+    for need in needs:
         click.echo(f"needs: {need}")
     if found.errors:
         raise refusal(config, found.errors)
-    click.echo(f"OK: {config} is ready to train{_with_warnings(len(found.warnings))}")
+    verdict = "is a valid run" if needs else "is ready to train"
+    click.echo(f"OK: {config} {verdict}{_with_warnings(len(warnings))}{_unready(len(needs))}")
 
 
 def _with_warnings(count: int) -> str:
     return f", with {count} warning{'s' if count > 1 else ''}" if count else ""
+
+
+def _unready(count: int) -> str:
+    return (
+        f"; not ready on this machine: {count} need{'s' if count > 1 else ''} above"
+        if count
+        else ""
+    )

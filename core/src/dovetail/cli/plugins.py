@@ -243,6 +243,7 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     kind, slash, name = plugin.partition("/")
     if kind not in KINDS and (not slash or _is_alias(plugin, index)):
         kind, name = "", plugin
+    _check_home(kind, name, index)
     _check_kind(kind or None, index)
     found = [
         entry
@@ -280,6 +281,18 @@ def one_plugin(plugin: str, command: str) -> PluginEntry:
 def _is_alias(name: str, index: PluginIndex) -> bool:
     """Whether a text with a slash is an alias, as `openai/gsm8k` is."""
     return any(name in entry.aliases for entry in index.entries())
+
+
+def _check_home(kind: str, name: str, index: PluginIndex) -> None:
+    """Refuse `kind/name` where only other kinds have a plugin of that name."""
+    homes = sorted({e.kind for e in index.entries() if name in (e.name, *e.aliases)})
+    if not kind or not homes or kind in homes:
+        return
+    known = kind in KINDS
+    raise PluginNotFoundError(
+        f"no {kind} plugin is named {name!r}" if known else f"there is no plugin kind {kind!r}",
+        hint=f"did you mean {' or '.join(f'{home}/{name}' for home in homes)}?",
+    )
 
 
 def _check_kind(kind: str | None, index: PluginIndex) -> None:

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
-_loading = threading.RLock()
-"""Files are run one at a time: two threads must not make two modules of one. A file may load another."""
+_locks: dict[Path, threading.RLock] = {}
+"""File → the lock under which it is run: two threads must not make two modules of one. Each file has its own, since a file
+may wait for a thread that loads another."""
+_locks_lock = threading.Lock()
+"""Held for a moment, to find a file's lock or make it."""
 
 
 def resolve(path: str) -> Path:
@@ -101,11 +104,16 @@ def _this_core(kind: str) -> str:
 
 def _module(place: Path) -> types.ModuleType:
     """The module of a file, run where its content is new."""
-    with _loading:
+    with _lock_of(place):
         digest = content_hash(place)
         if place not in _loaded or _loaded[place][0] != digest:
             _loaded[place] = (digest, _run(place))
         return _loaded[place][1]
+
+
+def _lock_of(place: Path) -> threading.RLock:
+    with _locks_lock:
+        return _locks.setdefault(place, threading.RLock())
 
 
 def _run(place: Path) -> types.ModuleType:

@@ -198,7 +198,7 @@ def _settings(fields: Iterable[Mapping[str, Any]], above: str = "") -> Iterator[
     for field in fields:
         name = f"{above}{field['name']}"
         default = "required" if field.get("required") else shown(field.get("default"))
-        if "fields" in field and "default" not in field:
+        if "fields" in field and "default" not in field and not field.get("collection"):
             default = ""
         allowed, doc = (
             str(field.get("allowed") or ""),
@@ -213,12 +213,13 @@ def _example(
     plugin: PluginManifest, path: KeyPath, collection: str | None, beside: Mapping[str, Any]
 ) -> str:
     values = _worth_showing(plugin.kind, _defaults((plugin.config_schema or {}).get("fields", [])))
-    section: Any = {"name": plugin.name, **values} if values else plugin.name
-    if collection == "list":
-        section = [section]
-    elif collection == "dict":
-        section = {"my_key": section}
+    section = _held({"name": plugin.name, **values} if values else plugin.name, collection)
     return dump(_laid_over(_laid_over(_at(path, section), _companions(plugin)), beside))
+
+
+def _held(entry: Any, collection: str | None) -> Any:
+    """An entry as its collection holds it: in a `list`, or in a `dict` under a key of the user's; else itself."""
+    return {"list": [entry], "dict": {"my_key": entry}}.get(str(collection), entry)
 
 
 def _worth_showing(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +276,7 @@ def _defaults(fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for field in fields:
         if "fields" in field and "default" not in field:
             if inner := _defaults(field["fields"]):
-                values[field["name"]] = inner
+                values[field["name"]] = _held(inner, field.get("collection"))
         elif field.get("required"):
             values[field["name"]] = f"<{field['type']}>"
         else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.plugins.kinds import GROUP_PREFIX
+from dovetail.plugins.manifest import FILE_NAME
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import Project, read_project
 from dovetail_sdk.scaffold.new import EXTENSIONS, check_words, rendered, target_of, tidy
@@ -31,13 +34,14 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
         The new files, relative to `directory`.
 
     Raises:
-        PluginError: there is no such kind, no package, a plugin of that name, or a file where one of the new ones goes;
-            pyproject.toml is written in a way that can't be added to. Nothing is written then. Or the manifest can't be
-            derived.
+        PluginError: there is no such kind, no package, a plugin or module of that name, or a file where one of the new ones
+            goes; pyproject.toml is written in a way that can't be added to; the manifest can't be derived. The package is
+            as it was then, as after an OSError.
     """
     check_words(kind, name)
     project = read_project(directory)
     package = _package(project)
+    _check_module_free(package, name)
     entry = f'{name} = "{package.name}.{name}.plugin:{target_of(kind, name)}"'
     file = directory / "pyproject.toml"
     text = _with_entry(file, f"{GROUP_PREFIX}{kind}", name, entry)
@@ -50,14 +54,44 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
         raise PluginError(
             f"{directory} holds {', '.join(taken)} already", hint="choose another name"
         )
-    for path, content in texts.items():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_text(content, encoding="utf-8")
-    file.write_text(text, encoding="utf-8")
-    tidy(directory, list(texts))
-    if kind not in EXTENSIONS:
-        write(read_project(directory))
+    with ExitStack() as undo:
+        for kept in (file, package / FILE_NAME):
+            undo.callback(_put_back, kept, kept.read_bytes() if kept.exists() else None)
+        for path, content in texts.items():
+            _make_folder((directory / path).parent, undo)
+            undo.callback((directory / path).unlink, missing_ok=True)
+            (directory / path).write_text(content, encoding="utf-8")
+        file.write_bytes(text.encode())
+        tidy(directory, list(texts))
+        if kind not in EXTENSIONS:
+            write(read_project(directory))
+        undo.pop_all()
     return list(texts)
+
+
+def _check_module_free(package: Path, name: str) -> None:
+    """Refuse a name that the package's code has already: a folder would hide a module of the same name."""
+    for taken in (package / f"{name}.py", package / name):
+        if taken.exists():
+            raise PluginError(
+                f"{package} holds {taken.name} already, and the new plugin's modules go to {name}/",
+                hint="choose another name",
+            )
+
+
+def _make_folder(folder: Path, undo: ExitStack) -> None:
+    """Make a folder with those above it; `undo` removes what was made, with the byte code that an import left there."""
+    if not folder.exists():
+        _make_folder(folder.parent, undo)
+        folder.mkdir()
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _put_back(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(content)
 
 
 def _package(project: Project) -> Path:
@@ -83,7 +117,7 @@ def _place(path: Path, modules: Path, name: str) -> Path:
 
 def _with_entry(file: Path, group: str, name: str, entry: str) -> str:
     """The text of a pyproject.toml with one more entry point, and nothing else changed."""
-    text = file.read_text(encoding="utf-8")
+    text = file.read_bytes().decode()
     before = tomllib.loads(text)
     entries = before["project"].get("entry-points", {})
     if name in entries.get(group, {}):
@@ -91,13 +125,14 @@ def _with_entry(file: Path, group: str, name: str, entry: str) -> str:
             f"{file} has an entry point {name!r} of the group {group} already",
             hint="choose another name",
         )
-    lines = text.splitlines()
+    end = "\r\n" if "\r\n" in text else "\n"
+    lines = (text if text.endswith("\n") else text + end).splitlines(keepends=True)
     header = f'[project.entry-points."{group}"]'
     same = [i for i, line in enumerate(lines) if line.split("#")[0].strip() == header]
     tables = same or [i for i, line in enumerate(lines) if _ENTRY_POINTS.match(line)]
     last = _end(lines, tables[-1]) if tables else len(lines)
-    lines[last:last] = [entry] if same else ["", header, entry]
-    changed = "\n".join(lines) + "\n"
+    lines[last:last] = [line + end for line in ([entry] if same else ["", header, entry])]
+    changed = "".join(lines)
     if _read(changed) != _wanted(before, group, entry):
         raise PluginError(
             f"{file} is written in a way that a line can't be added to",
