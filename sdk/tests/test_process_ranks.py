@@ -32,7 +32,7 @@ def fail_on_one(rank: Rank) -> None:
 
 def sleep_on_one(rank: Rank) -> None:
     if rank.rank == 1:
-        time.sleep(30)
+        time.sleep(600)
 
 
 @pytest.mark.parametrize("values", [np.arange(6.0).reshape(2, 3), np.float32(2.5), np.arange(3)])
@@ -51,9 +51,10 @@ def test_a_failure_arrives_with_the_rank_and_its_traceback(ranks: ProcessRanks) 
 
 
 def test_a_rank_that_hangs_is_named_and_all_are_ended() -> None:
-    with ProcessRanks(2, timeout=1.0) as started:
+    with ProcessRanks(2) as started:
+        started.run(sum_of_ranks, np.ones(1))  # both have imported this module
         with pytest.raises(WorkerError, match=r"ranks \[1\] of 2 gave no answer"):
-            started.run(sleep_on_one)
+            started.run(sleep_on_one, timeout=3.0)
         assert not any(
             process.is_alive() for process in started._processes if process.join(5) is None
         )

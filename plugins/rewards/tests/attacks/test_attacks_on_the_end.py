@@ -99,10 +99,11 @@ def test_a_helper_that_is_killed_is_replaced_and_its_runs_fail_or_keep_their_lim
         under_way = threads.submit(another.run, "import time; time.sleep(60)", wall_s=1)
         while not another.processes() and not under_way.done():
             time.sleep(0.01)
-        os.kill(another.helper, signal.SIGKILL)
+        helper = another.sandbox._helper._process
+        os.kill(helper.pid, signal.SIGKILL)
         with contextlib.suppress(SandboxUnreachableError):  # where its supervisor ends with it
             assert under_way.result().verdict is Verdict.TIMEOUT
-        another.sandbox._helper._process.wait()
+        helper.wait()
         assert another.run("print(1)").ok
 
 

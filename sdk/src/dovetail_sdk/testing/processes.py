@@ -107,15 +107,22 @@ class ProcessRanks:
         self._readers = ThreadPoolExecutor(world)
         self._gather("start", START_SECONDS)
 
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float | None = None
+    ) -> list[Any]:
         """Call `function(rank: Rank, *args)` on every rank at once; the results in rank order.
 
-        The function is pickled by name: it lives at the top of a module.
+        The function is pickled by name: it lives at the top of a module, which each rank imports at its first call.
+
+        Args:
+            function: to call.
+            args: its arguments.
+            timeout: seconds that this call may take; None: as every other.
 
         Raises:
             WorkerError: it raised on a rank, did not return in time, or a process died.
         """
-        return self._everywhere(f"{function.__qualname__}()", ("run", function, args))
+        return self._everywhere(f"{function.__qualname__}()", ("run", function, args), timeout)
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
         """Start a worker of this spec on every rank, as a runtime does, and return a group over them."""
@@ -158,10 +165,12 @@ class ProcessRanks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _everywhere(self, what: str, message: tuple[Any, ...]) -> list[Any]:
+    def _everywhere(
+        self, what: str, message: tuple[Any, ...], timeout: float | None = None
+    ) -> list[Any]:
         for pipe in self._pipes:
             pipe.send(message)
-        results = self._gather(what, self._timeout)
+        results = self._gather(what, self._timeout if timeout is None else timeout)
         failed = [(r.failed_at, i, r) for i, r in enumerate(results) if isinstance(r, RankFailure)]
         if failed:
             _, rank, failure = min(failed, key=lambda entry: entry[:2])

@@ -21,6 +21,8 @@ from dovetail_sdk.testing.processes import start_forked
 START_SECONDS = 120.0
 """How long a process may take to start."""
 
+_HANGS = "hangs"
+
 Contents = list[tuple[str, str, tuple[int, ...], bytes]]
 """What arrived: name, dtype, shape and bytes of each tensor, in order."""
 
@@ -159,6 +161,17 @@ class TransportEnd:
             raise value
         return value
 
+    def await_hang(self, timeout: float = 60.0) -> None:
+        """Return once it hangs at the tensor that it was told.
+
+        Raises:
+            Exception: it came to an end instead, with this.
+            TimeoutError: it did neither.
+        """
+        came = self.answer(timeout)
+        if came != _HANGS:
+            raise RuntimeError("the end came to its last tensor, and did not hang before")
+
     def kill(self) -> None:
         """End the process by SIGKILL: it cleans nothing up."""
         self._process.kill()
@@ -198,10 +211,10 @@ def _serve(
             case ("prepare", manifest):
                 outcome = _outcome(lambda manifest=manifest: end.prepare(manifest))
             case ("receive", manifest, hang_after):
-                arriving = _received(end, manifest, hang_after)
+                arriving = _received(end, manifest, hang_after, pipe)
                 outcome = _outcome(lambda arriving=arriving: contents(arriving))
             case ("send", manifest, seed, hang_before):
-                tensors = _gathered(seed, hang_before, place.device)
+                tensors = _gathered(seed, hang_before, place.device, pipe)
                 outcome = _outcome(
                     lambda manifest=manifest, tensors=tensors: end.send(manifest, tensors)
                 )
@@ -216,17 +229,28 @@ def _outcome(act: Any) -> tuple[str, Any]:
         return "raised", error
 
 
-def _gathered(seed: int, hang_before: str | None, device: str) -> Iterator[tuple[str, Tensor]]:
+def _gathered(
+    seed: int, hang_before: str | None, device: str, pipe: Any
+) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in case_tensors(seed).items():
-        while name == hang_before:
-            time.sleep(0.1)
+        if name == hang_before:
+            _hang(pipe)
         yield name, tensor.to(device)
 
 
 def _received(
-    end: Any, manifest: WeightManifest, hang_after: str | None
+    end: Any, manifest: WeightManifest, hang_after: str | None, pipe: Any
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in end.receive(manifest):
         yield name, tensor
-        while name == hang_after:
-            time.sleep(0.1)
+        if name == hang_after:
+            _hang(pipe)
+
+
+def _hang(pipe: Any) -> None:
+    """Say so, and wait to be killed: by the test, or where that is gone."""
+    parent = os.getppid()
+    pipe.send(("returned", _HANGS))
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    os._exit(1)

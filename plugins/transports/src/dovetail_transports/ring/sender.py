@@ -93,11 +93,11 @@ class RingSender(WeightSender):
         offers = self._slots.offers([peer.state for peer in peers])
         for peer, offer in zip(peers, offers, strict=True):
             peers.tell(peer, {"slots": offer.message}, offer.descriptor)
-        self._slots.join(peers.check)
         # Buckets are announced by a thread: it waits for their copies while the next tensors are gathered.
         with ThreadPoolExecutor(1) as announcer:
             announced: list[Future[None]] = []
             try:
+                self._slots.join(peers.check)
                 try:
                     for written in self._filled(layout, source, peers):
                         announced.append(announcer.submit(self._announce, written, peers))
