@@ -11,9 +11,9 @@ from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlanError, PluginNeedsError
 from dovetail.interfaces import PluginContext
 from dovetail.telemetry.metrics import values
-from dovetail_train_megatron.architecture import _check_layout, read_config
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.engine import MegatronEngine
+from dovetail_train_megatron.layouts import check_layout, read_config
 
 TWO_AXES = {
     "tp2 x pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
@@ -47,6 +47,19 @@ def test_two_axes_at_once_compute_what_plain_transformers_does(
         assert_close(exported[name], tensor, atol=5e-5, rtol=1e-4)
 
 
+def groups_of_this_process(rank):
+    from torch.distributed import distributed_c10d
+
+    return len(distributed_c10d._world.pg_map)
+
+
+def test_an_engine_that_is_closed_leaves_no_groups_behind(two, on_ranks, tiny):
+    before = two.run(groups_of_this_process)
+    on_ranks(two, tiny, tensor_parallel_size=2).close()
+    after = two.run(groups_of_this_process)
+    assert after == before
+
+
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
@@ -54,12 +67,12 @@ def test_two_axes_at_once_compute_what_plain_transformers_does(
         ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 .* 4 attention heads"),
         ({"pipeline_parallel_size": 3}, "pipeline_parallel_size 3 .* 2 layers"),
         ({"context_parallel_size": 8}, "context_parallel_size 8 .* 4 attention heads"),
-        ({"expert_parallel_size": 2}, "expert_parallel_size 2 .* 1 experts"),
+        ({"expert_parallel_size": 2}, "expert_parallel_size 2, .* no experts"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_model_is_refused_with_what_would(tiny, layout, said):
     with pytest.raises(ConfigError, match=said):
-        _check_layout(read_config(ModelSection(path=str(tiny))), MegatronConfig(**layout))
+        check_layout(read_config(ModelSection(path=str(tiny))), MegatronConfig(**layout))
 
 
 def test_ranks_without_a_token_of_the_vocabulary_are_refused_with_what_would(tiny):
@@ -67,10 +80,10 @@ def test_ranks_without_a_token_of_the_vocabulary_are_refused_with_what_would(tin
     hf.num_attention_heads = hf.num_key_value_heads = 4
     hf.vocab_size = 5
     with pytest.raises(ConfigError, match=r"tensor_parallel_size 4 .* vocabulary of 5(?s:.)*1, 2$"):
-        _check_layout(hf, MegatronConfig(tensor_parallel_size=4))
-    _check_layout(hf, MegatronConfig(tensor_parallel_size=2))
+        check_layout(hf, MegatronConfig(tensor_parallel_size=4))
+    check_layout(hf, MegatronConfig(tensor_parallel_size=2))
     hf.vocab_size = 7
-    _check_layout(hf, MegatronConfig(tensor_parallel_size=4))
+    check_layout(hf, MegatronConfig(tensor_parallel_size=4))
 
 
 def test_a_layout_that_does_not_divide_the_ranks_is_refused_by_the_plan():

@@ -1,6 +1,6 @@
 """Adapters of Megatron on one and two GPUs against the same arithmetic on plain transformers: two updates, and the base.
 
-It stands alone but for its neighbour `test_megatron_gpu`, so that it runs where only torch, transformers, megatron-core and
+It stands alone but for `gpu_ranks`, so that it runs where only torch, transformers, megatron-core and
 these packages are: `python -m pytest -c /dev/null --noconftest -q plugins/train_megatron/tests/test_megatron_lora_gpu.py`.
 As a script it is one rank of some: it writes what every layout computed to files.
 """
@@ -8,9 +8,8 @@ As a script it is one rank of some: it writes what every layout computed to file
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,19 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_megatron_gpu import EPS, LR, make_batch, make_objective, stored
+from gpu_ranks import (
+    EPS,
+    LR,
+    has_scores,
+    make_batch,
+    make_objective,
+    on_rank,
+    run_ranks,
+    scored,
+    small_model,
+    started,
+    stored,
+)
 
 LAYOUTS = {
     "single": (1, {}),
@@ -47,34 +58,13 @@ def folder_of(out, name, dtype):
 
 def compute(layout, dtype, model, out, rank, world):
     """One case on one rank: what it finds is written by the rank that has it."""
-    from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-    from dovetail.dispatch.division import divide
-    from dovetail.dispatch.mesh import Mesh
-    from dovetail.dispatch.processes import reduction_over
-    from dovetail.interfaces import PluginContext
     from dovetail.telemetry.metrics import values
     from dovetail.training.lora import LoraSection
     from dovetail_train_megatron.config import MegatronConfig
     from dovetail_train_megatron.engine import MegatronEngine
 
     config = MegatronConfig(lora=LoraSection(rank=RANK, alpha=ALPHA), **layout)
-    mesh = Mesh.over(world, **config.mesh_axes())
-    context = PluginContext(
-        role="actor",
-        seed=1,
-        model=ModelSection(path=str(model), dtype=dtype),
-        training=TrainingSection(
-            max_tokens_per_micro_batch=600, optim=OptimSection(lr=LR, eps=EPS, weight_decay=0.0)
-        ),
-        mesh=mesh,
-        rank=rank,
-        device=f"cuda:{rank}",
-        reduction=reduction_over(mesh, rank),
-    )
-    engine = MegatronEngine(config, context)
-    engine.start()
-    whole, where = make_batch(), mesh.coordinates(rank)
-    mine = divide(whole, mesh.axis_size("dp"), "sample").shares(whole)[where["dp"]]
+    engine, mine, where, mesh = started(MegatronEngine, config, model, dtype, rank, world)
     names = frozenset({"log_probs", "ref_log_probs"})
     before = engine.forward(mine, names)
     engine.save(out / "start" / "state")
@@ -88,7 +78,7 @@ def compute(layout, dtype, model, out, rank, world):
     engine.save(out / "state")
     engine.export(out / "exported")
     engine.close()
-    if (where["pp"], where["cp"], where["tp"]) == (mesh.axis_size("pp") - 1, 0, 0):
+    if has_scores(where, mesh):
         np.savez(
             out / f"scores-{where['dp']}.npz",
             before=before["log_probs"].values,
@@ -103,75 +93,27 @@ def compute(layout, dtype, model, out, rank, world):
 
 
 def main(rank, world, model, out):
-    """One rank: every case of so many ranks, one after the other."""
-    from dovetail.dispatch.processes import join_processes, leave_processes
+    """One rank: every case of so many ranks."""
 
-    torch.cuda.set_device(rank)
-    if world > 1:
-        address = f"file://{out / 'store'}"
-        join_processes(address=address, rank=rank, world=world, device=f"cuda:{rank}")
-    for name, dtype in CASES:
-        ranks, layout = LAYOUTS[name]
-        if ranks == world:
-            folder = folder_of(out, name, dtype)
-            folder.mkdir(exist_ok=True)
-            compute(layout, dtype, model, folder, rank, world)
-            torch.cuda.empty_cache()
-    if world > 1:
-        leave_processes()
+    def computing(name, dtype):
+        folder = folder_of(out, name, dtype)
+        folder.mkdir(exist_ok=True)
+        compute(LAYOUTS[name][1], dtype, model, folder, rank, world)
+
+    mine = [case for case in CASES if LAYOUTS[case[0]][0] == world]
+    on_rank(rank, world, out, [partial(computing, *case) for case in mine])
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Directory of a small Qwen2 whose vocabulary two ranks do not divide."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=2003, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6,
-    )  # fmt: skip
-    directory = tmp_path_factory.mktemp("model")
-    Qwen2ForCausalLM(config).bfloat16().save_pretrained(directory)
-    return directory
+    """Directory of a small model in bfloat16."""
+    return small_model(tmp_path_factory.mktemp("model"), dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
 def computed(model, tmp_path_factory):
     """What every case computed, in folders; the GPUs that there are decide which cases run."""
-    out = tmp_path_factory.mktemp("out")
-    for world in (1, 2):
-        if torch.cuda.device_count() < world:
-            continue
-        (out / "store").unlink(missing_ok=True)
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(world), str(model), str(out)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
-            )
-            for rank in range(world)
-        ]
-        for process in ranks:
-            said, _ = process.communicate(timeout=240)
-            if process.returncode:
-                (out / f"failed-{world}.txt").write_bytes(said)
-    return out
-
-
-def scored(network, batch):
-    """Log-probabilities and entropies of every sample's tokens, one sample at a time; 0 where they are masked."""
-    rows = []
-    for i, prompt in enumerate(batch["prompt_ids"]):
-        response = batch["response_ids"][i]
-        ids = torch.from_numpy(np.concatenate([prompt, response]))[None].cuda()
-        logits = network(ids).logits[0, len(prompt) - 1 : -1] / float(batch["temperature"][i])
-        log_pi = logits.log_softmax(-1)
-        mask = torch.from_numpy(batch["response_mask"][i]).cuda()
-        chosen = log_pi.gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        rows.append((chosen * mask, -(log_pi.exp() * log_pi).sum(-1) * mask))
-    return rows
+    return run_ranks(__file__, model, tmp_path_factory.mktemp("out"))
 
 
 def updated(model, start):

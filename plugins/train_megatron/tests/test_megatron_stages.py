@@ -14,8 +14,8 @@ from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
 from dovetail.telemetry.metrics import values
 from dovetail_sdk.testing import tiny_model_and_tokenizer
-from dovetail_train_megatron.architecture import _check_layout, read_config
 from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.layouts import check_layout, read_config
 from dovetail_train_megatron.stages import check_last_stage, last_stage_layers, output_cost
 
 
@@ -87,4 +87,4 @@ def test_unequal_stages_compute_what_plain_transformers_does(
 def test_a_last_stage_that_the_others_can_not_divide_is_refused_with_what_would(deep, stages, last):
     config = MegatronConfig(pipeline_parallel_size=stages, last_stage_layers=last)
     with pytest.raises(ConfigError, match=f"last_stage_layers {last} leaves .* of the model's 3 layers"):  # fmt: skip
-        _check_layout(read_config(ModelSection(path=str(deep))), config)
+        check_layout(read_config(ModelSection(path=str(deep))), config)

@@ -6,7 +6,6 @@ peft adapter, so that states and tensors go from one engine to the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.transport import AdapterSpec
+from dovetail.training.adapter import MAGNITUDE, described, drawn_a, state_name
 from dovetail.training.lora import LoraSection
 from dovetail_train_megatron.low_rank import LowRank
 from dovetail_train_megatron.magnitudes import Magnitudes
@@ -23,12 +23,6 @@ from dovetail_train_megatron.targets import chosen, linear_layers, places
 
 if TYPE_CHECKING:
     from dovetail_train_megatron.network import Network
-
-WIRE_PREFIX = "base_model.model."
-"""What peft's checkpoints put before a layer's name."""
-KEPT_NAME = "default."
-"""peft's name of the one adapter of a model, which training states have in a tensor's name and its checkpoints have not."""
-MAGNITUDE = "lora_magnitude_vector"
 
 
 class Adapter:
@@ -122,12 +116,12 @@ class Adapter:
     def tensors(self) -> Mapping[str, nn.Parameter]:
         """This rank's parts of A, B and magnitudes, by the names that they have in training states."""
         vectors = {
-            f"{name}.{MAGNITUDE}.{KEPT_NAME}weight": vector
+            state_name(name, MAGNITUDE): vector
             for magnitudes in self._magnitudes.values()
             for name, vector in magnitudes.vectors().items()
         }
         return vectors | {
-            f"{name}.lora_{kind}.{KEPT_NAME}weight": matrix
+            state_name(name, f"lora_{kind}"): matrix
             for updates in self._updates.values()
             for name, pair in updates.matrices().items()
             for kind, matrix in zip("AB", pair, strict=True)
@@ -135,14 +129,7 @@ class Adapter:
 
     def described(self) -> AdapterSpec:
         """What applies its tensors to a model elsewhere."""
-        section = self.section
-        return AdapterSpec(
-            rank=section.rank,
-            alpha=section.alpha,
-            rank_stabilised=section.rank_stabilised,
-            dora=section.dora,
-            target_modules=tuple(sorted({name.rpartition(".")[2] for name in self._adapted})),
-        )
+        return described(self.section, self._adapted)
 
     def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:
         """Fill this rank's parts of every A; all are drawn on all ranks, so that none depends on the layout."""
@@ -152,22 +139,14 @@ class Adapter:
         for name, inputs in every.items():
             if name not in self._adapted:
                 continue
-            start = torch.empty(self.section.rank, inputs)
-            nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
-            mine = own.get(f"{name}.lora_A.{KEPT_NAME}weight")
+            start = drawn_a(self.section.rank, inputs, generator)
+            mine = own.get(state_name(name, "lora_A"))
             if mine is None:
                 continue
             if mine.shape[1] != inputs:
                 start = start.chunk(parallel.tp, dim=1)[parallel.tp_rank]
             with torch.no_grad():
                 mine.copy_(start)
-
-
-def wire_name(name: str) -> str:
-    """A tensor's name in peft's checkpoints, from its name in training states."""
-    plain = WIRE_PREFIX + name.replace(f".{KEPT_NAME}", ".")
-    # What is no layer of its own has no `weight` there.
-    return plain.removesuffix(".weight") if f".{MAGNITUDE}." in plain else plain
 
 
 def _attach(base: nn.Module, updates: LowRank, magnitudes: Magnitudes | None) -> None:

@@ -1,32 +1,20 @@
-"""Architecture: what a Hugging Face model is in Megatron's terms, through mbridge, and whether a layout divides it."""
+"""Architecture: what a Hugging Face model is in Megatron's terms, through mbridge."""
 
 from __future__ import annotations
 
 import copy
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dovetail.config.sections import ModelSection
-from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.errors import ConfigError, ModelError
 from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 from dovetail_train_megatron.needs import has_transformer_engine, imported
 from dovetail_train_megatron.parallel import Parallel
-from dovetail_train_megatron.stages import (
-    check_last_stage,
-    check_stages,
-    last_stage_layers,
-    output_cost,
-)
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-MODEL_TYPES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""Those of mbridge's that are plain decoders with rotary positions and full attention."""
-_UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
+from dovetail_train_megatron.stages import last_stage_layers, output_cost
 
 
 class Architecture:
@@ -57,8 +45,8 @@ class Architecture:
         self.hf = read_config(section)
         self._scores_vocabulary = head == "lm"
         self.dtype: torch.dtype = getattr(torch, section.dtype)
-        _check_architecture(self.hf, section)
-        _check_layout(self.hf, config)
+        check_architecture(self.hf, section)
+        check_layout(self.hf, config)
         self.tied = bool(getattr(self.hf, "tie_word_embeddings", False))
         if config.layers == "transformer_engine" and not has_transformer_engine():
             raise ConfigError(
@@ -181,94 +169,3 @@ class Architecture:
         elif config.gradient_checkpointing == "selective":
             settings |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
         return settings
-
-
-def read_config(section: ModelSection) -> PretrainedConfig:
-    """The Hugging Face config of a model.
-
-    Raises:
-        ModelError: it can't be read.
-    """
-    from transformers import AutoConfig
-
-    path = Path(section.path).expanduser()
-    if section.path.startswith(("/", ".", "~")) and not path.is_dir():
-        raise ModelError(
-            f"model directory {section.path!r} does not exist",
-            hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
-        )
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            str(path), revision=section.revision, trust_remote_code=section.trust_remote_code
-        )
-    except _UNREADABLE as error:
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"model {section.path!r} can't be loaded: {first[0]}") from error
-    return config
-
-
-def _check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
-    kind = str(hf.model_type)
-    if kind not in MODEL_TYPES:
-        near = nearest(kind, MODEL_TYPES)
-        raise ModelError(
-            f"the engine megatron has no architecture {kind!r} ({section.path}); it has {', '.join(MODEL_TYPES)}"
-            + (f", of which {near!r} is nearest" if near else ""),
-            hint="use engine fsdp2, which trains every causal language model of transformers",
-        )
-    windowed = getattr(hf, "sliding_window", None) and getattr(hf, "use_sliding_window", True)
-    if windowed:
-        raise ModelError(
-            f"{section.path} attends within windows of {hf.sliding_window} tokens, which the engine megatron does not",
-            hint="use engine fsdp2",
-        )
-    if section.dtype == "float16":
-        raise ModelError(
-            "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
-            hint="use model.dtype=bfloat16",
-        )
-
-
-def _check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
-    """See that a layout divides the model.
-
-    Raises:
-        ConfigError: it does not; names what is divided, and what would fit.
-    """
-    tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    experts = getattr(hf, "num_experts", None) or getattr(hf, "num_local_experts", None)
-    if experts and cp > 1 and config.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"context_parallel_size {cp} with pipeline_parallel_size {config.pipeline_parallel_size} is not possible "
-            "in a mixture of experts",
-            hint="use one of them, with tensor parallelism",
-        )
-    for name, size, number, of in (
-        ("tensor_parallel_size", tp, hf.num_attention_heads, "attention heads"),
-        ("tensor_parallel_size", tp, hf.num_key_value_heads, "key and value heads"),
-        ("tensor_parallel_size", tp, hf.intermediate_size, "inner features"),
-        ("context_parallel_size", cp, hf.num_attention_heads // tp, "attention heads of a tensor-parallel rank"),
-        ("expert_parallel_size", config.expert_parallel_size, experts or 1, "experts"),
-    ):  # fmt: skip
-        if number % size:
-            fitting = [n for n in range(1, min(number, 64) + 1) if not number % n]
-            raise ConfigError(
-                f"{name} {size} does not divide the model's {number} {of}",
-                hint=f"use one of {', '.join(map(str, fitting))}",
-            )
-    stages = config.pipeline_parallel_size
-    check_stages(hf.num_hidden_layers, stages)
-    if config.last_stage_layers is not None and stages > 1:
-        check_last_stage(config.last_stage_layers, hf.num_hidden_layers, stages)
-    if not _all_have_tokens(hf.vocab_size, tp):
-        fitting = [n for n in range(1, tp) if not tp % n and _all_have_tokens(hf.vocab_size, n)]
-        raise ConfigError(
-            f"tensor_parallel_size {tp} leaves some ranks no token of the model's vocabulary of {hf.vocab_size}, which is "
-            f"divided into {tp} parts of {-(-hf.vocab_size // tp)}",
-            hint=f"use one of {', '.join(map(str, fitting))}",
-        )
-
-
-def _all_have_tokens(vocabulary: int, tp: int) -> bool:
-    """Whether every one of so many ranks has a token, where each but the last ones has equally many, rounded up."""
-    return -(-vocabulary // tp) * (tp - 1) < vocabulary

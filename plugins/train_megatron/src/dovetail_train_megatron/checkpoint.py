@@ -111,12 +111,18 @@ def load(
         shelf.check(_expected(network, table))
         moments: Shelf | None = None
         trained = facts["optimizer"]
+        if optimizer is not None and trained is not None and trained["steps"] and optimizer.kinds:
+            if not trained["parameters"]:
+                raise CheckpointError(
+                    f"checkpoint {directory} is of an optimizer without moments (sgd), and adamw goes on from its own",
+                    hint="resume with actor.optim.optimizer=sgd, or start anew from an exported model",
+                )
+            moments = Shelf(directory / MOMENTS)
+            moments.check(_expected(network, table, optimizer.kinds))
+        random = stored_random_state(directory, ranks.rank)
+        # From here on the state in force is written over: whatever does not fit was refused above.
         if optimizer is not None and trained is not None:
             optimizer.restore(int(trained["steps"]))
-            if trained["steps"] and optimizer.kinds:
-                moments = Shelf(directory / MOMENTS)
-                moments.check(_expected(network, table, optimizer.kinds))
-        random = stored_random_state(directory, ranks.rank)
         for entry, parameter in _own(network, table):
             names = [kept_name(name, network) for name in table.hf_names(entry)]
             part = _part(table, network, entry, shelf.read(names))

@@ -18,8 +18,8 @@ Recompute = bool | Literal["selective"]
 def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
     if value is not None and instance.layers == "transformer_engine":
         raise ConfigError(
-            "lora goes with Megatron's plain modules, and layers=transformer_engine asks for others",
-            hint="use layers=auto or layers=local",
+            "lora goes with Megatron's plain modules, and layers=transformer_engine asks for others: use layers=auto or "
+            "layers=local"
         )
 
 

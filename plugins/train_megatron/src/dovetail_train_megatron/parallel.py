@@ -61,7 +61,7 @@ class Parallel:
             self._joined = False
             _users -= 1
             if not _users:
-                self.state.destroy_model_parallel()
+                _part(self.state)
 
     @property
     def first_stage(self) -> bool:
@@ -147,6 +147,15 @@ def _joined(wanted: Parallel, ranks: int) -> Any:
                 hint="give all megatron engines of a pool one layout, or each a pool of its own",
             )
     return state
+
+
+def _part(state: Any) -> None:
+    """Give up Megatron's layout and its groups: Megatron forgets them only, and their threads and buffers would stay."""
+    groups = [g for g in state._global_process_group_list or () if g is not None]  # noqa: SLF001
+    state.destroy_model_parallel()
+    if dist.is_initialized():
+        for group in groups:
+            dist.destroy_process_group(group)
 
 
 def _join_alone(device: torch.device, ranks: int) -> None:

@@ -92,12 +92,17 @@ class Shelf:
             CheckpointError: it does not.
         """
         stored = {name: tuple(entry.size) for name, entry in self._entries.items()}
-        wrong = sorted(expected.keys() ^ stored.keys()) or [
-            name for name, shape in expected.items() if shape != stored[name]
+        wrong = [f"it lacks {name!r}" for name in sorted(expected.keys() - stored.keys())]
+        wrong += [f"it has {name!r} besides" for name in sorted(stored.keys() - expected.keys())]
+        wrong += [
+            f"{name!r} has shape {stored[name]} there and {shape} here"
+            for name, shape in expected.items()
+            if name in stored and shape != stored[name]
         ]
         if wrong:
             raise CheckpointError(
-                f"checkpoint {self._folder.parent} is of another model or optimizer: {wrong[0]!r} does not fit",
+                f"checkpoint {self._folder.parent} is of another model, adapter or optimizer: {wrong[0]}"
+                + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
                 hint="resume with the model, the adapter and the optimizer that the checkpoint was made with",
             )
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
 from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.training.adapter import wire_name
 from dovetail.training.stored import Stored
-from dovetail_train_megatron.adapter import wire_name
+from dovetail_train_megatron.misfits import refuse_misshapen, refuse_unplaced
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def read_weights(
         Whether a critic's head was there; it is 0 where it was not. True for a language model.
 
     Raises:
-        ModelError: a tensor is missing.
+        ModelError: a tensor is missing, of another shape than the config says, or has no place in the network.
     """
     parallel, found_head = network.parallel, True
     with Stored(section) as checkpoint:
@@ -56,6 +57,7 @@ def read_weights(
                 f"model {section.path!r} has no weights (model.safetensors)",
                 hint="the download may be incomplete: fetch the model again",
             )
+        refuse_unplaced(checkpoint.names, network, table, section)
         for entry in table.entries:
             parameter = table.parameters.get(entry.name)
             if parameter is None:
@@ -67,6 +69,7 @@ def read_weights(
                 continue
             names = [_stored_name(name, checkpoint, section) for name in table.hf_names(entry)]
             tensors = [checkpoint.tensor(name) for name in names]
+            refuse_misshapen(dict(zip(names, tensors, strict=True)), table, entry, section)
             put(parameter, table.from_hf(entry, tensors, parallel.tp, parallel.tp_rank))
     copy = _tied_copy(network)
     if copy is not None:

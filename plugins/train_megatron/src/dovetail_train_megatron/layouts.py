@@ -1,0 +1,157 @@
+"""What Megatron can train, and in which layouts: known from a model's config alone, so that a laptop can say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.stages import check_last_stage, check_stages
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+DENSE = ("llama", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen3_moe")
+MODEL_TYPES = tuple(sorted((*DENSE, *MIXTURES)))
+"""Those of mbridge's that are plain decoders with rotary positions and full attention."""
+_UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
+_GATES = ("silu", "swish")
+"""Two names of the only activation that mbridge builds."""
+_OTHER_ENGINE = "use engine fsdp2, which trains every causal language model of transformers"
+
+
+def read_config(section: ModelSection) -> PretrainedConfig:
+    """The Hugging Face config of a model.
+
+    Raises:
+        ModelError: it can't be read.
+    """
+    from transformers import AutoConfig
+
+    path = Path(section.path).expanduser()
+    if section.path.startswith(("/", ".", "~")) and not path.is_dir():
+        raise ModelError(
+            f"model directory {section.path!r} does not exist",
+            hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
+        )
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(path), revision=section.revision, trust_remote_code=section.trust_remote_code
+        )
+    except _UNREADABLE as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"model {section.path!r} can't be loaded: {first[0]}") from error
+    return config
+
+
+def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
+    """See that Megatron computes what transformers does for this model.
+
+    Raises:
+        ModelError: it has no such architecture (names the nearest one), or lacks a part of it.
+    """
+    kind = str(hf.model_type)
+    if kind not in MODEL_TYPES:
+        alike = MIXTURES if _experts(hf) else DENSE
+        raise ModelError(
+            f"the engine megatron has no architecture {kind!r} ({section.path}); it has {', '.join(MODEL_TYPES)}, of which "
+            f"{nearest(kind, alike) or alike[0]!r} is nearest",
+            hint=_OTHER_ENGINE,
+        )
+    lacking = None
+    if getattr(hf, "sliding_window", None) and getattr(hf, "use_sliding_window", True):
+        lacking = f"attends within windows of {hf.sliding_window} tokens (sliding_window)"
+    elif hf.hidden_act not in _GATES:
+        lacking = f"has the activation {hf.hidden_act!r} (hidden_act)"
+    elif _experts(hf) and _mixes_dense_layers(hf):
+        lacking = "has dense layers between those of experts (mlp_only_layers, decoder_sparse_step)"
+    if lacking is not None:
+        raise ModelError(
+            f"{section.path} {lacking}, which the engine megatron does not", hint=_OTHER_ENGINE
+        )
+    if section.dtype == "float16":
+        raise ModelError(
+            "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
+            hint="use model.dtype=bfloat16",
+        )
+
+
+def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
+    """See that a layout divides the model.
+
+    Raises:
+        ConfigError: it does not; names what is divided, and the sizes that divide all that they have to.
+    """
+    tp, cp, ep = (
+        config.tensor_parallel_size,
+        config.context_parallel_size,
+        config.expert_parallel_size,
+    )
+    stages, experts = config.pipeline_parallel_size, _experts(hf)
+    if experts and cp > 1 and stages > 1:
+        raise ConfigError(
+            f"context_parallel_size {cp} with pipeline_parallel_size {stages} is not possible in a mixture of experts",
+            hint="use one of them, with tensor parallelism",
+        )
+    if ep > 1 and not experts:
+        raise ConfigError(
+            f"expert_parallel_size {ep}, and a model of architecture {hf.model_type!r} has no experts",
+            hint="leave expert_parallel_size out",
+        )
+    heads, inner = hf.num_attention_heads, getattr(hf, "moe_intermediate_size", None)
+    divided = {
+        "attention heads": heads,
+        "key and value heads": hf.num_key_value_heads,
+        "inner features": inner or hf.intermediate_size,
+    }
+    _check_divides("tensor_parallel_size", tp, divided)
+    _check_divides(
+        "context_parallel_size", cp, {"attention heads of a tensor-parallel rank": heads // tp}
+    )
+    _check_divides("expert_parallel_size", ep, {"experts": experts or 1})
+    check_stages(hf.num_hidden_layers, stages)
+    if config.last_stage_layers is not None and stages > 1:
+        check_last_stage(config.last_stage_layers, hf.num_hidden_layers, stages)
+    if not _all_have_tokens(hf.vocab_size, tp):
+        fitting = [n for n in range(1, tp) if not tp % n and _all_have_tokens(hf.vocab_size, n)]
+        raise ConfigError(
+            f"tensor_parallel_size {tp} leaves some ranks no token of the model's vocabulary of {hf.vocab_size}, which is "
+            f"divided into {tp} parts of {-(-hf.vocab_size // tp)}",
+            hint=f"use one of {', '.join(map(str, fitting))}",
+        )
+
+
+def _check_divides(key: str, size: int, divided: Mapping[str, int]) -> None:
+    """See that a size divides every one of these numbers, each with what it counts."""
+    for of, number in divided.items():
+        if number % size:
+            fitting = [
+                n
+                for n in range(1, min(64, *divided.values()) + 1)
+                if not any(other % n for other in divided.values())
+            ]
+            raise ConfigError(
+                f"{key} {size} does not divide the model's {number} {of}",
+                hint=f"use {'one of ' if len(fitting) > 1 else ''}{', '.join(map(str, fitting))}",
+            )
+
+
+def _experts(hf: PretrainedConfig) -> int | None:
+    """How many experts a layer has; None in a model without."""
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if number := getattr(hf, key, None):
+            return int(number)
+    return None
+
+
+def _mixes_dense_layers(hf: PretrainedConfig) -> bool:
+    return bool(getattr(hf, "mlp_only_layers", None)) or getattr(hf, "decoder_sparse_step", 1) != 1
+
+
+def _all_have_tokens(vocabulary: int, tp: int) -> bool:
+    """Whether every one of so many ranks has a token, where each but the last ones has equally many, rounded up."""
+    return -(-vocabulary // tp) * (tp - 1) < vocabulary

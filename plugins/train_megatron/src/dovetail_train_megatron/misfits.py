@@ -1,0 +1,82 @@
+"""Misfits: tensors of a checkpoint that are not those of the network which its config describes.
+
+What fits in number of dimensions alone would be spread or cut by a copy, and what has no place be left out: either would train
+another model than the rollout generates with, and say nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ModelError
+from dovetail_train_megatron.names import Entry, Table
+
+if TYPE_CHECKING:
+    from dovetail_train_megatron.network import Network
+
+_IN_A_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_WORKED_OUT = "rotary_emb.inv_freq"
+"""Old checkpoints store what every model works out for itself."""
+
+
+def refuse_unplaced(
+    names: Collection[str], network: Network, table: Table, section: ModelSection
+) -> None:
+    """See that every tensor of the model's layers is one that the network has.
+
+    Args:
+        names: of the checkpoint's tensors.
+        network: with so many layers.
+        table: of the network.
+        section: names the checkpoint.
+
+    Raises:
+        ModelError: there are others, such as biases or the scales of quantised weights.
+    """
+    placed = {name for entry in table.entries for name in table.hf_names(entry)}
+    layers = int(network.architecture.hf.num_hidden_layers)
+    unplaced = [
+        name
+        for name in sorted(names)
+        if (layer := _IN_A_LAYER.search(name)) is not None
+        and int(layer[1]) < layers
+        and not name.endswith(_WORKED_OUT)
+        and not {name, f"model.{name}"} & placed
+    ]
+    if unplaced:
+        raise ModelError(
+            f"model {section.path!r} has tensors that the engine megatron has no place for: {len(unplaced)}, "
+            f"such as {unplaced[0]!r}",
+            hint="use engine fsdp2; if they are scales of quantised weights, name the model before its quantisation",
+        )
+
+
+def refuse_misshapen(
+    tensors: Mapping[str, Tensor], table: Table, entry: Entry, section: ModelSection
+) -> None:
+    """See that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
+
+    Args:
+        tensors: as stored, whole, by the checkpoint's name, in the order of `Table.hf_names`.
+        table: knows what the entry is made of.
+        entry: of the table, not a value head.
+        section: names the checkpoint.
+
+    Raises:
+        ModelError: one has another shape; says both.
+    """
+    parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
+    shapes = {name: tuple(tensor.shape) for name, tensor in table.to_hf(entry, parts)}
+    for (name, tensor), known in zip(tensors.items(), table.hf_names(entry), strict=True):
+        found = tuple(tensor.shape)
+        if found != shapes[known]:
+            raise ModelError(
+                f"{name!r} of model {section.path!r} has shape {found}, and its config.json leads to {shapes[known]}",
+                hint="config.json and weights are of different models: fetch or export it again",
+            )

@@ -1,0 +1,162 @@
+"""What the tests of Megatron on GPUs share: a small model, a batch and an objective, ranks that are processes, and the measure.
+
+It stands alone like those tests, and needs what they need.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+LR, EPS = 1e-2, 1e-3
+"""Adam's division is nearly linear at this eps, so that small gradients do not become large differences."""
+
+
+def small_model(directory, *, dtype):
+    """Write a Qwen2 whose vocabulary two ranks do not divide, with numbers that bfloat16 has, in this dtype."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=2003, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).bfloat16().to(dtype).save_pretrained(directory)
+    return directory
+
+
+def make_batch():
+    """Samples of mixed lengths; some tokens are masked, and one sample has none to score."""
+    from dovetail.batch import Batch, Ragged
+
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(1, 90, 24)
+    masks = [np.zeros(n, bool) if i == 9 else rng.random(n) < 0.9 for i, n in enumerate(lengths)]
+    mask = Ragged.from_list(masks, dtype=bool)
+    prompts = [rng.integers(5, 2003, n) for n in rng.integers(1, 40, 24)]
+    return Batch(
+        {
+            "prompt_ids": Ragged.from_list(prompts, dtype=np.int64),
+            "response_ids": mask.with_values(rng.integers(5, 2003, len(mask.values))),
+            "response_mask": mask,
+            "temperature": rng.uniform(0.7, 1.2, 24).astype(np.float32),
+            "advantages": rng.normal(size=24).astype(np.float32),
+            "sample_id": [f"s{i}" for i in range(24)],
+        }
+    )
+
+
+def make_objective():
+    """A policy gradient with an entropy bonus."""
+    from dovetail.config.builtin import TokenMeanConfig
+    from dovetail.interfaces import ObjectiveSpec, PluginRef
+
+    return ObjectiveSpec(
+        policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
+        loss_aggregation=PluginRef(
+            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
+        ),
+        old_log_probs_from_current=True,
+        requires=frozenset({"advantages"}),
+        entropy_coef=0.01,
+    )
+
+
+def started(engine_class, config, model, dtype, rank, world):
+    """This rank's engine, started, and its samples of the batch, at its place in the mesh."""
+    from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+    from dovetail.dispatch.division import divide
+    from dovetail.dispatch.mesh import Mesh
+    from dovetail.dispatch.processes import reduction_over
+    from dovetail.interfaces import PluginContext
+
+    mesh = Mesh.over(world, **config.mesh_axes())
+    context = PluginContext(
+        role="actor",
+        seed=1,
+        model=ModelSection(path=str(model), dtype=dtype),
+        training=TrainingSection(
+            max_tokens_per_micro_batch=600, optim=OptimSection(lr=LR, eps=EPS, weight_decay=0.0)
+        ),
+        mesh=mesh,
+        rank=rank,
+        device=f"cuda:{rank}",
+        reduction=reduction_over(mesh, rank),
+    )
+    engine = engine_class(config, context)
+    engine.start()
+    whole, where = make_batch(), mesh.coordinates(rank)
+    mine = divide(whole, mesh.axis_size("dp"), "sample").shares(whole)[where["dp"]]
+    return engine, mine, where, mesh
+
+
+def has_scores(where, mesh):
+    """Whether the rank at this place is the one of its samples that has what was computed."""
+    return (where["pp"], where["cp"], where["tp"]) == (mesh.axis_size("pp") - 1, 0, 0)
+
+
+def on_rank(rank, world, out, cases):
+    """Compute as one rank of some: every case, a function of nothing, one after the other."""
+    from dovetail.dispatch.processes import join_processes, leave_processes
+
+    torch.cuda.set_device(rank)
+    if world > 1:
+        address = f"file://{out / 'store'}"
+        join_processes(address=address, rank=rank, world=world, device=f"cuda:{rank}")
+    for case in cases:
+        case()
+        torch.cuda.empty_cache()
+    if world > 1:
+        leave_processes()
+
+
+def run_ranks(script, model, out):
+    """Run a script as one rank and as two, as far as there are GPUs; `failed-<ranks>.txt` has what a rank said that failed."""
+    for world in (1, 2):
+        if torch.cuda.device_count() < world:
+            continue
+        (out / "store").unlink(missing_ok=True)
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), str(world), str(model), str(out)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+            )
+            for rank in range(world)
+        ]
+        for process in ranks:
+            said, _ = process.communicate(timeout=240)
+            if process.returncode:
+                (out / f"failed-{world}.txt").write_bytes(said)
+    return out
+
+
+def scored(network, batch):
+    """Log-probabilities and entropies of every sample's tokens, one sample at a time; 0 where they are masked."""
+    rows = []
+    for i, prompt in enumerate(batch["prompt_ids"]):
+        response = batch["response_ids"][i]
+        ids = torch.from_numpy(np.concatenate([prompt, response]))[None].to(network.device)
+        logits = network(ids).logits[0, len(prompt) - 1 : -1] / float(batch["temperature"][i])
+        log_pi = logits.log_softmax(-1)
+        mask = torch.from_numpy(batch["response_mask"][i]).to(network.device)
+        chosen = log_pi.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        rows.append((chosen * mask, -(log_pi.exp() * log_pi).sum(-1) * mask))
+    return rows
+
+
+def stored(folder):
+    """The float32 weights of a training state, whichever engine wrote it."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder / "state" / "weights"))
+    found = reader.read_metadata().state_dict_metadata
+    state = {name: torch.zeros(tuple(entry.size)) for name, entry in found.items()}
+    load(state, storage_reader=reader, no_dist=True)
+    return state
