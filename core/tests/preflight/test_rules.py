@@ -281,7 +281,16 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
     from dovetail.interfaces.runtime import PluginRef
 
     entries = [e for e in default_index().entries("preflight") if e.distribution == "dovetail-core"]
-    elsewhere = {"correction_without_log_probs", "environment_missing", "environment_unfit"}
+    elsewhere = {
+        "adapter_targets",
+        "correction_without_log_probs",
+        "environment_missing",
+        "environment_unfit",
+        "file_twice",
+        "model_missing",
+        "rollout_layout",
+        "tracker_twice",
+    }
     assert {entry.name for entry in entries} == CASES.keys() | elsewhere
     assert CASES.keys() == QUIET.keys()
     for entry in entries:

@@ -13,6 +13,8 @@ import torch
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError, RolloutError
+from dovetail.interfaces import make_plugin
+from dovetail.interfaces.runtime import PluginRef
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import own_arguments, server_arguments, server_command
 from dovetail_rollout_sglang.failures import FAILURES
@@ -39,6 +41,24 @@ class TestVersions:
         self.installed(monkeypatch, old)
         with pytest.raises(PluginNeedsError, match=rf"0\.5\.12 or newer, and {old} is installed"):
             require()
+
+
+@pytest.mark.parametrize("urls", [[], ["http://127.0.0.1:30000"]], ids=["started", "joined"])
+def test_servers_that_are_joined_need_no_sglang_here(monkeypatch, config, context, urls) -> None:
+    installed = importlib.metadata.version
+
+    def without(name: str) -> str:
+        if name == "sglang":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    ref = PluginRef(kind="rollout", name="sglang", config=config(urls=urls))
+    if urls:
+        make_plugin(ref, context())
+    else:
+        with pytest.raises(PluginNeedsError, match=r"needs sglang>=0\.5\.12"):
+            make_plugin(ref, context())
 
 
 class TestArguments:
@@ -148,7 +168,7 @@ class TestArguments:
             },
             "max_adapter_rank is set beside enable_dp_attention.*merged",
         ),
-        ({"tensor_parallel_size": 3}, "does not divide the 4 attention heads.*one of 1, 2, 4"),
+        ({"tensor_parallel_size": 3}, "does not divide .* has 4 attention heads.*one of 1, 2, 4"),
         (
             {"tensor_parallel_size": 2, "expert_parallel_size": 2},
             "expert_parallel_size=2 spreads experts.*has none.*leave it out",

@@ -63,12 +63,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replica(stand_in: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A started replica with two workers, TensorRT-LLM's own paths, a transport that gives up soon, and random weights.
+    """A started replica with two workers, TensorRT-LLM's own paths, a transport, and random weights.
 
     Each module has its own: what one does to it, up to killing its server, is none of another's affair.
     """
     run_directory = tmp_path_factory.mktemp("run")
-    config = SharedMemoryConfig(name="shared_memory", timeout=20.0)
+    config = SharedMemoryConfig(name="shared_memory", timeout=60.0)
     ref = PluginRef(kind="weight_transport", name="shared_memory", config=config)
     transport: Any = make_plugin(ref, PluginContext(run_directory=run_directory))
     context = replica_context(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import pytest
 
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.interfaces.transport import WeightTransport
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.versions import installed
@@ -57,12 +53,7 @@ class TestTrtllm(RolloutConformance):
     device = "cuda"
     # A float32 matrix product on an accelerator need not add up in the order of a CPU's.
     tolerance = 1e-3
-
-    def transport(self, run_directory: Path) -> WeightTransport:
-        config = SharedMemoryConfig(name="shared_memory", timeout=10.0)
-        ref = PluginRef(kind="weight_transport", name="shared_memory", config=config)
-        made = make_plugin(ref, PluginContext(run_directory=run_directory))
-        return cast("WeightTransport", made)
+    weight_transport = SharedMemoryConfig(name="shared_memory", timeout=60.0)
 
     @pytest.fixture(scope="class")
     @classmethod

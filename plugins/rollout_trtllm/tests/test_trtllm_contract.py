@@ -168,7 +168,7 @@ def test_workers_are_asked_for_methods_of_the_extension() -> None:
         {"enforce_eager": True, "offload": True, "prefix_caching": False},
         {
             "tensor_parallel_size": 2,
-            "expert_parallel_size": 2,
+            "expert_parallel_size": 1,
             "max_model_len": 64,
             "max_num_seqs": 8,
             "max_num_tokens": 512,

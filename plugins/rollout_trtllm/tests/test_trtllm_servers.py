@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,14 @@ def test_a_server_that_dies_fails_what_runs_with_the_end_of_what_it_printed(
     server = own._process._guard.pid
     for _ in ("the guarding process", "the server"):
         server = int(Path(f"/proc/{server}/task/{server}/children").read_text().split()[0])
-    killing = threading.Timer(0.3, os.kill, (server, signal.SIGKILL))
+
+    def kill() -> None:
+        while not replica._gate.running:
+            time.sleep(0.01)
+        time.sleep(0.2)  # on its way there, it would not be in the middle of anything
+        os.kill(server, signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
     killing.start()
     with pytest.raises(RolloutError, match="has died"):
         _greedy(replica, (7, 8, 9), max_new_tokens=2000)

@@ -138,7 +138,8 @@ def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Findin
 def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
     """What this environment lacks of what the chosen plugins need, and what installs it; each plugin once.
 
-    Plugins of roles that run in environments of their own (`apart`) are judged there, by the rule `environment_unfit`.
+    Plugins of roles that run elsewhere (`apart`) are judged there: in environments of their own by the rule
+    `environment_unfit`, joined ones by what their servers answer.
     """
     from dovetail.plugins.load import find
     from dovetail.plugins.needs import install_command
@@ -177,7 +178,8 @@ class _Examiner:
         if plan is not None:
             self._runtime(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
-            self.needs += _unmet_needs(plan, self.config.runtime.roles_apart)
+            joined = frozenset({"rollout"} if self.config.rollout.joined else ())
+            self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | joined)
         found = rule_findings(self.config, plan)
         better = [f.instead_of for f in found if f.instead_of is not None]
         self.findings = [

@@ -107,10 +107,11 @@ def make(ref: PluginRef, context: PluginContext) -> Plugin:
     """Construct the plugin that a reference names, on the host where it will run.
 
     Raises:
-        PluginNeedsError: a need of it is unmet here.
+        PluginNeedsError: a need of it is unmet here, and it does not join engines that others have started.
         PluginError: it can't be loaded, or its config is of another class.
     """
-    if ref.path is None:
+    # What an engine needs that runs already is for where it runs.
+    if ref.path is None and not getattr(ref.config, "joined", 0):
         entry = find(ref)
         require(
             f"{entry.kind} {entry.name!r}",

@@ -1,4 +1,4 @@
-"""Rules about rollout engines: one that can't hold the longest sample, one that is to sleep where sleep frees nothing."""
+"""Rules about rollout engines: too short for a sample, more ranks than divide the model, sleep that frees nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dovetail.config.sections import RunConfig
-from dovetail.errors import DovetailError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.preflight import Finding, PreflightRule
 
 if TYPE_CHECKING:
@@ -31,6 +31,29 @@ class RolloutTooShort(PreflightRule):
                 f"data.max_response_length = {prompt} + {response} = {prompt + response}",
                 hint=f"set rollout.max_model_len={prompt + response} or more, or leave it out",
             )
+
+
+class RolloutLayout(PreflightRule):
+    """A replica of a serving engine is to have more ranks than divide the model's heads, or its experts.
+
+    The model's config in its directory tells; the engine would say so minutes later, on its accelerators.
+    """
+
+    name = "rollout_layout"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        from dovetail.serving.division import refuse_indivisible
+        from dovetail.serving.section import ServingSection
+
+        rollout = config.rollout
+        if not isinstance(rollout, ServingSection) or rollout.joined:
+            return
+        spread = getattr(rollout, "expert_parallel_size", None) or 1
+        try:
+            refuse_indivisible(config.model, ranks=rollout.tensor_parallel_size, spread=spread)
+        except ConfigError as error:
+            yield self.error(error.message, hint=error.hint)
 
 
 class OffloadFreesNothing(PreflightRule):

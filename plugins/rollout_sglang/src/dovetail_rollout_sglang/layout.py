@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
+from dovetail.serving.division import refuse_indivisible
 from dovetail_rollout_sglang.config import SglangRolloutConfig
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What models call the number of their experts."""
 
 
 def refuse_impossible(config: SglangRolloutConfig, model: ModelSection | None) -> None:
@@ -25,9 +20,10 @@ def refuse_impossible(config: SglangRolloutConfig, model: ModelSection | None) -
     """
     _refuse_copies(config)
     _refuse_unreached(config)
-    divided = config.tensor_parallel_size > 1  # experts are spread over no others
-    if divided and model is not None and (Path(model.path) / "config.json").is_file():
-        _refuse_indivisible(config, model)
+    if model is not None:
+        refuse_indivisible(
+            model, ranks=config.tensor_parallel_size, spread=config.expert_parallel_size
+        )
 
 
 def _refuse_copies(config: SglangRolloutConfig) -> None:
@@ -71,40 +67,3 @@ def _refuse_unreached(config: SglangRolloutConfig) -> None:
             raise ConfigError(
                 f"rollout.engine_args.{name}={config.engine_args[name]}: {why}", hint=hint
             )
-
-
-def _refuse_indivisible(config: SglangRolloutConfig, model: ModelSection) -> None:
-    from transformers import AutoConfig
-
-    found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    text = found.get_text_config()
-    ranks, spread = config.tensor_parallel_size, config.expert_parallel_size
-    heads: Any = getattr(text, "num_attention_heads", None)
-    if heads and heads % ranks:
-        raise ConfigError(
-            f"rollout.tensor_parallel_size={ranks} does not divide the {heads} attention heads of {model.path}",
-            hint=f"set it to one of {_divisors(heads)}",
-        )
-    kv_heads: Any = getattr(text, "num_key_value_heads", None)
-    if kv_heads and kv_heads % ranks and ranks % kv_heads:
-        raise ConfigError(
-            f"rollout.tensor_parallel_size={ranks} and the {kv_heads} key-value heads of {model.path} do not divide one another",
-            hint=f"set it to one of {_divisors(kv_heads)}",
-        )
-    if spread == 1:
-        return
-    experts = next((getattr(text, name) for name in _EXPERTS if getattr(text, name, None)), 0)
-    if not experts:
-        raise ConfigError(
-            f"rollout.expert_parallel_size={spread} spreads experts, and {model.path} has none",
-            hint="leave it out",
-        )
-    if experts % spread:
-        raise ConfigError(
-            f"rollout.expert_parallel_size={spread} does not divide the {experts} experts of {model.path}",
-            hint=f"set it to one of {_divisors(experts)}",
-        )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

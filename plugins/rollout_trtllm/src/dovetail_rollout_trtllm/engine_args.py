@@ -13,6 +13,7 @@ from dovetail.serving.arguments import (
 )
 from dovetail.serving.facts import ModelFacts
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
+from dovetail_rollout_trtllm.layout import refuse_impossible
 
 WORKER = "dovetail_rollout_trtllm.worker.DovetailWorker"
 """What is added to the engine's class of workers."""
@@ -25,7 +26,9 @@ def engine_arguments(config: TrtllmRolloutConfig, context: PluginContext) -> dic
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
+        ConfigError: a layout that can't be had.
     """
+    refuse_impossible(config, model_of(context))
     return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 

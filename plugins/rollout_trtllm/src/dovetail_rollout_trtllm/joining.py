@@ -34,8 +34,8 @@ async def join(
     [answer] = await answers_of(connection, DESCRIBE, token_variable=TOKEN_VARIABLE, hint=hint)
     if answer.status_code != httpx2.codes.OK:
         raise RolloutError(
-            f"what answers at {url} (rollout.urls) has no paths for Dovetail (status {answer.status_code}): "
-            "trtllm-serve alone takes weights as pickled handles only, which are not sent",
+            f"what answers at {url} (rollout.urls) has no paths for Dovetail (status {answer.status_code}): it is another "
+            "program, or trtllm-serve alone, which takes weights as pickled handles only, and those are not sent",
             hint=hint,
         )
     found = (await connection.ask("describe")).header

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from dovetail.serving.facts import shape_of
 from dovetail_rollout_trtllm.driver import Driver
 from dovetail_rollout_trtllm.engine_imports import make_engine, openai_app, start_ray
 from dovetail_rollout_trtllm.host import TrtllmHost
@@ -76,11 +77,9 @@ def model_facts(arguments: Mapping[str, Any]) -> dict[str, Any]:
         revision=arguments.get("revision"),
         trust_remote_code=arguments["trust_remote_code"],
     )
-    text = config.get_text_config().to_dict()
-    shape = ("hidden_size", "num_hidden_layers", "vocab_size")
     return {
         "architectures": list(config.architectures or ()),
-        "shape": {name: text[name] for name in shape},
+        "shape": shape_of(config.get_text_config()),
     }
 
 

@@ -20,6 +20,7 @@ def server_command(
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
+        ConfigError: a layout that can't be had.
     """
     arguments = json.dumps(engine_arguments(config, context))
     words = ["--arguments", arguments, "--host", host, "--port", str(port)]

@@ -1,0 +1,126 @@
+"""ModelShape: a model's layers and sizes, from its config alone: it is built on the meta device, and takes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ModelError
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number of each dtype that `model.dtype` may name."""
+
+
+@attrs.frozen(kw_only=True)
+class Layer:
+    """A layer with one weight matrix: linear, or an embedding."""
+
+    inputs: int
+    """Features that go in; an embedding's rows."""
+    outputs: int
+    """Features that come out."""
+    linear: bool
+    """Whether it is linear, and not the model's output layer."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelShape:
+    """What a config tells of a causal language model."""
+
+    parameters: int
+    """All of them, each once; buffers are not counted."""
+    head_parameters: int
+    """Of them, those of an output layer that shares its weight with no embedding."""
+    layers: Mapping[str, Layer]
+    """Every layer with one weight matrix, by its name."""
+    modules: frozenset[str]
+    """Names of all modules."""
+    stored_dtype: str | None
+    """The dtype that the config says the weights are stored in."""
+    cached_per_token: int
+    """Numbers that generation keeps of each token: keys and values of all layers."""
+    kv_heads: int
+    """Heads that they are divided into; 0 where there are none."""
+
+    def matching(self, target: str) -> frozenset[str]:
+        """Modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
+        return frozenset(
+            name for name in self.modules if name == target or name.endswith(f".{target}")
+        )
+
+
+def read_shape(section: ModelSection, path: str | None = None) -> ModelShape:
+    """The shape of a model. Nothing is read but its config, and that once.
+
+    Args:
+        section: says how it is read.
+        path: of another model than the section's.
+
+    Raises:
+        ModelError: it is no model that transformers can read, or its config does not make one.
+    """
+    path = path or section.path
+    file = Path(path).expanduser() / "config.json"
+    changed = file.stat().st_mtime_ns if file.is_file() else 0
+    return _read(path, section.revision, section.trust_remote_code, changed)
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, revision: str | None, trusted: bool, changed: int) -> ModelShape:  # noqa: ARG001 - part of the key
+    import torch
+    from transformers import AutoConfig
+
+    from dovetail.media import model_class
+
+    try:
+        config = AutoConfig.from_pretrained(
+            str(Path(path).expanduser()), revision=revision, trust_remote_code=trusted
+        )
+        with torch.device("meta"):
+            model = model_class(config).from_config(config, trust_remote_code=trusted)
+    except (OSError, ValueError, ImportError, RuntimeError, LookupError) as error:
+        raise ModelError(
+            f"{path!r} holds no model that transformers can read: {error}",
+            hint="a model is a directory with config.json, or a hub id",
+        ) from error
+    return _shape(config, model)
+
+
+def _shape(config: Any, model: Any) -> ModelShape:
+    text = config.get_text_config()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    own_head = head is not None and head.weight is not embedding.weight
+    # A model without attention keeps no keys and values.
+    heads = getattr(text, "num_attention_heads", None) or 0
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    stored = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        head_parameters=head.weight.numel() if own_head else 0,
+        layers=dict(_layers(model, head)),
+        modules=frozenset(name for name, _ in model.named_modules() if name),
+        stored_dtype=str(stored).removeprefix("torch.") if stored is not None else None,
+        cached_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
+        kv_heads=kv_heads,
+    )
+
+
+def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            outputs, inputs = module.weight.shape
+        elif isinstance(module, (Conv1D, nn.Embedding)):
+            inputs, outputs = module.weight.shape
+        else:
+            continue
+        linear = module is not head and not isinstance(module, nn.Embedding)
+        yield name, Layer(inputs=inputs, outputs=outputs, linear=linear)

@@ -1,0 +1,68 @@
+"""What a replica's ranks divide of a model: its heads, and its experts. Looked at before an engine spends minutes on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.sections import ModelSection
+from dovetail.errors import ConfigError
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What models call the number of their experts."""
+
+
+def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
+    """See that a replica's ranks can divide the model among them, as serving engines do.
+
+    Every rank takes as many attention heads; it has as many whole key-value heads as the others, or shares one with as many.
+
+    Args:
+        model: the rollout's; only one in a directory is looked at.
+        ranks: of a replica (`rollout.tensor_parallel_size`).
+        spread: of them, over how many experts are spread (`rollout.expert_parallel_size`).
+
+    Raises:
+        ConfigError: they do not; says which value is in the way, and what would do.
+    """
+    path = Path(model.path).expanduser()
+    if ranks == 1 or not (path / "config.json").is_file():
+        return
+    from transformers import AutoConfig
+
+    found = AutoConfig.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
+    text = found.get_text_config()
+    _refuse_heads(text, model.path, ranks)
+    if spread > 1:
+        _refuse_experts(text, model.path, spread)
+
+
+def divisors(number: int) -> str:
+    """Every divisor of a number, as a hint names them."""
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def _refuse_heads(text: Any, path: str, ranks: int) -> None:
+    heads: int = getattr(text, "num_attention_heads", None) or 0
+    kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and _share(kv_heads, n)]
+    if heads and ranks not in fitting:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={ranks} does not divide {path}: it has {heads} attention heads, and {kv_heads} "
+            "for keys and values",
+            hint=f"set it to one of {', '.join(map(str, fitting))}",
+        )
+
+
+def _share(heads: int, ranks: int) -> bool:
+    """Whether every rank has as many whole heads, or as many ranks share each."""
+    return heads % ranks == 0 or ranks % heads == 0
+
+
+def _refuse_experts(text: Any, path: str, spread: int) -> None:
+    experts = next((getattr(text, name) for name in _EXPERTS if getattr(text, name, None)), 0)
+    if experts % spread or not experts:
+        raise ConfigError(
+            f"rollout.expert_parallel_size={spread} spreads experts, and a layer of {path} has {experts or 'none'}",
+            hint=f"set it to one of {divisors(experts)}" if experts else "leave it out",
+        )

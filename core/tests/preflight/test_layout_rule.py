@@ -1,0 +1,66 @@
+"""A replica's ranks and the model that they are to divide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import MixtralConfig
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> dict[str, str]:
+    MixtralConfig(
+        num_attention_heads=12, num_key_value_heads=4, num_local_experts=6
+    ).save_pretrained(tmp_path)
+    return {"path": str(tmp_path)}
+
+
+def rollout(name: str, ranks: int, **settings: Any) -> dict[str, Any]:
+    return {"name": name, "tensor_parallel_size": ranks, **settings}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (5, "tensor_parallel_size=5 does not divide"),
+        (6, "12 attention heads, and 4 for keys and values"),
+    ],
+)
+def test_ranks_that_do_not_divide_the_heads_are_refused(
+    judge: Any, model: Any, engine: str, ranks: int, words: str
+) -> None:
+    (finding,) = judge("rollout_layout", {"model": model, "rollout": rollout(engine, ranks)})
+    assert finding.severity == "error"
+    assert words in finding.message
+    assert finding.hint == "set it to one of 1, 2, 4, 12"
+
+
+def test_experts_are_spread_over_what_divides_them(judge: Any, model: Any) -> None:
+    spread = rollout("sglang", 4, expert_parallel_size=4)
+    (finding,) = judge("rollout_layout", {"model": model, "rollout": spread})
+    assert "expert_parallel_size=4 spreads experts, and a layer of" in finding.message
+    assert finding.hint == "set it to one of 1, 2, 3, 6"
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        rollout("sglang", 2),
+        rollout("sglang", 12),
+        rollout("sglang", 2, expert_parallel_size=2),
+        rollout("sglang", 5, urls=["http://127.0.0.1:30000"]),
+        {"name": "hf"},
+    ],
+)
+def test_what_divides_it_or_runs_already_is_not_spoken_of(
+    judge: Any, model: Any, section: Any
+) -> None:
+    assert judge("rollout_layout", {"model": model, "rollout": section}) == []
+
+
+def test_a_model_that_is_not_here_is_left_to_the_engine(judge: Any) -> None:
+    sections = {"model": {"path": "some/hub-id"}, "rollout": rollout("vllm", 5)}
+    assert judge("rollout_layout", sections) == []
