@@ -40,6 +40,24 @@ _TRAINED = {
         ("forward_max_token_len_per_gpu", "max_tokens_per_micro_batch"),
     )
 }
+_ENGINES = {
+    f"{role}.{theirs}": f"{role}.{ours}"
+    for role in ("actor", "critic", "ref")
+    for theirs, ours in (
+        ("megatron.tensor_model_parallel_size", "engine.tensor_parallel_size (of megatron)"),
+        ("megatron.pipeline_model_parallel_size", "engine.pipeline_parallel_size (of megatron)"),
+        ("megatron.context_parallel_size", "engine.context_parallel_size (of megatron)"),
+        ("megatron.expert_model_parallel_size", "engine.expert_parallel_size (of megatron)"),
+        ("megatron.sequence_parallel", "engine.sequence_parallel (of megatron)"),
+        ("megatron.param_offload", "offload"),
+        ("megatron.grad_offload", "offload"),
+        ("megatron.optimizer_offload", "offload"),
+        ("fsdp_config.param_offload", "offload"),
+        ("fsdp_config.optimizer_offload", "offload"),
+        ("fsdp_config.fsdp_size", "engine.shard_size (of fsdp2)"),
+        ("ulysses_sequence_parallel_size", "engine.sequence_parallel_size (of fsdp2)"),
+    )
+}
 _LOSS = {
     "actor.clip_ratio": "algorithm.policy_loss.clip_low and algorithm.policy_loss.clip_high",
     "actor.clip_ratio_low": "algorithm.policy_loss.clip_low",
@@ -127,6 +145,7 @@ _ROLES = {
 VERL_KEYS: dict[str, str] = {
     **_OPTIMIZERS,
     **_TRAINED,
+    **_ENGINES,
     **_LOSS,
     **_ALGORITHM,
     **_CORRECTION,
@@ -141,7 +160,10 @@ VERL_KEYS: dict[str, str] = {
     "data.shuffle": "data.sampler.name",
     "data.truncation": "data.overlong_prompts",
     "model.enable_gradient_checkpointing": "actor.engine.gradient_checkpointing",
+    "model.lora_alpha": "actor.engine.lora.alpha",
+    "model.lora_rank": "actor.engine.lora.rank",
     "model.path": "model.path",
+    "model.target_modules": "actor.engine.lora.target_modules",
     "model.trust_remote_code": "model.trust_remote_code",
     "reward.custom_reward_function.name": "reward.function.attribute",
     "reward.custom_reward_function.path": "reward.function.path",
@@ -150,6 +172,7 @@ VERL_KEYS: dict[str, str] = {
     "reward_model.reward_fn.path": "reward.function.path",
     "reward_model.reward_manager": "reward.manager.name",
     "rollout.dtype": "model.dtype",
+    "rollout.enable_prefix_caching": "rollout.prefix_caching",
     "rollout.free_cache_engine": "rollout.offload",
     "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "rollout.ignore_eos": "rollout.ignore_eos",
