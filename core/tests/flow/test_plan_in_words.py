@@ -67,6 +67,45 @@ def test_shaping_names_its_weights() -> None:
     )
 
 
+LORA = ("actor.engine={name: fsdp2, lora: {}}", "algorithm.kl.in_loss={coef: 0.001}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "who"),
+    [
+        (LORA, "ref_log_probs", "actor (fsdp2), its adapters off"),
+        (
+            (*LORA, "actor.epochs=2"),
+            "old_and_ref_log_probs",
+            "actor (fsdp2), its adapters off for ref_log_probs",
+        ),
+        (("actor.epochs=2",), "old_log_probs", "actor (fsdp2)"),
+        ((LORA[1],), "ref_log_probs", "ref (fsdp2)"),
+    ],
+)
+def test_a_stage_is_named_after_what_it_computes(
+    overrides: tuple[str, ...], name: str, who: str
+) -> None:
+    plan = make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
+    (stage,) = [stage for stage in plan.stages if stage.name.endswith("log_probs")]
+    assert (stage.name, stage.who) == (name, who)
+    assert stage.provides == {
+        column
+        for column in ("old_log_probs", "ref_log_probs")
+        if column.split("_")[0] in name.split("_")
+    }
+
+
+def test_a_pass_for_other_columns_alone_does_not_claim_the_log_probabilities() -> None:
+    overrides = (
+        "algorithm.advantage=optimal_token_baseline",
+        "algorithm.rollout_correction=bypass_ppo_clip",
+    )
+    plan = make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
+    assert plan.has_stage("sum_pi_squared")
+    assert not plan.has_stage("old_log_probs")
+
+
 @pytest.mark.parametrize(
     ("steps", "words"), [(1, "1 (1 optimizer step)"), (3, "3 (3 optimizer steps)")]
 )

@@ -84,3 +84,21 @@ def test_a_component_has_its_spread(make_sample) -> None:
     assert metrics["reward/components/form"] == pytest.approx(0.5)
     assert metrics["reward/component_p90/form"] == pytest.approx(0.9)
     assert (metrics["reward/p10"], metrics["reward/p90"]) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("inner", "twice"), [([1.0, 0.0], False), ([1.0, 1.0], True), ([1.0, None], False)]
+)
+def test_a_scorers_part_of_its_own_name_is_a_metric_where_it_says_something_else(
+    make_sample: Any, inner: list[float | None], twice: bool
+) -> None:
+    samples = []
+    for number, (score, part) in enumerate(zip([1.0, 0.0], inner, strict=True)):
+        parts = {"format": score, "format/length": 3.0}
+        parts |= {} if part is None else {"format/format": part}
+        outcome = Score(value=score, components=parts)
+        samples.append(attrs.evolve(make_sample(0, number, score), outcome=outcome))
+    metrics = rollout_metrics(samples, 5)
+    assert {"reward/components/format", "reward/components/format/length"} <= metrics.keys()
+    names = [name for name in metrics if name.endswith("/format/format")]
+    assert len(names) == (4 if twice else 0)

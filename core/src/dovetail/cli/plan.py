@@ -31,6 +31,8 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     import attrs
 
     from dovetail.config import load_config
+    from dovetail.errors import ModelError
+    from dovetail.flow.adapters import adapters_of
     from dovetail.flow.build import load_data, plan_from_data
     from dovetail.flow.memory import estimate_memory
     from dovetail.flow.preflight import refusal, rule_findings
@@ -38,25 +40,43 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     loaded = load_config(config, overrides)
     made = plan_from_data(loaded.config, load_data(loaded.config))
-    memory = estimate_memory(loaded.config, made)
+    memory: dict[str, int] = {}
+    unknown = ""
+    try:
+        memory = estimate_memory(loaded.config, made)
+    except ModelError as error:
+        unknown = error.message
     findings = rule_findings(loaded.config, made)
     if as_json:
         found = [attrs.asdict(finding) for finding in findings]
+        adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
         click.echo(
-            json.dumps({**describe(made), "memory_bytes": memory, "findings": found}, indent=1)
+            json.dumps(
+                {**describe(made), "adapters": adapters, "memory_bytes": memory, "findings": found},
+                indent=1,
+            )
         )
     else:
         render(made, loaded.config)
-        total = sum(memory.values())
-        parts = ", ".join(f"{what} {size / 2**20:,.0f} MiB" for what, size in memory.items())
+        parts = "; ".join(f"{what} {_bytes(size)}" for what, size in memory.items())
         where = "" if made.placement.in_process else " of the fullest rank"
-        click.echo(f"memory{where}, without activations: {total / 2**20:,.0f} MiB ({parts})")
+        total = _bytes(sum(memory.values()))
+        told = f"not known: {unknown}" if unknown else f"{total} ({parts})"
+        click.echo(f"memory{where}, without activations: {told}")
         for warning in loaded.warnings:
             rendering.warning(warning)
         render_warnings(findings)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise refusal(str(config), errors)
+
+
+def _bytes(size: int) -> str:
+    """A size in the largest unit of which there is at least one."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size / 2**10:,.1f} KiB"
 
 
 def render_warnings(findings: Sequence[Finding]) -> None:
@@ -72,7 +92,10 @@ def render(made: Plan, config: RunConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from dovetail.flow.adapters import adapters_of
+
     console = Console(highlight=False)
+    adapters = {adapter.role: adapter for adapter in adapters_of(config, made)}
     preset = made.refs.get("algorithm.preset")
     if preset is not None:
         console.print(f"algorithm: preset {preset.name!r}")
@@ -82,9 +105,13 @@ def render(made: Plan, config: RunConfig) -> None:
     console.print(table)
     for model in made.models:
         verb = "trained" if model.trained else "frozen"
+        if model.role in adapters:
+            verb = "frozen under its adapters"
         console.print(
             f"model {model.role}: {model.path} on {model.engine.name}, {verb}; {model.because}"
         )
+    for adapter in adapters.values():
+        console.print(str(adapter))
     for what, how_many in made.counts.rows():
         console.print(f"{what}: {how_many}")
     for line in made.placement.lines(made.models):

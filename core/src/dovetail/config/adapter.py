@@ -15,3 +15,5 @@ class PlannedAdapter:
     """Whether magnitudes of the weights' rows are learnt and travel too (arXiv 2402.09353)."""
     target_modules: tuple[str, ...] = ()
     """Layers that the config names, such as `q_proj`; none where it leaves them to the engine."""
+    all_linear: bool = False
+    """Whether every linear layer but the output layer is adapted, besides those that are named."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,6 @@ def check_failures(
     if not too_many_failures(samples, share):
         return
     failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
-    kinds = ", ".join(sorted({str(failure.kind) for failure in failures}))
     everything = len(failures) == len(samples)
     why = (
         "so there is nothing to learn from"
@@ -57,10 +57,20 @@ def check_failures(
         "" if everything else ", or raise reward.max_failure_share"
     )
     raise RewardError(
-        f"{len(failures)} of {len(samples)} {what} of step {step} could not be scored ({kinds}), "
-        f"{why}; the first: {failures[0].message}",
+        f"{len(failures)} of {len(samples)} {what} of step {step} could not be scored, {why}:\n{causes(failures)}",
         hint=f"{mend}; every failure is in {directory / 'samples'}",
     )
+
+
+def causes(failures: Sequence[Failure]) -> str:
+    """A line for each kind of failure, the most frequent first: how many there are, and what the first of them says."""
+    counts = Counter(failure.kind for failure in failures)
+    lines = []
+    for kind, count in counts.most_common():
+        first = next(failure.message for failure in failures if failure.kind == kind)
+        one = "" if count == 1 else ", the first"
+        lines.append(f"  {count} {kind}{one}: {first.strip()}".replace("\n", "\n    "))
+    return "\n".join(lines)
 
 
 def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:

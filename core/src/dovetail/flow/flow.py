@@ -17,14 +17,12 @@ from dovetail.flow.generation_stages import GenerationStages
 from dovetail.flow.refill import Rollout
 from dovetail.flow.sampling import training_sampling
 from dovetail.flow.shaping import shape_rewards
+from dovetail.flow.stages import actor_columns, actor_pass_name
 from dovetail.flow.updates import Cut, Updates, run_updates, with_loss_mask
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.objective import AnyObjectiveSpec, ObjectiveSpec
 from dovetail.numerics.rollout_correction import correct_batch
 from dovetail.telemetry.metrics import Metric, values
-
-OUTPUT_COLUMNS = {"log_probs": "old_log_probs"}
-"""Outputs of the actor's pass before the update that have another name as columns."""
 
 
 class Flow(GenerationStages):
@@ -60,8 +58,8 @@ class Flow(GenerationStages):
         if plan.bypass:
             batch = batch.with_columns({"old_log_probs": batch["rollout_log_probs"]})
         if plan.actor_outputs:
-            columns = {OUTPUT_COLUMNS.get(out, out): out for out in plan.actor_outputs}
-            batch = self._scored("old_log_probs", batch, "actor", columns)
+            columns = actor_columns(plan.actor_outputs)
+            batch = self._scored(actor_pass_name(plan.actor_outputs), batch, "actor", columns)
         if parts.ref is not None:
             batch = self._scored("ref_log_probs", batch, "ref", {"ref_log_probs": "log_probs"})
         if parts.critic is not None:

@@ -2,68 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from dovetail.config.sections import EngineSection, RunConfig
-from dovetail.errors import ModelError
+from dovetail.flow.adapters import adapter_parameters, base_parameters, planned_adapter
+from dovetail.flow.model_shape import BYTES, ModelShape, read_shape
+from dovetail.flow.placement import ROLLOUT
 from dovetail.flow.plan import Plan
 from dovetail.flow.stages import ModelRole
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FLOAT32 = BYTES["float32"]
+_MOMENTS = 2
+"""That AdamW keeps of every parameter, in float32."""
 
 
 def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Bytes by purpose on the fullest rank: master weights, gradients, AdamW's moments, rollout weights, KV cache.
+    """Bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
 
-    Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
+    What is trained is float32: weights, gradients and two moments of AdamW's, or none of plain gradient descent's. Under
+    low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype`, or as it is stored where
+    that is wider. Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
+
+    Raises:
+        ModelError: a model can't be read.
     """
-    model = _model_config(config)
-    parameters = _parameters(model)
-    memory: dict[str, int] = {}
-    for role in plan.models:
-        here = -(-parameters // _shards(role))
-        memory[f"{role.role} weights"] = here * 4
-        if role.trained:
-            memory[f"{role.role} gradients"] = here * 4
-            memory[f"{role.role} optimizer"] = here * 8
-    width = _BYTES[config.model.dtype]
-    memory["rollout weights"] = parameters * width
-    text = model.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    per_token = 2 * text.num_hidden_layers * kv_heads * head_dim * width
+    taken = {role.role: dict(_training(config, role)) for role in plan.models}
+    if not plan.placement.joined:
+        taken[ROLLOUT] = dict(_generation(config, plan))
+    pools = [
+        {what: size for role in pool.roles for what, size in taken.get(role, {}).items()}
+        for pool in plan.placement.pools
+    ]
+    return max(pools, key=lambda pool: sum(pool.values()))
+
+
+def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
+    section, shape = role.engine.config, read_shape(config.model, role.path)
+    shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
+    base = -(-base_parameters(shape, role) // shards)
+    planned = planned_adapter(role)
+    trained = base if role.trained else 0
+    if planned is None:
+        yield f"{role.role} weights", base * _FLOAT32
+    else:
+        yield f"{role.role} weights, frozen", base * _frozen_width(config, shape)
+        trained = -(-adapter_parameters(planned, shape) // shards)
+        yield f"{role.role} adapters", trained * _FLOAT32
+    if role.trained:
+        yield f"{role.role} gradients", trained * _FLOAT32
+        optim = config.critic.optim if role.role == "critic" else config.actor.optim
+        if optim.optimizer == "adamw":
+            yield f"{role.role} optimizer", trained * _FLOAT32 * _MOMENTS
+
+
+def _frozen_width(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of a frozen number: masters are narrowed only where nothing is lost."""
+    return max(BYTES[config.model.dtype], BYTES.get(shape.stored_dtype or "", 0))
+
+
+def _generation(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
+    shape, width = read_shape(config.model), BYTES[config.model.dtype]
+    ranks = max(1, config.rollout.ranks_per_replica())
+    yield "rollout weights", -(-shape.parameters // ranks) * width
     longest = config.data.max_prompt_length + config.data.max_response_length
     samples = -(-plan.counts.samples_per_step // plan.placement.replicas)
-    memory["kv cache, at most"] = per_token * longest * samples
-    return memory
-
-
-def _shards(role: ModelRole) -> int:
-    section = role.engine.config
-    return section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
-
-
-def _model_config(config: RunConfig) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(
-            config.model.path,
-            revision=config.model.revision,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"model.path {config.model.path!r} holds no model that transformers can read: {error}",
-            hint="model.path takes a directory with config.json, or a hub id",
-        ) from error
-
-
-def _parameters(model_config: Any) -> int:
-    """Number of parameters, counted on the meta device: no memory is taken."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config)
-    return sum(p.numel() for p in model.parameters())
+    each = -(-shape.cached_per_token // max(1, min(ranks, shape.kv_heads)))
+    yield "kv cache, at most", each * width * longest * samples

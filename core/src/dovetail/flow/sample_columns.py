@@ -136,6 +136,8 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
             "reward/p90": float(np.percentile(rewards_N, 90)),
         }
     for name in sorted({name for score in scores for name in score.components}):
+        if _told_by_its_scorer(name, scores):
+            continue
         parts = [score.components[name] for score in scores if name in score.components]
         metrics[f"reward/components/{name}"] = float(np.mean(parts))
         metrics |= distribution(name, np.array(parts, np.float64))
@@ -143,6 +145,18 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         count = sum(failure.kind == kind for failure in failures)
         metrics[f"reward/failures/{kind}"] = float(count)
     return metrics
+
+
+def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
+    """Whether a component `format/format`, a scorer's part of the same name, is the component `format` in every sample."""
+    scorer, _, part = name.rpartition("/")
+    if not scorer or scorer.rpartition("/")[2] != part:
+        return False
+    return all(
+        score.components[name] == score.components.get(scorer)
+        for score in scores
+        if name in score.components
+    )
 
 
 def _baseline_metrics(baselines: Sequence[Sample]) -> dict[str, float]:

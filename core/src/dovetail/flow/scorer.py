@@ -20,7 +20,7 @@ from dovetail.interfaces.reward import (
     RewardUnit,
     Score,
 )
-from dovetail.interfaces.reward_calls import finite_float
+from dovetail.interfaces.reward_answers import finite_float
 from dovetail.interfaces.reward_time import CountedTime
 
 LONGEST_BACKOFF = 30.0

@@ -11,6 +11,7 @@ from dovetail.config.sections import RunConfig
 from dovetail.dispatch.mesh import Mesh
 from dovetail.flow.chosen import Chosen
 from dovetail.flow.demands import (
+    ACTOR_PASS,
     ADVANTAGE_COLUMNS,
     REWARD_COLUMNS,
     ROLLOUT_COLUMNS,
@@ -124,15 +125,14 @@ def _scoring(
     actor = f"actor ({chosen['actor.engine'].ref.name})"
     outputs = demands.actor_outputs()
     if outputs:
-        wanted = sorted(
-            {"old_log_probs", "sum_pi_squared", "entropies"} & columns.keys()
-            | ({"ref_log_probs"} & outputs)
-        )
+        wanted = actor_columns(outputs)
+        reference = ", its adapters off" if "ref_log_probs" in wanted else ""
+        also = " for ref_log_probs" if reference and len(wanted) > 1 else ""
         yield Stage(
-            name="old_log_probs",
-            who=actor,
+            name=actor_pass_name(outputs),
+            who=f"{actor}{reference}{also}",
             provides=frozenset(wanted),
-            because="; ".join(f"{c} required by {columns[c]}" for c in wanted),
+            because="; ".join(f"{c} required by {columns[c]}" for c in sorted(wanted)),
         )
     if "ref_log_probs" in columns and not demands.ref_from_actor:
         engine = chosen.get("ref.engine", chosen["actor.engine"])
@@ -164,6 +164,22 @@ def _scoring(
     shaping = shaping_words(config, chosen)
     if shaping:
         yield Stage(name="shaping", who="rewards", because=shaping)
+
+
+def actor_columns(outputs: frozenset[str]) -> dict[str, str]:
+    """What the actor's pass before the update gives: column → the engine's output that it is."""
+    named = {output: column for column, output in ACTOR_PASS.items()}
+    return {named.get(output, output): output for output in sorted(outputs)}
+
+
+def actor_pass_name(outputs: frozenset[str]) -> str:
+    """What the actor's pass before the update is called, in the plan and among phases: after the policies that it scores
+    with, or else after its first column.
+    """
+    columns = actor_columns(outputs)
+    if {"old_log_probs", "ref_log_probs"} <= columns.keys():
+        return "old_and_ref_log_probs"
+    return next((c for c in ("old_log_probs", "ref_log_probs") if c in columns), min(columns))
 
 
 def models_of(

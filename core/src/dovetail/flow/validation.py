@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from dovetail.interfaces.reward import Score
-from dovetail.interfaces.reward_calls import ANSWER
+from dovetail.interfaces.reward_answers import ANSWER
 from dovetail.numerics.resampling import (
     best_at_k,
     bootstrap_intervals,

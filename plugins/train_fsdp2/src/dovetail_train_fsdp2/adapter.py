@@ -7,10 +7,9 @@ m ⊙ (W + s · B A) / ‖W + s · B A‖, by rows, with m [out] from ‖W‖. A
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,15 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces.transport import AdapterSpec
+from dovetail.training.adapter import ADAPTER, MAGNITUDE, described, drawn_a, wire_name
 from dovetail.training.lora import ALL_LINEAR, LoraSection
 from dovetail_train_fsdp2.shards import fill, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NAME = "default"
-"""peft's name of the one adapter that a model has here."""
 BASE = "base_layer."
 """Where peft keeps the layer that it wraps."""
-WIRE_PREFIX = "base_model.model."
-"""What peft's checkpoints put before a layer's name."""
 
 
 class Adapter:
@@ -69,10 +65,11 @@ class Adapter:
                 kind = name.partition(".")[0]
                 start = torch.zeros(tuple(parameter.shape))
                 if kind == "lora_A":
-                    nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+                    rank, inputs = parameter.shape
+                    start = drawn_a(rank, inputs, generator)
                 elif kind == "lora_embedding_B":
                     nn.init.normal_(start, generator=generator)
-                elif kind == "lora_magnitude_vector":
+                elif kind == MAGNITUDE:
                     weight = whole(layer.get_base_layer().weight).float()
                     start = _norms(weight, layer)
                 fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
@@ -116,28 +113,21 @@ class Adapter:
         a = own["lora_A"] if "lora_A" in own else own["lora_embedding_A"]
         b = own["lora_B"] if "lora_B" in own else own["lora_embedding_B"]
         update = b.float() @ a.float()
-        scale: float = layer.scaling[NAME]
+        scale: float = layer.scaling[ADAPTER]
         merged: Tensor = weight.float() + (update.T if _transposed(layer) else update) * scale
-        if "lora_magnitude_vector" not in own:
+        if MAGNITUDE not in own:
             return merged
-        factor = own["lora_magnitude_vector"].float() / _norms(merged, layer)
+        factor = own[MAGNITUDE].float() / _norms(merged, layer)
         return merged * (factor if _transposed(layer) else factor[:, None])
 
     def described(self) -> AdapterSpec:
         """What applies its tensors to a model elsewhere."""
-        section = self.section
-        return AdapterSpec(
-            rank=section.rank,
-            alpha=section.alpha,
-            rank_stabilised=section.rank_stabilised,
-            dora=section.dora,
-            target_modules=tuple(sorted({name.rpartition(".")[2] for name in self._layers})),
-        )
+        return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:
         """The adapter's own tensors, possibly in shards, by the names that they have in peft's checkpoints."""
         return {
-            f"{WIRE_PREFIX}{prefix}.{_wire_name(name)}": tensor
+            wire_name(f"{prefix}.{name}"): tensor
             for prefix, layer in self._layers.items()
             for name, tensor in _own(layer).items()
         }
@@ -166,13 +156,6 @@ def _own(layer: Any) -> dict[str, Tensor]:
     }
 
 
-def _wire_name(name: str) -> str:
-    """`lora_A.weight` of `lora_A.default.weight`; what is no layer of its own loses its `weight` too, as in peft."""
-    kind, _, rest = name.partition(".")
-    rest = rest.removeprefix(NAME).removeprefix(".")
-    return kind if kind == "lora_magnitude_vector" or not rest else f"{kind}.{rest}"
-
-
 def _transposed(layer: Any) -> bool:
     """Whether the base keeps its weight as [in, out], as an embedding and GPT-2's layers do."""
     return bool(getattr(layer, "fan_in_fan_out", False)) or isinstance(
@@ -197,32 +180,55 @@ def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:
         ) from error
     from transformers.pytorch_utils import Conv1D
 
-    targets = section.target_modules
+    known = (nn.Linear, Conv1D)
+    linear = [name for name, m in model.named_modules() if isinstance(m, known)]
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,
-        target_modules=ALL_LINEAR if targets == (ALL_LINEAR,) else list(targets),
+        target_modules=_targets(model, section, linear),
         use_rslora=section.rank_stabilised,
         use_dora=section.dora,
         lora_dropout=0.0,
         bias="none",
-    )
-    known = (nn.Linear, Conv1D)
-    linear = sorted(
-        {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, known)}
     )
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         # What it would warn of is found out here, or checked below.
         warnings.filterwarnings("ignore", module="peft")
         try:
-            inject_adapter_in_model(config, model, NAME)
+            inject_adapter_in_model(config, model, ADAPTER)
         except ValueError as error:
             raise ConfigError(
-                f"lora.target_modules {', '.join(targets)} does not fit the model: {str(error).partition(chr(10))[0]}",
-                hint=f"choose {ALL_LINEAR}, or of: {', '.join(linear)}",
+                f"lora.target_modules {', '.join(section.target_modules)} does not fit the model: "
+                f"{str(error).partition(chr(10))[0]}",
+                hint=_choice(linear),
             ) from error
     return {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+
+
+def _targets(
+    model: PreTrainedModel, section: LoraSection, linear: Sequence[str]
+) -> str | list[str]:
+    """What peft is told to adapt. It would pass over a name that fits nothing as long as another one fits."""
+    if section.target_modules == (ALL_LINEAR,):
+        return ALL_LINEAR
+    modules = [name for name, _ in model.named_modules()]
+    targets = [target for target in section.target_modules if target != ALL_LINEAR]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in modules):
+            raise ConfigError(
+                f"lora.target_modules names {target!r}, and the model has no module of that name",
+                hint=_choice(linear),
+            )
+    if ALL_LINEAR not in section.target_modules:
+        return targets
+    head = model.get_output_embeddings()
+    return [*targets, *(name for name in linear if model.get_submodule(name) is not head)]
+
+
+def _choice(linear: Iterable[str]) -> str:
+    names = sorted({name.rpartition(".")[2] for name in linear})
+    return f"choose {ALL_LINEAR}, or of: {', '.join(names)}"
 
 
 def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:

@@ -1,0 +1,60 @@
+"""What the plan says of adapters, beside what the engine makes of the same config."""
+
+import pytest
+
+from dovetail.config.load import config_from_mapping
+from dovetail.errors import ConfigError
+from dovetail.flow.adapters import adapters_of
+from dovetail.flow.memory import estimate_memory
+from dovetail.flow.plan import make_plan
+from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
+
+pytest.importorskip("peft")
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"rank": 4},
+        {"rank": 3, "dora": True},
+        {"rank": 2, "target_modules": ["q_proj", "model.layers.1.mlp.up_proj"]},
+        {"rank": 2, "target_modules": ["all-linear", "embed_tokens"], "dora": True},
+        {"rank": 2, "target_modules": ["lm_head"]},
+    ],
+)
+def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine, tmp_path_factory):
+    from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+    path = tiny_model_and_tokenizer(
+        tmp_path_factory.mktemp("untied"), vocab_size=300, hidden_size=32, tie_word_embeddings=False
+    )
+    mapping = {
+        "model": {"path": str(path), "dtype": "bfloat16"},
+        "actor": {"engine": {"name": "fsdp2", "lora": lora}},
+    }
+    config = config_from_mapping(mapping).config
+    plan = make_plan(config)
+    (planned,) = adapters_of(config, plan)
+    engine = make_engine(path, config=config.actor.engine, dtype="bfloat16")
+    model = engine._scorer.model
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    layers = engine._scorer.adapter._layers
+    assert planned.parameters == trained
+    assert planned.count == len(layers)
+    assert planned.layers == tuple(sorted({name.rpartition(".")[2] for name in layers}))
+    assert planned.of == sum(p.numel() for p in model.parameters()) - trained
+    memory = estimate_memory(config, plan)
+    assert memory["actor adapters"] == memory["actor gradients"] == 4 * trained
+    assert memory["actor optimizer"] == 8 * trained
+
+
+def test_a_name_that_fits_nothing_is_refused_beside_one_that_fits(tiny, make_engine):
+    section = LoraSection(rank=2, target_modules=("q_proj", "v_porj"))
+    with pytest.raises(ConfigError, match=r"names 'v_porj', and the model has no module"):
+        make_engine(tiny, config=Fsdp2Config(lora=section))
+
+
+def test_all_linear_may_stand_beside_other_names(tiny, make_engine):
+    section = LoraSection(rank=2, target_modules=("all-linear", "embed_tokens"))
+    with pytest.raises(ConfigError, match=r"'model.embed_tokens', whose weight is another layer's"):
+        make_engine(tiny, config=Fsdp2Config(lora=section))
