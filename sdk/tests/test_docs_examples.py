@@ -10,7 +10,7 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import parse
 from dovetail.plugins.index import default_index
-from dovetail.plugins.page import doc_and_example, page_of, places_of
+from dovetail.plugins.page import IN_A_CONFIG, doc_and_example, page_of, places_of
 from dovetail_sdk.docs_index import HEADINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,12 +18,15 @@ USABLE = [e for e in default_index().entries() if e.usable and e.manifest]
 INSTALLED = [e for e in USABLE if e.kind in HEADINGS]
 SELECTED = [e for e in USABLE if e.kind in HEADINGS or places_of(e.kind)]
 
+PLACEHOLDER = re.compile(r"^\s*(?:- )?(\w+): <[^<>]*>$", re.MULTILINE)
+"""A required setting that nothing gives a value: `model: <str>`."""
+
 
 @pytest.mark.parametrize("entry", SELECTED, ids=[f"{e.kind}/{e.name}" for e in SELECTED])
 def test_the_config_to_copy_is_a_valid_one(entry):
     page = page_of(entry.manifest)
-    if "<" in page.example:
-        pytest.skip("a setting has to be given")
+    absent = PLACEHOLDER.findall(page.example)
+    assert not absent, f"give {absent} a value below `{IN_A_CONFIG}` in the plugin's docstring"
     config, _ = parse(page.example)
     config_from_mapping({"model": {"path": "tiny"}, **config})
 

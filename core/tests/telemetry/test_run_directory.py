@@ -75,7 +75,7 @@ def test_of_processes_that_claim_at_once_one_succeeds(tmp_path):
     for contender in contenders:
         contender.stdin.write(b"\n")
         contender.stdin.flush()
-    assert sorted(contender.wait(60) for contender in contenders) == [0, 7, 7, 7]
+    assert sorted(contender.wait() for contender in contenders) == [0, 7, 7, 7]
     for contender in contenders:
         contender.stdin.close()
 

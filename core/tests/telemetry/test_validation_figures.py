@@ -40,16 +40,21 @@ METRICS = {
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [
-        (with_ends("val/mean@1", 0.312, 0.0213), "31.2% ± 2.1"),
-        (with_ends("val/mean@1", 7.25, 0.25), "7.25 ± 0.25"),
-        (with_ends("val/mean@1", 0.5, 0.0), "50.0%"),
-        ({"val/mean@1": 0.5}, "50.0%"),
-        ({"val/mean@1": 0.5, "val/mean@1/low": None, "val/mean@1/high": 0.6}, "50.0%"),
+        (with_ends("val/mean@1", 0.312, 0.0213), "0.312 ± 0.021"),
+        (with_ends("val/mean@1", 7.25, 0.25), "7.250 ± 0.25"),
+        (with_ends("val/mean@1", 0.5, 0.0), "0.500"),
+        ({"val/mean@1": 0.5}, "0.500"),
+        ({"val/mean@1": 0.5, "val/mean@1/low": None, "val/mean@1/high": 0.6}, "0.500"),
         ({}, ""),
     ],
 )
 def test_an_interval_is_read_as_plus_or_minus_half_its_width(metrics, text):
     assert SCORE.read(metrics) == text
+
+
+def test_an_accuracy_is_a_share_and_a_score_is_not_one_even_where_it_could_be():
+    assert ACCURACY.read(with_ends("val/acc@1", 0.312, 0.0213)) == "31.2% ± 2.1"
+    assert SCORE.read({"val/mean@1": 1.0}) == "1.000"
 
 
 def test_a_line_of_the_log_holds_the_mean_and_its_interval_which_the_first_one_explains():
@@ -60,8 +65,8 @@ def test_a_line_of_the_log_holds_the_mean_and_its_interval_which_the_first_one_e
     tracker.log(0, METRICS)
     tracker.log(4, METRICS)
     first, second = stream.getvalue().splitlines()
-    assert first == f"step 0/20  mean@4 50.0% ± 2.1  ({PLUS_MINUS})"
-    assert second.startswith("step 4/20  mean@4 50.0% ± 2.1  left ")
+    assert first == f"step 0/20  mean@4 0.500 ± 0.021  ({PLUS_MINUS})"
+    assert second.startswith("step 4/20  mean@4 0.500 ± 0.021  left ")
     assert "95% bootstrap" not in second
 
 
@@ -73,7 +78,7 @@ def test_the_live_table_shows_the_interval_too():
     tracker.log(0, METRICS)
     tracker.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-    assert re.search(r"Validation mean@4 +50\.0% ± 2\.1", shown)
+    assert re.search(r"Validation mean@4 +0\.500 ± 0\.021", shown)
     assert PLUS_MINUS in shown
 
 
@@ -102,9 +107,11 @@ def test_a_mean_score_is_not_shown_beside_an_accuracy():
 @pytest.mark.parametrize(
     ("metric", "value", "text"),
     [
-        ("val/mean@4", 0.648, "step 3, val/mean@4 64.8%"),
+        ("val/mean@4", 0.648, "step 3, val/mean@4 0.648"),
         ("val/gsm8k/pass@4/low", 0.5, "step 3, val/gsm8k/pass@4/low 50.0%"),
-        ("val/mean@1", 7.25, "step 3, val/mean@1 7.25"),
+        ("val/acc@4", 0.5, "step 3, val/acc@4 50.0%"),
+        ("val/best@4", 0.5, "step 3, val/best@4 0.500"),
+        ("val/mean@1", 7.25, "step 3, val/mean@1 7.250"),
         ("val/response_length/mean", 0.5, "step 3, val/response_length/mean 0.500"),
     ],
 )
@@ -131,9 +138,9 @@ def test_the_table_holds_the_latest_validation_without_what_says_the_same():
         "step": 8,
         "columns": ["mean@4", "pass@2", "pass@4", "majority@4", "best@4"],
         "rows": [
-            ("all", ["50.0% ± 2.1", "62.5% ± 2.0", "75.0% ± 3.0", "", "75.0% ± 3.0"]),
-            ("openai/gsm8k", ["40.0% ± 10.0", "", "", "50.0% ± 10.0", ""]),
-            ("b", ["7.25 ± 0.25", "", "", "", ""]),
+            ("all", ["0.500 ± 0.021", "62.5% ± 2.0", "75.0% ± 3.0", "", "0.750 ± 0.03"]),
+            ("openai/gsm8k", ["0.400 ± 0.1", "", "", "0.500 ± 0.1", ""]),
+            ("b", ["7.250 ± 0.25", "", "", "", ""]),
         ],
     }
 
@@ -164,7 +171,7 @@ def test_the_report_draws_one_sources_interval_as_a_band(run):
     plain = write_report(run.path).read_text()
     assert "Validation score" in banded
     assert "Validation accuracy" not in banded
-    assert "50.0% ± 10.0" in banded
+    assert "0.500 ± 0.1" in banded
     assert banded.count("fill-opacity: 0.15") == plain.count("fill-opacity: 0.15") + 1
 
 
@@ -178,7 +185,7 @@ def test_the_score_is_drawn_unless_every_validation_told_an_accuracy(run):
     page = write_report(run.path).read_text()
     assert "Validation accuracy" in page
     title = page.index("Validation score</")
-    assert "25.0%" in page[title : page.index("<svg", title)]
+    assert "0.250" in page[title : page.index("<svg", title)]
 
 
 def test_the_chart_follows_the_metric_of_the_summary(run):

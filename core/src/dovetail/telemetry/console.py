@@ -29,9 +29,9 @@ from dovetail.telemetry.figures import (
 from dovetail.telemetry.validation import PLUS_MINUS, write_best
 
 _LABELS = {
-    "accuracy_before": ("{} before", "percent"),
-    "accuracy_after": ("{} after", "percent"),
-    "accuracy_best": ("{}, best", "percent"),
+    "accuracy_before": ("{} before", ""),
+    "accuracy_after": ("{} after", ""),
+    "accuracy_best": ("{}, best", ""),
     "reward_first": ("Reward, first steps", "number"),
     "reward_last": ("Reward, last steps", "number"),
     "train_seconds": ("Training time", "seconds"),
@@ -40,7 +40,8 @@ _LABELS = {
     "tokens_per_second": ("Tokens a second", "length"),
     "reward_failures": ("Failed rewards", "length"),
 }
-"""Labels and styles of what a summary holds, {} for the metric of validation; other names are shown as they are."""
+"""Labels and styles of what a summary holds, {} for the metric of validation, whose style an empty one stands for; other
+names are shown as they are."""
 _ELSEWHERE = {"directory", "report", "next_commands", "total_steps", "accuracy_metric"}
 """Entries of a summary that are shown in another place."""
 _RECENT = 20
@@ -207,7 +208,11 @@ class ConsoleTracker(Tracker):
             label, style = _LABELS.get(name, (name.replace("_", " ").capitalize(), "length"))
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             whole = isinstance(value, int) and style == "length"
-            shown = str(value) if whole or not is_number else write_figure(float(value), style)
+            shown = (
+                str(value)
+                if whole or not is_number
+                else write_figure(float(value), style or figure.style)
+            )
             table.add_row(
                 label.format(word),
                 Text(shown, style="bold" if name == "accuracy_after" else ""),

@@ -101,10 +101,8 @@ ACCURACY = Figure(
     "Validation accuracy", "accuracy", _ACCURACY, "percent", pattern=True, always=False
 )
 """Where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
-SCORE = Figure(
-    "Validation score", "score", r"val/mean@\d+", "percent", pattern=True, unless=_ACCURACY
-)
-"""The mean score, where it does not."""
+SCORE = Figure("Validation score", "score", r"val/mean@\d+", pattern=True, unless=_ACCURACY)
+"""The mean score, where it does not: a number, since a score need not be a share."""
 KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
 """In nats a token, from the loss's KL term or else from the penalty in the reward."""
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")

@@ -124,9 +124,10 @@ def _rewards_label(summary: Mapping[str, Any]) -> str:
 def _headline(summary: Mapping[str, Any]) -> dict[str, str] | None:
     """The result in one line: accuracy or score before and after, or else the reward's rise."""
     metric = summary.get("accuracy_metric")
-    accuracy = figures.validation_figure(metric).label_for(metric)
+    figure = figures.validation_figure(metric)
+    accuracy = figure.label_for(metric)
     pairs = (
-        (f"{accuracy}, before → after", "accuracy_before", "accuracy_after", "percent"),
+        (f"{accuracy}, before → after", "accuracy_before", "accuracy_after", figure.style),
         (_rewards_label(summary), "reward_first", "reward_last", "number"),
     )
     # The reward of a single step has not gone from anywhere to anywhere.

@@ -14,8 +14,8 @@ _METRIC = re.compile(
 )
 _KINDS = ("acc", "mean", "pass", "majority", "best")
 """In the order of the columns."""
-_SHARE = re.compile(r"val/.*@\d+(?:/(?:low|high))?", re.DOTALL)
-"""Figures that are written in percent where they lie in [0, 1]."""
+_SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
+"""Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
 PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
 """What the sign means."""
 EVERYTHING = "all"
@@ -44,7 +44,7 @@ def validation_table(history: History) -> dict[str, Any] | None:
     for name, value in metrics.items():
         match = _METRIC.fullmatch(name)
         if match is not None and value is not None:
-            written = Figure(name, name, name, "percent").read(metrics)
+            written = Figure(name, name, name, style_of(name)).read(metrics)
             row = found.setdefault(match["source"] or EVERYTHING, {})
             row[match["kind"], int(match["k"])] = written
     largest = max((k for row in found.values() for _, k in row), default=0)
@@ -69,5 +69,11 @@ def write_best(best: Any) -> str:
     if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
         return ""
     metric = str(best.get("metric", ""))
-    style = "percent" if _SHARE.fullmatch(metric) else "number"
-    return f"step {best.get('step')}, {metric} {write_figure(float(best['value']), style)}"
+    return (
+        f"step {best.get('step')}, {metric} {write_figure(float(best['value']), style_of(metric))}"
+    )
+
+
+def style_of(metric: str) -> str:
+    """How a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
+    return "percent" if _SHARE.fullmatch(metric) else "number"

@@ -29,11 +29,15 @@ ROUNDING = 1e-5
 
 
 class KlCov(PolicyLoss):
-    """L = −A ρ, and coef · |log π − log π_old| more on the chosen tokens; ρ = exp(clamp(log π − log π_old, ±20)).
+    """L = −A ρ, and coef · |d| more on the chosen tokens that have |d| > 1e-5 nats; d = log π − log π_old, ρ = exp(clamp(d, ±20)).
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
     log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. The highest `share` =
     2e-4 of all tokens, at least one, are held near the old policy with coef = 1; the others are free.
+
+    |d| has slope ±1 however small d is, and two passes over one policy differ by rounding: up to 1e-5 nats a chosen token has
+    neither penalty nor slope of one, so that the first update of a step, where π is π_old, is that of the plain loss. From there
+    on both are there in full.
 
     Means and ranking are over the whole mini-batch, ties broken by a hash of sample and position, so that neither
     micro-batches nor ranks nor order matter. It reads `old_log_probs` before the update, hence a pass for them.

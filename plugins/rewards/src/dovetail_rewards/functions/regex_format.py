@@ -16,6 +16,10 @@ class RegexFormat(RewardFunction):
 
     score = `miss_score` for another form; `format_score` for the right one, plus `answer_score` where the
     group `answer` equals the ground truth. Such as `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.
+
+    In a config:
+
+        reward: {function: {pattern: '<think>.*</think>\s*<answer>(?P<answer>.*)</answer>'}}
     """
 
     name: ClassVar[str] = "regex_format"

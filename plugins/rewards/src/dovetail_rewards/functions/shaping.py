@@ -14,6 +14,10 @@ class LengthPenalty(RewardFunction):
 
     With length x, limit L, buffer B, minimum M and penalty p the score is −p·clip((x − (L − B)) / B, 0, 1) at the long end, the soft
     overlong punishment of DAPO (arXiv:2503.14476, eq. 13; for B = 0 a step at L), and −p·(M − x) / M below the minimum.
+
+    In a config:
+
+        reward: {function: {limit: 200, buffer: 50}}
     """
 
     name: ClassVar[str] = "length_penalty"

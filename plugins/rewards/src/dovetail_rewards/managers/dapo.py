@@ -29,6 +29,10 @@ class DapoManager(NaiveManager):
     with lengths in tokens; the penalty is the component `overlong`, and lies on the last token of token rewards.
     `algorithm.overlong_penalty` does the same for every manager, after scoring, and leaves the reward's own figures
     as they were: prefer it, and never use both.
+
+    In a config:
+
+        reward: {manager: {max_response_length: "${data.max_response_length}"}}
     """
 
     name: ClassVar[str] = "dapo"

@@ -48,6 +48,14 @@ class JudgeManager(RewardManager):
     the first that did not: an unreachable judge, or one that says nothing that could be parsed, gives no number.
 
     Every request, also one that tries again, is a part of one budget; waiting for it does not count as running time.
+
+    In a config:
+
+        reward:
+          manager:
+            url: "http://127.0.0.1:8000/v1"
+            model: judge
+            template: "{{ prompt }} {{ response }} End with `Score: n`, n from 0 to 10."
     """
 
     name: ClassVar[str] = "judge"

@@ -47,6 +47,10 @@ class RewardModelManager(RewardManager):
 
     Samples gather into batches within a token budget while others still generate. A text that the model can't take, a
     logit that is not finite, and a pass that fails are failures.
+
+    In a config:
+
+        reward: {manager: {model: path/to/reward-model}}
     """
 
     name: ClassVar[str] = "reward_model"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.builtin import DiskTransportConfig, InProcessTransportConfig
 from dovetail.data.files import FilesSource
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
@@ -161,11 +160,9 @@ class TestInProcess(WeightTransportConformance):
     """In process."""
 
     plugin = InProcessTransport
-    config = InProcessTransportConfig(name="in_process", timeout=1.0)
 
 
 class TestDisk(WeightTransportConformance):
     """Disk."""
 
     plugin = DiskTransport
-    config = DiskTransportConfig(name="disk", timeout=3.0)
