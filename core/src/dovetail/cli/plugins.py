@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import click
 
 from dovetail.cli import render
 from dovetail.cli.plugin_lock import lock, verify
-from dovetail.errors import PluginError, PluginNotFoundError, nearest
+from dovetail.cli.plugin_names import check_kind, plugins_named
+from dovetail.cli.plugin_page import details_of, show_plugin
+from dovetail.errors import PluginError
 from dovetail.plugins.entry import STATES, PluginEntry
-from dovetail.plugins.index import PluginIndex, default_index
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.index import default_index
 from dovetail.plugins.needs import install_command
-
-if TYPE_CHECKING:
-    from dovetail.plugins.page import Page, Setting
 
 SCHEMA = 1
 SDK = "dovetail_sdk"
@@ -70,7 +67,7 @@ def plugins() -> None:
 def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool) -> None:
     """List the installed plugins. Without --probe, nothing of them is imported."""
     index = default_index()
-    _check_kind(kind, index)
+    check_kind(kind, index)
     entries: Iterable[PluginEntry] = index.entries(kind)
     if probe:
         from dovetail.plugins.probe import probe as run_probe
@@ -98,12 +95,12 @@ def show(plugin: tuple[str, ...], as_json: bool) -> None:
         )
     entries = plugins_named(plugin[0])
     if as_json:
-        render.dump_json({"schema": SCHEMA, "plugins": [_details(entry) for entry in entries]})
+        render.dump_json({"schema": SCHEMA, "plugins": [details_of(entry) for entry in entries]})
         return
     for i, entry in enumerate(entries):
         if i:
             click.echo()
-        _show(entry)
+        show_plugin(entry)
 
 
 plugins.add_command(lock)
@@ -138,169 +135,3 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
         click.echo()
     for text, titles in remarks.items():
         click.echo(f"{', '.join(titles)} {text}")
-
-
-def _show(entry: PluginEntry) -> None:
-    manifest = entry.manifest
-    known = [
-        ("plugin", f"{entry.kind}/{entry.name}"),
-        ("state", entry.state + (f": {entry.reason}" if entry.reason else "")),
-        ("mend", entry.mend or ""),
-        ("distribution", f"{entry.distribution} {entry.version}"),
-        ("class", entry.target),
-    ]
-    if manifest is not None:
-        here = KINDS[entry.kind].api if entry.kind in KINDS else "none"
-        known += [
-            ("interface", f"{manifest.api} (here: {here})"),
-            ("aliases", ", ".join(manifest.aliases)),
-            ("capabilities", ", ".join(manifest.capabilities)),
-            ("columns", "\n".join(_column(column) for column in manifest.columns)),
-            (
-                "needs",
-                "\n".join(
-                    f"{n}: {'met by ' if n.met else 'unmet, '}{n.found}" for n in entry.needs
-                ),
-            ),
-            ("environment", "one of its own: runtime.environments" if manifest.isolated else ""),
-            ("config", manifest.config),
-            ("conformance", _conformance(entry)),
-        ]
-    render.fields([(name, value) for name, value in known if value])
-    if manifest is not None and entry.kind in KINDS:
-        from dovetail.plugins.page import page_of
-
-        for heading, lines in _chapters(page_of(manifest)):
-            click.echo(f"\n{click.style(heading, bold=True)}")
-            for line in lines:
-                click.echo(f"  {line}".rstrip())
-
-
-def _conformance(entry: PluginEntry) -> str:
-    """The report that the package ships, in a line; empty where it ships none."""
-    from dovetail.plugins.conformance import in_words, shipped_report
-
-    report = shipped_report(entry)
-    return in_words(report, entry.version) if report else ""
-
-
-def _chapters(page: Page) -> Iterator[tuple[str, Iterable[str]]]:
-    """The page's parts that have something to say, each with a heading."""
-    if page.doc or page.summary:
-        yield "what it does", (page.doc or page.summary).splitlines()
-    for heading, notes in (("requires", page.requires), ("provides", page.provides)):
-        if notes is None:
-            yield heading, ["depends on its config"]
-        elif notes:
-            yield heading, [f"{note.name} ({note.holds}): {note.meaning}" for note in notes]
-    if page.settings:
-        yield "settings", [line for setting in page.settings for line in _setting(setting)]
-    if page.example:
-        places = f" (or at {', '.join(page.places[1:])})" if page.places[1:] else ""
-        yield f"in a config{places}", page.example.splitlines()
-    if page.stands_for:
-        yield "stands for, where nothing else is given", page.stands_for.splitlines()
-
-
-def _setting(setting: Setting) -> Iterator[str]:
-    default = {"": "", "required": ", required"}.get(setting.default, f" = {setting.default}")
-    allowed = f" ({setting.allowed})" if setting.allowed else ""
-    yield f"{setting.name}: {setting.type}{default}{allowed}"
-    yield f"    {setting.doc}"
-
-
-def _column(column: Mapping[str, Any]) -> str:
-    return f"{column.get('name')} ({column.get('dtype')}, {column.get('shape')}): {column.get('meaning')}"
-
-
-def _details(entry: PluginEntry) -> dict[str, Any]:
-    details = entry.to_dict()
-    if entry.manifest is not None:
-        from dovetail.plugins.conformance import shipped_report, tier
-
-        report = shipped_report(entry)
-        details |= {
-            "conformance": {"tier": tier(report), "report": report} if report else None,
-            "requires": entry.manifest.requires,
-            "provides": entry.manifest.provides,
-            "columns": [dict(column) for column in entry.manifest.columns],
-            "config": entry.manifest.config,
-            "config_schema": entry.manifest.config_schema,
-            "doc": entry.manifest.doc,
-            "settings": entry.manifest.settings,
-            "facts": entry.manifest.facts,
-        }
-    return details
-
-
-def plugins_named(plugin: str) -> list[PluginEntry]:
-    """Every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
-
-    Raises:
-        PluginNotFoundError: there is none, or no such kind; names the nearest.
-    """
-    index = default_index()
-    kind, slash, name = plugin.partition("/")
-    if kind not in KINDS and (not slash or _is_alias(plugin, index)):
-        kind, name = "", plugin
-    _check_home(kind, name, index)
-    _check_kind(kind or None, index)
-    found = [
-        entry
-        for entry in index.entries(kind or None)
-        if name in (entry.name, f"{entry.name}@{entry.distribution}", *entry.aliases)
-    ]
-    if found:
-        return found
-    if kind:
-        index.find(kind, name)
-    near = nearest(name, sorted({entry.name for entry in index.entries()}))
-    raise PluginNotFoundError(
-        f"no installed plugin is named {name!r}",
-        hint=f"did you mean {near!r}?" if near else "`dovetail plugins list` shows what there is",
-    )
-
-
-def one_plugin(plugin: str, command: str) -> PluginEntry:
-    """The plugin of that name for a command that takes exactly one.
-
-    Raises:
-        PluginNotFoundError: there is none.
-        PluginError: several kinds have one.
-    """
-    entries = plugins_named(plugin)
-    if len(entries) > 1:
-        listed = ", ".join(f"{e.kind}/{e.name} of {e.distribution}" for e in entries)
-        raise PluginError(
-            f"{plugin!r} names several plugins: {listed}",
-            hint=f"say which kind: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
-        )
-    return entries[0]
-
-
-def _is_alias(name: str, index: PluginIndex) -> bool:
-    """Whether a text with a slash is an alias, as `openai/gsm8k` is."""
-    return any(name in entry.aliases for entry in index.entries())
-
-
-def _check_home(kind: str, name: str, index: PluginIndex) -> None:
-    """Refuse `kind/name` where only other kinds have a plugin of that name."""
-    homes = sorted({e.kind for e in index.entries() if name in (e.name, *e.aliases)})
-    if not kind or not homes or kind in homes:
-        return
-    known = kind in KINDS
-    raise PluginNotFoundError(
-        f"no {kind} plugin is named {name!r}" if known else f"there is no plugin kind {kind!r}",
-        hint=f"did you mean {' or '.join(f'{home}/{name}' for home in homes)}?",
-    )
-
-
-def _check_kind(kind: str | None, index: PluginIndex) -> None:
-    known = {*KINDS, *(entry.kind for entry in index.entries())}
-    if kind is None or kind in known:
-        return
-    near = nearest(kind, known)
-    raise PluginNotFoundError(
-        f"there is no plugin kind {kind!r}; the kinds are {', '.join(sorted(KINDS))}",
-        hint=f"did you mean {near!r}?" if near else None,
-    )

@@ -38,15 +38,8 @@ _HOME = {
         "RunningTime",
         "Score",
     ),
-    "reward_calls": (
-        "RewardCall",
-        "RewardFunctions",
-        "configured_functions",
-        "failure_from",
-        "finite_float",
-        "outcome_from",
-        "outcomes_from",
-    ),
+    "reward_answers": ("finite_float", "outcome_from", "outcomes_from"),
+    "reward_calls": ("RewardCall", "RewardFunctions", "configured_functions", "failure_from"),
     "advantage": ("ADVANTAGE_API", "AdvantageEstimator", "Advantages", "Groups"),
     "policy_loss": (
         "LOSS_AGGREGATION_API",

@@ -52,13 +52,13 @@ from dovetail.interfaces.reward import RewardSample as RewardSample
 from dovetail.interfaces.reward import RewardUnit as RewardUnit
 from dovetail.interfaces.reward import RunningTime as RunningTime
 from dovetail.interfaces.reward import Score as Score
+from dovetail.interfaces.reward_answers import finite_float as finite_float
+from dovetail.interfaces.reward_answers import outcome_from as outcome_from
+from dovetail.interfaces.reward_answers import outcomes_from as outcomes_from
 from dovetail.interfaces.reward_calls import RewardCall as RewardCall
 from dovetail.interfaces.reward_calls import RewardFunctions as RewardFunctions
 from dovetail.interfaces.reward_calls import configured_functions as configured_functions
 from dovetail.interfaces.reward_calls import failure_from as failure_from
-from dovetail.interfaces.reward_calls import finite_float as finite_float
-from dovetail.interfaces.reward_calls import outcome_from as outcome_from
-from dovetail.interfaces.reward_calls import outcomes_from as outcomes_from
 from dovetail.interfaces.rollout import BaseRollout as BaseRollout
 from dovetail.interfaces.rollout import Completion as Completion
 from dovetail.interfaces.rollout import FinishReason as FinishReason

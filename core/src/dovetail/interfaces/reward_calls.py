@@ -1,4 +1,7 @@
-"""Reward functions as managers use them: found by `data_source`, called by name, their answers judged."""
+"""Reward functions as managers use them: found by `data_source`, called by name.
+
+What they return is judged by `reward_answers`, whose names stand here too.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dovetail.errors import ConfigError
-from dovetail.interfaces.reward import (
-    Failure,
-    FailureKind,
-    Outcome,
-    RewardSample,
-    Score,
+from dovetail.interfaces.reward import Failure, FailureKind, RewardSample
+from dovetail.interfaces.reward_answers import (
+    ANSWER,
+    cut,
+    entries_of,
+    finite_float,
+    outcome_from,
+    outcomes_from,
 )
 from dovetail.interfaces.reward_signature import PARAMETERS, Form, signature_of
 
@@ -36,13 +39,6 @@ __all__ = [
     "outcome_from",
     "outcomes_from",
 ]
-
-TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
-"""What a reward function calls its rewards of single tokens."""
-ANSWER = "pred"
-"""What a reward function calls the answer that it found in a response: something to vote on, never a figure."""
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class RewardCall:
@@ -180,73 +176,6 @@ def configured_functions(section: RewardSection, context: PluginContext) -> Rewa
     return build_functions(section, context)
 
 
-def outcome_from(value: Any, name: str) -> Outcome:
-    """Judge what a reward function returned for one sample.
-
-    Args:
-        value: a finite number (int, float, bool or a NumPy scalar), or a mapping with `score` and further
-            parts: finite numbers become components, the rest extras, and so does `pred`, the answer that was found
-            in the response, whatever it is. `token_rewards` in the mapping are rewards of single tokens, T finite
-            numbers; `score` is then their sum, and may be left out. All else is a failure.
-        name: the function, for messages.
-    """
-    parts: Mapping[Any, Any] = {}
-    rewards_T = None
-    if isinstance(value, Mapping):
-        parts = {str(key): part for key, part in value.items()}
-        if parts.get(TOKEN_REWARDS) is not None:
-            rewards_T = _token_rewards(parts[TOKEN_REWARDS])
-            if rewards_T is None:
-                return _invalid(name, f"{TOKEN_REWARDS} = {_described(parts[TOKEN_REWARDS])}")
-            parts.setdefault("score", float(rewards_T.sum(dtype=np.float64)))
-        if "score" not in parts:
-            return _invalid(name, f"a mapping without 'score' (keys: {', '.join(parts) or 'none'})")
-        value = parts["score"]
-        parts = {key: part for key, part in parts.items() if key not in ("score", TOKEN_REWARDS)}
-    score = finite_float(value)
-    if score is None:
-        return _invalid(name, _described(value))
-    figures = {key: None if key == ANSWER else finite_float(part) for key, part in parts.items()}
-    return Score(
-        value=score,
-        token_rewards=rewards_T,
-        components={key: figure for key, figure in figures.items() if figure is not None},
-        extras={key: part for key, part in parts.items() if figures[key] is None},
-    )
-
-
-def outcomes_from(value: Any, count: int, name: str) -> list[Outcome]:
-    """Judge what a reward function on lists returned: each entry by itself, as `outcome_from` does.
-
-    Args:
-        value: a list, a tuple or an array of `count` entries. Anything else fails every sample, since nobody can tell
-            which entry belongs to which.
-        count: samples that it was called with.
-        name: the function, for messages.
-    """
-    entries = _entries(value)
-    if entries is None:
-        failure = _invalid(name, f"{_described(value)} for {count} samples", "a list of rewards")
-    elif len(entries) != count:
-        failure = _invalid(
-            name, f"{len(entries)} rewards for {count} samples", "one for each, in order"
-        )
-    else:
-        return [outcome_from(entry, name) for entry in entries]
-    return [failure] * count
-
-
-def finite_float(value: Any) -> float | None:
-    """The value as a float where it is a number, finite in float32; None for all else."""
-    if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if abs(number) <= _LARGEST else None  # neither NaN nor infinity is
-
-
 def failure_from(error: BaseException, call: RewardCall) -> Failure:
     """What an exception inside a reward function means, with the line that raised it.
 
@@ -258,7 +187,7 @@ def failure_from(error: BaseException, call: RewardCall) -> Failure:
     elif isinstance(error, ConnectionError):
         kind = FailureKind.UNREACHABLE
     # format_exception_only survives an exception whose own __str__ raises
-    what = _cut(traceback.format_exception_only(error)[-1].strip(), 300)
+    what = cut(traceback.format_exception_only(error)[-1].strip(), 300)
     message = f"{call.name} raised {what}{_where(error, call.file)}"
     return Failure(kind=kind, message=message, retryable=kind is not FailureKind.EXCEPTION)
 
@@ -274,49 +203,11 @@ def _where(error: BaseException, file: str | None) -> str:
     return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
 
 
-def _invalid(
-    name: str, what: str, wanted: str = "a finite number, or a mapping with 'score'"
-) -> Failure:
-    message = f"{name} returned {what}; a reward is {wanted}"
-    return Failure(kind=FailureKind.INVALID_VALUE, message=message)
-
-
-def _entries(value: Any) -> Sequence[Any] | None:
-    """The entries of a list, a tuple, or a one-dimensional array or tensor; None for anything else."""
-    if isinstance(value, (list, tuple)):
-        return value
-    if getattr(value, "ndim", None) == 1 and callable(getattr(value, "tolist", None)):
-        listed = value.tolist()
-        return listed if isinstance(listed, list) else None
-    return None
-
-
-def _token_rewards(value: Any) -> np.ndarray | None:
-    """float32 [T], or None where they are not a list of finite numbers."""
-    entries = _entries(value)
-    if entries is None or any(finite_float(entry) is None for entry in entries):
-        return None
-    return np.asarray(entries, np.float32)
-
-
 def _first(answer: Any) -> Any:
     """The only entry of what a function on lists returned; anything else as it is, and so no reward."""
-    entries = _entries(answer)
+    entries = entries_of(answer)
     return entries[0] if entries is not None and len(entries) == 1 else answer
 
 
 async def _first_later(answer: Awaitable[Any]) -> Any:
     return _first(await answer)
-
-
-def _described(value: Any) -> str:
-    """A value for a message, cut to a readable length."""
-    try:
-        text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a user's own __repr__ may raise anything
-        text = f"<no repr: {type(error).__name__}>"
-    return f"{_cut(text, 80)} ({type(value).__name__})"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

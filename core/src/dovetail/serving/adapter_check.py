@@ -42,6 +42,19 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
     return None
 
 
+def without_room(version: int, who: str) -> WeightSyncError:
+    """The error for an adapter that reaches an engine which was started without room for any.
+
+    Args:
+        version: of the update.
+        who: what the engine is called in messages.
+    """
+    return WeightSyncError(
+        f"update {version} is an adapter, and this {who} was started without room for one",
+        hint=f"set rollout.max_adapter_rank, {_MERGED}",
+    )
+
+
 def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, who: str) -> None:
     """Refuse an adapter that an engine with the capability `lora` can't apply.
 

@@ -12,6 +12,8 @@ from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import PluginContext
 
+_SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
+
 
 @attrs.frozen(kw_only=True)
 class ModelFacts:
@@ -86,11 +88,20 @@ def _eos_of(*sources: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def shape_of(text: Any) -> dict[str, int]:
+    """What a server says of its text model's sizes, and `model_problems` compares.
+
+    Args:
+        text: the config of the text model, in the words of transformers.
+    """
+    return {name: int(getattr(text, name)) for name in _SHAPE}
+
+
 def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
     """What of a joined server's model is not the run's, in words; empty where it fits.
 
     Args:
-        found: the server's description: `model` (its path), `shape` (sizes of its text model), `architectures`.
+        found: the server's description: `model` (its path), `shape` (`shape_of` its text model), `architectures`.
         context: the rollout's; without a model nothing is compared.
     """
     from transformers import AutoConfig

@@ -3,5 +3,6 @@
 Public for plugins: `ranks` (failing together), `parts` (samples into micro-batches), `scored` (which tokens are scored),
 `sequences` and `varlen` (attention over samples that lie end to end), `ulysses` (ranks that share them), `fused_head` with
 `head_kernels` and `vocabulary` (the output layer on an accelerator), `stored` (a checkpoint's tensors by name), `sending`
-(weight updates), `random_state`, `schedule`, `columns`, `lora` (the config section of adapters).
+(weight updates), `random_state`, `schedule`, `columns`, `lora` (the config section of adapters) and
+`adapter` (what their tensors are called and start from).
 """

@@ -37,7 +37,12 @@ class LoraSection:
     def planned(self) -> PlannedAdapter:
         """What a rollout that is to apply the adapter can be asked about before anything is loaded."""
         named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
-        return PlannedAdapter(rank=self.rank, dora=self.dora, target_modules=named)
+        return PlannedAdapter(
+            rank=self.rank,
+            dora=self.dora,
+            target_modules=named,
+            all_linear=ALL_LINEAR in self.target_modules,
+        )
 
     @property
     def scale(self) -> float:

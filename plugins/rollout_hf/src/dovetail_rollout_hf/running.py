@@ -6,55 +6,21 @@ Legend: N rows, M new rows, C columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import attrs
-import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from dovetail.interfaces.rollout import FinishReason
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
 from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.noise import stream_seeds
 from dovetail_rollout_hf.recompute import recompute
+from dovetail_rollout_hf.rows import Finished, Row
 from dovetail_rollout_hf.sampler import Sampler
-from dovetail_rollout_hf.stops import StopRule
 
 _WORTH_COMPACTING = 0.75
 """Finished rows leave the batch when at most this share of its rows still runs."""
-
-
-@attrs.define(eq=False)
-class Row:
-    """One sample that is being decoded."""
-
-    owner: Any
-    """Whoever submitted the request; handed back with the completion."""
-    request: RolloutRequest
-    sample: int
-    stop: StopRule
-    pad: int = 0
-    """Padding columns on its left."""
-    start: int = 0
-    """Column of its first response token."""
-    shift: int = 0
-    """What is added to the positions of its tokens after the prompt."""
-    done: bool = False
-    response: list[int] = attrs.field(factory=list)
-    """The tokens so far; kept only where a stop rule watches them."""
-    versions: list[tuple[int, int]] = attrs.field(factory=list)
-    """(column, weight version): which version produced the tokens from that column on."""
-
-    @property
-    def last_column(self) -> int:
-        """Column of its last token, if it runs to its full length."""
-        return self.start + self.request.sampling.max_new_tokens - 1
-
-
-Finished = tuple[Any, Completion]
-"""A row's owner, and its completion."""
 
 
 class RunningBatch:
@@ -302,24 +268,6 @@ class RunningBatch:
             row = self._rows[index]
             row.done = True
             taken = {name: values[place, row.start : stop].copy() for name, values in host.items()}
-            completions.append((row.owner, _completion(row, reason, taken)))
+            completions.append((row.owner, row.completion(reason, taken)))
         self._active -= len(ended)
         return completions
-
-
-def _completion(row: Row, reason: FinishReason, taken: dict[str, np.ndarray]) -> Completion:
-    """A row's tokens [T] and what was recorded with them."""
-    sampling = row.request.sampling
-    ids_T = taken["ids"]
-    versions_T = np.empty(len(ids_T), dtype=np.int64)
-    for column, version in row.versions:
-        versions_T[max(column - row.start, 0) :] = version
-    return Completion(
-        request_id=row.request.request_id,
-        sample=row.sample,
-        response_ids=ids_T,
-        finish_reason=reason,
-        weight_versions=versions_T,
-        log_probs=taken["log_probs"] if sampling.log_probs else None,
-        raw_log_probs=taken["raw_log_probs"] if sampling.raw_log_probs else None,
-    )

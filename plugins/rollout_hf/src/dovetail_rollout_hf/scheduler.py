@@ -16,21 +16,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import PauseMode, RolloutRequest
+from dovetail.interfaces.rollout import PauseMode
+from dovetail_rollout_hf.admission import Admission
 from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder
-from dovetail_rollout_hf.pictures import pictures_of
-from dovetail_rollout_hf.running import Finished, Row, RunningBatch
+from dovetail_rollout_hf.rows import Finished
+from dovetail_rollout_hf.running import RunningBatch
 from dovetail_rollout_hf.tickets import Ticket, answer, do, nothing, post, told
 
 T = TypeVar("T")
-
-_ADMIT_SHARE = 4
-"""New rows enter a running batch when at least a quarter of its rows is free."""
 
 
 class Scheduler:
@@ -44,14 +41,16 @@ class Scheduler:
         max_batch_size: int,
         max_prefill_tokens: int,
     ) -> None:
-        self._decoder = decoder
-        self._device = device
-        self._max_rows = max_batch_size
-        self._max_prefill_tokens = max_prefill_tokens
         self._counts = Counts(max_rows=max_batch_size)
         self._batch = RunningBatch(decoder, device, max_prefill_tokens, self._counts)
         self._tickets: dict[str, Ticket] = {}
-        self._pending: deque[Ticket] = deque()
+        self._waiting = Admission(
+            decoder,
+            device,
+            max_rows=max_batch_size,
+            max_prefill_tokens=max_prefill_tokens,
+            counts=self._counts,
+        )
         self._admitting = True
         self._stepping = True
         self._drained: list[Future[None]] = []
@@ -133,7 +132,7 @@ class Scheduler:
         for ticket in tickets:
             finished += [(ticket, nothing(ticket.request, s)) for s in ticket.waiting]
             ticket.waiting.clear()
-        self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
+        self._waiting.forget_ended()
         self._deliver(finished)
 
     def pause(self, mode: PauseMode) -> Future[None]:
@@ -190,7 +189,7 @@ class Scheduler:
                 post([(ticket, error)])
                 continue
             self._tickets[name] = ticket
-            self._pending.append(ticket)
+            self._waiting.wait(ticket)
 
     # The thread
 
@@ -238,8 +237,8 @@ class Scheduler:
         while self._taken:
             do(*self._taken.popleft())
         try:
-            if self._admitting:
-                self._admit()
+            if self._admitting and (arrivals := self._waiting.enter(self._batch.active)):
+                self._batch.admit(arrivals)
             if self._stepping and self._batch.active:
                 self._deliver(self._batch.step())
         except Exception as error:  # noqa: BLE001 - whatever broke the step, every waiting request must hear of it
@@ -249,56 +248,7 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         running = self._stepping and self._batch.active > 0
-        return running or (self._admitting and bool(self._pending))
-
-    def _admit(self) -> None:
-        """Let waiting requests in, as many rows as there is room for."""
-        free = self._max_rows - self._batch.active
-        waiting = sum(len(ticket.waiting) for ticket in self._pending)
-        if not waiting or free < min(self._max_rows // _ADMIT_SHARE, waiting):
-            return
-        groups: list[tuple[RolloutRequest, list[Row]]] = []
-        while self._pending:
-            ticket = self._pending[0]
-            whole = len(ticket.waiting)
-            if whole > free and (groups or self._batch.active or not free):
-                break
-            samples = [ticket.waiting.popleft() for _ in range(min(whole, free))]
-            rows = [Row(ticket, ticket.request, sample, ticket.stop) for sample in samples]
-            groups.append((ticket.request, rows))
-            free -= len(rows)
-            if not ticket.waiting:
-                self._pending.popleft()
-        if groups:
-            self._batch.admit([self._prefill(chunk) for chunk in self._chunks(groups)])
-
-    def _chunks(
-        self, groups: list[tuple[RolloutRequest, list[Row]]]
-    ) -> list[list[tuple[RolloutRequest, list[Row]]]]:
-        """Groups of like length together, each chunk within the prefill budget."""
-        ordered = sorted(groups, key=lambda group: -len(group[0].prompt_ids))
-        chunks: list[list[tuple[RolloutRequest, list[Row]]]] = []
-        for group in ordered:
-            longest = len(chunks[-1][0][0].prompt_ids) if chunks else 0
-            if chunks and longest * (len(chunks[-1]) + 1) <= self._max_prefill_tokens:
-                chunks[-1].append(group)
-            else:
-                chunks.append([group])
-        return chunks
-
-    def _prefill(self, groups: Sequence[tuple[RolloutRequest, list[Row]]]) -> tuple[Any, Any]:
-        """Run each distinct prompt of the groups once."""
-        lengths = [len(request.prompt_ids) for request, _ in groups]
-        longest = max(lengths)
-        ids_PL = np.zeros((len(groups), longest), dtype=np.int64)
-        for row, (request, _) in enumerate(groups):
-            ids_PL[row, longest - lengths[row] :] = request.prompt_ids
-        pads = [longest - length for length in lengths]
-        pad_P = torch.tensor(pads, device=self._device) if any(pads) else None
-        self._counts.prefill_tokens += sum(lengths)
-        pictures = pictures_of([r for r, _ in groups], pads, longest, self._device)
-        prefill = self._decoder.prefill(torch.from_numpy(ids_PL).to(self._device), pad_P, pictures)
-        return prefill, [rows for _, rows in groups]
+        return running or (self._admitting and bool(self._waiting))
 
     def _deliver(self, finished: Sequence[Finished]) -> None:
         """Hand samples to those who wait for them."""
@@ -312,6 +262,6 @@ class Scheduler:
         """Tell every request that runs or waits, and begin anew."""
         tickets = list(self._tickets.values())
         self._tickets.clear()
-        self._pending.clear()
+        self._waiting.clear()
         post([(ticket, error) for ticket in tickets])
         self._batch.clear()

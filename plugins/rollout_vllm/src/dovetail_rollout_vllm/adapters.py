@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import AdapterSpec, WeightManifest
+from dovetail.serving.adapter_check import without_room
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room (its argument `max_lora_rank`)."""
@@ -56,10 +57,7 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
     from vllm.lora.request import LoRARequest
 
     if manifest.adapter is None or worker.vllm_config.lora_config is None:
-        raise WeightSyncError(
-            f"update {manifest.version} is an adapter, and this vLLM was started without room for one",
-            hint="set rollout.max_adapter_rank, or send merged weights (actor.engine.lora.sync: merged)",
-        )
+        raise without_room(manifest.version, "vLLM")
     number = manifest.version + 1
     directory = Path(tempfile.mkdtemp(prefix="dovetail-adapter-", dir=_in_memory()))
     try:

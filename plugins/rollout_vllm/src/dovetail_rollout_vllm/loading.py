@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dovetail.errors import WeightSyncError
+from dovetail.serving.model_loading import refuse_missing, without_adapters
 
 Named = tuple[str, Tensor]
 
@@ -63,27 +62,6 @@ def load(model: nn.Module, model_config: Any, tensors: Counted) -> None:
             _refuse_missing(expected, loaded)
             return
         _load_by_layers(model, model_config, tensors)
-
-
-@contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Let a model be as it was before vLLM put a layer with room for adapters around each of its own.
-
-    The parameters are the same, and have the names under which models know how to load them.
-    """
-    around = [
-        (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
-        if isinstance(getattr(child, "base_layer", None), nn.Module)
-    ]
-    try:
-        for parent, name, child in around:
-            setattr(parent, name, child.base_layer)
-        yield
-    finally:
-        for parent, name, child in around:
-            setattr(parent, name, child)
 
 
 def stored_as_they_come(model: nn.Module) -> bool:
@@ -164,12 +142,5 @@ def _names_of(model: nn.Module) -> set[str]:
 
 def _refuse_missing(expected: set[str], loaded: Any) -> None:
     """What a model's `load_weights` says that it loaded is held against its parameters, where it says so at all."""
-    if not isinstance(loaded, set):
-        return
-    missing = sorted(expected - loaded)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise WeightSyncError(
-            f"the update has nothing for {', '.join(missing[:3])}{more}",
-            hint="send every tensor of the model",
-        )
+    if isinstance(loaded, set):
+        refuse_missing(sorted(expected - loaded))

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.facts import shape_of
 from dovetail.serving.frames import Frame
 from dovetail.serving.messages import PROTOCOL
 from dovetail.serving.routes import Host
@@ -88,11 +89,7 @@ class ServerHost(Host):
                 "vllm": None if release is None else release.version,
                 "model": model.model,
                 "architectures": list(model.hf_config.architectures or ()),
-                "shape": {
-                    "hidden_size": text.hidden_size,
-                    "num_hidden_layers": text.num_hidden_layers,
-                    "vocab_size": text.vocab_size,
-                },
+                "shape": shape_of(text),
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "max_model_len": model.max_model_len,
                 "logprobs_mode": getattr(model.logprobs_mode, "value", model.logprobs_mode),

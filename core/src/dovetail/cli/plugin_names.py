@@ -1,0 +1,86 @@
+"""From what a person types to plugins: `NAME`, `KIND/NAME`, an alias; and what is said where none is found."""
+
+from __future__ import annotations
+
+from dovetail.errors import PluginError, PluginNotFoundError, nearest
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.index import PluginIndex, default_index
+from dovetail.plugins.kinds import KINDS
+
+
+def plugins_named(plugin: str) -> list[PluginEntry]:
+    """Every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
+
+    Raises:
+        PluginNotFoundError: there is none, or no such kind; names the nearest.
+    """
+    index = default_index()
+    kind, slash, name = plugin.partition("/")
+    if kind not in KINDS and (not slash or _is_alias(plugin, index)):
+        kind, name = "", plugin
+    _check_home(kind, name, index)
+    check_kind(kind or None, index)
+    found = [
+        entry
+        for entry in index.entries(kind or None)
+        if name in (entry.name, f"{entry.name}@{entry.distribution}", *entry.aliases)
+    ]
+    if found:
+        return found
+    if kind:
+        index.find(kind, name)
+    near = nearest(name, sorted({entry.name for entry in index.entries()}))
+    raise PluginNotFoundError(
+        f"no installed plugin is named {name!r}",
+        hint=f"did you mean {near!r}?" if near else "`dovetail plugins list` shows what there is",
+    )
+
+
+def one_plugin(plugin: str, command: str) -> PluginEntry:
+    """The plugin of that name for a command that takes exactly one.
+
+    Raises:
+        PluginNotFoundError: there is none.
+        PluginError: several kinds have one.
+    """
+    entries = plugins_named(plugin)
+    if len(entries) > 1:
+        listed = ", ".join(f"{e.kind}/{e.name} of {e.distribution}" for e in entries)
+        raise PluginError(
+            f"{plugin!r} names several plugins: {listed}",
+            hint=f"say which kind: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
+        )
+    return entries[0]
+
+
+def _is_alias(name: str, index: PluginIndex) -> bool:
+    """Whether a text with a slash is an alias, as `openai/gsm8k` is."""
+    return any(name in entry.aliases for entry in index.entries())
+
+
+def _check_home(kind: str, name: str, index: PluginIndex) -> None:
+    """Refuse `kind/name` where only other kinds have a plugin of that name."""
+    homes = sorted({e.kind for e in index.entries() if name in (e.name, *e.aliases)})
+    if not kind or not homes or kind in homes:
+        return
+    known = kind in KINDS
+    raise PluginNotFoundError(
+        f"no {kind} plugin is named {name!r}" if known else f"there is no plugin kind {kind!r}",
+        hint=f"did you mean {' or '.join(f'{home}/{name}' for home in homes)}?",
+    )
+
+
+def check_kind(kind: str | None, index: PluginIndex) -> None:
+    """Refuse a kind of which there is neither an interface nor a plugin.
+
+    Raises:
+        PluginNotFoundError: names the nearest.
+    """
+    known = {*KINDS, *(entry.kind for entry in index.entries())}
+    if kind is None or kind in known:
+        return
+    near = nearest(kind, known)
+    raise PluginNotFoundError(
+        f"there is no plugin kind {kind!r}; the kinds are {', '.join(sorted(KINDS))}",
+        hint=f"did you mean {near!r}?" if near else None,
+    )

@@ -1,0 +1,110 @@
+"""What `dovetail plugins show` says of a plugin: state, needs, what it does, columns, settings, a config to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dovetail.cli import render
+from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.kinds import KINDS
+
+if TYPE_CHECKING:
+    from dovetail.plugins.page import Page, Setting
+
+
+def show_plugin(entry: PluginEntry) -> None:
+    """Print what is known of a plugin."""
+    manifest = entry.manifest
+    known = [
+        ("plugin", f"{entry.kind}/{entry.name}"),
+        ("state", entry.state + (f": {entry.reason}" if entry.reason else "")),
+        ("mend", entry.mend or ""),
+        ("distribution", f"{entry.distribution} {entry.version}"),
+        ("class", entry.target),
+    ]
+    if manifest is not None:
+        here = KINDS[entry.kind].api if entry.kind in KINDS else "none"
+        known += [
+            ("interface", f"{manifest.api} (here: {here})"),
+            ("aliases", ", ".join(manifest.aliases)),
+            ("capabilities", ", ".join(manifest.capabilities)),
+            ("columns", "\n".join(_column(column) for column in manifest.columns)),
+            (
+                "needs",
+                "\n".join(
+                    f"{n}: {'met by ' if n.met else 'unmet, '}{n.found}" for n in entry.needs
+                ),
+            ),
+            ("environment", "one of its own: runtime.environments" if manifest.isolated else ""),
+            ("config", manifest.config),
+            ("conformance", _conformance(entry)),
+        ]
+    render.fields([(name, value) for name, value in known if value])
+    if manifest is not None and entry.kind in KINDS:
+        from dovetail.plugins.page import page_of
+
+        for heading, lines in _chapters(page_of(manifest)):
+            click.echo(f"\n{click.style(heading, bold=True)}")
+            for line in lines:
+                click.echo(f"  {line}".rstrip())
+
+
+def details_of(entry: PluginEntry) -> dict[str, Any]:
+    """What is known of a plugin, as JSON holds it: its row of a listing, and what its manifest and report add."""
+    details = entry.to_dict()
+    if entry.manifest is not None:
+        from dovetail.plugins.conformance import shipped_report, tier
+
+        report = shipped_report(entry)
+        details |= {
+            "conformance": {"tier": tier(report), "report": report} if report else None,
+            "requires": entry.manifest.requires,
+            "provides": entry.manifest.provides,
+            "columns": [dict(column) for column in entry.manifest.columns],
+            "config": entry.manifest.config,
+            "config_schema": entry.manifest.config_schema,
+            "doc": entry.manifest.doc,
+            "settings": entry.manifest.settings,
+            "facts": entry.manifest.facts,
+        }
+    return details
+
+
+def _conformance(entry: PluginEntry) -> str:
+    """The report that the package ships, in a line; empty where it ships none."""
+    from dovetail.plugins.conformance import in_words, shipped_report
+
+    report = shipped_report(entry)
+    return in_words(report, entry.version) if report else ""
+
+
+def _chapters(page: Page) -> Iterator[tuple[str, Iterable[str]]]:
+    """The page's parts that have something to say, each with a heading."""
+    if page.doc or page.summary:
+        yield "what it does", (page.doc or page.summary).splitlines()
+    for heading, notes in (("requires", page.requires), ("provides", page.provides)):
+        if notes is None:
+            yield heading, ["depends on its config"]
+        elif notes:
+            yield heading, [f"{note.name} ({note.holds}): {note.meaning}" for note in notes]
+    if page.settings:
+        yield "settings", [line for setting in page.settings for line in _setting(setting)]
+    if page.example:
+        places = f" (or at {', '.join(page.places[1:])})" if page.places[1:] else ""
+        yield f"in a config{places}", page.example.splitlines()
+    if page.stands_for:
+        yield "stands for, where nothing else is given", page.stands_for.splitlines()
+
+
+def _setting(setting: Setting) -> Iterator[str]:
+    default = {"": "", "required": ", required"}.get(setting.default, f" = {setting.default}")
+    allowed = f" ({setting.allowed})" if setting.allowed else ""
+    yield f"{setting.name}: {setting.type}{default}{allowed}"
+    yield f"    {setting.doc}"
+
+
+def _column(column: Mapping[str, Any]) -> str:
+    return f"{column.get('name')} ({column.get('dtype')}, {column.get('shape')}): {column.get('meaning')}"

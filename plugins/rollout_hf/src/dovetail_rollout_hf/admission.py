@@ -1,0 +1,120 @@
+"""Admission: which waiting requests enter the running batch next, and their prompts, prefilled by length."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.rollout import RolloutRequest
+from dovetail_rollout_hf.cache import Prefill
+from dovetail_rollout_hf.counts import Counts
+from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.pictures import pictures_of
+from dovetail_rollout_hf.rows import Row
+from dovetail_rollout_hf.tickets import Ticket
+
+_ADMIT_SHARE = 4
+"""New rows enter a running batch when at least a quarter of its rows is free."""
+
+Group = tuple[RolloutRequest, list[Row]]
+"""A prompt, and the rows that continue it."""
+
+
+class Admission:
+    """Requests that wait, in the order of their arrival.
+
+    Args:
+        decoder: computes keys and values of prompts.
+        device: of the model.
+        max_rows: most rows that run at once.
+        max_prefill_tokens: most tokens, padding included, in one pass over prompts.
+        counts: where tokens are counted.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_prefill_tokens: int,
+        counts: Counts,
+    ) -> None:
+        self._decoder = decoder
+        self._device = device
+        self._max_rows = max_rows
+        self._max_prefill_tokens = max_prefill_tokens
+        self._counts = counts
+        self._pending: deque[Ticket] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether anyone waits."""
+        return bool(self._pending)
+
+    def wait(self, ticket: Ticket) -> None:
+        """Let a request wait behind all others."""
+        self._pending.append(ticket)
+
+    def forget_ended(self) -> None:
+        """Let requests go that have no sample left which has not begun."""
+        self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
+
+    def clear(self) -> None:
+        """Forget everyone."""
+        self._pending.clear()
+
+    def enter(self, active: int) -> list[tuple[Prefill, list[list[Row]]]]:
+        """Take rows of those who wait, as many as there is room for, and prefill their prompts.
+
+        Args:
+            active: rows that run.
+
+        Returns:
+            Each prefill with, for each of its prompts, the rows that continue it; empty where nobody enters now.
+        """
+        free = self._max_rows - active
+        waiting = sum(len(ticket.waiting) for ticket in self._pending)
+        if not waiting or free < min(self._max_rows // _ADMIT_SHARE, waiting):
+            return []
+        groups: list[Group] = []
+        while self._pending:
+            ticket = self._pending[0]
+            whole = len(ticket.waiting)
+            if whole > free and (groups or active or not free):
+                break
+            samples = [ticket.waiting.popleft() for _ in range(min(whole, free))]
+            rows = [Row(ticket, ticket.request, sample, ticket.stop) for sample in samples]
+            groups.append((ticket.request, rows))
+            free -= len(rows)
+            if not ticket.waiting:
+                self._pending.popleft()
+        return [self._prefill(chunk) for chunk in self._chunks(groups)]
+
+    def _chunks(self, groups: list[Group]) -> list[list[Group]]:
+        """Groups of like length together, each chunk within the prefill budget."""
+        ordered = sorted(groups, key=lambda group: -len(group[0].prompt_ids))
+        chunks: list[list[Group]] = []
+        for group in ordered:
+            longest = len(chunks[-1][0][0].prompt_ids) if chunks else 0
+            if chunks and longest * (len(chunks[-1]) + 1) <= self._max_prefill_tokens:
+                chunks[-1].append(group)
+            else:
+                chunks.append([group])
+        return chunks
+
+    def _prefill(self, groups: Sequence[Group]) -> tuple[Prefill, list[list[Row]]]:
+        """Run each distinct prompt of the groups once."""
+        lengths = [len(request.prompt_ids) for request, _ in groups]
+        longest = max(lengths)
+        ids_PL = np.zeros((len(groups), longest), dtype=np.int64)
+        for row, (request, _) in enumerate(groups):
+            ids_PL[row, longest - lengths[row] :] = request.prompt_ids
+        pads = [longest - length for length in lengths]
+        pad_P = torch.tensor(pads, device=self._device) if any(pads) else None
+        self._counts.prefill_tokens += sum(lengths)
+        pictures = pictures_of([r for r, _ in groups], pads, longest, self._device)
+        prefill = self._decoder.prefill(torch.from_numpy(ids_PL).to(self._device), pad_P, pictures)
+        return prefill, [rows for _, rows in groups]
