@@ -2,18 +2,25 @@
 
     python benchmarks/gpu_learn.py --directory /tmp/learn hf+fsdp2 vllm+megatron
     python benchmarks/gpu_learn.py --directory /tmp/learn sglang+megatron 'sglang:rollout.engine_args={attention_backend: triton}'
+    python benchmarks/gpu_learn.py --directory /tmp/learn --config examples/two_environments/megatron_vllm.yaml vllm+megatron
 
 A pair is a rollout and a training engine. `key=value` overrides the config of every pair, `ENGINE:key=value` of the pairs that
 have this engine. Prints a line of JSON a pair, with the accuracy on held-out problems before and after, and exits with 1 if
 one failed or did not learn.
+
+Everything is in `--directory` as it comes: PAIR.log, `runs/learn`, and the lines of JSON in `results.jsonl`. A run that takes
+longer than `--limit` is ended, and so is the one under way when this program is; where py-spy is installed, PAIR.stacks
+says first what its processes were doing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -37,6 +44,8 @@ WINDOW = 5
 """Steps over which the first and the last reward are averaged."""
 SHARED = {"gpu_memory_utilization": 0.3, "max_model_len": 128}
 """Of engines that reserve their memory beside the trainer's; the model is tiny."""
+FIRST_GRACE, SECOND_GRACE = 20.0, 15.0
+"""Seconds that a run may take to end what it is doing, and then to end at once."""
 _OVERRIDE = re.compile(r"(?:(?P<engine>[a-z][a-z0-9_]*):)?(?P<text>[a-z_][\w.]*=.*)", re.DOTALL)
 
 
@@ -71,18 +80,20 @@ def prepare(directory: Path, seed: int, device: str) -> Path:
 
 
 def write_config(args: argparse.Namespace, pair: str, model: Path, dtype: str) -> Path:
-    """The demo's config for a pair of engines; its path."""
+    """The config for a pair of engines, on the model and data of `prepare`; its path."""
     rollout, _, engine = pair.partition("+")
-    config: dict[str, Any] = yaml.safe_load((EXAMPLE / "config.yaml").read_text())
+    config: dict[str, Any] = yaml.safe_load((args.config or EXAMPLE / "config.yaml").read_text())
     config |= {"seed": args.seed, "project": "learn", "output_dir": str(args.directory / "runs")}
     config["experiment"] = f"{pair.replace('+', '_')}_{time.strftime('%H%M%S')}"
     config["model"] = {"path": str(model), "dtype": dtype}
     for part in ("train", "val"):
         config["data"][f"{part}_files"] = str(args.directory / "data" / f"{part}.parquet")
-    config["rollout"] |= {"name": rollout, "probe": {"every": 10}}
-    if rollout in {"vllm", "sglang"}:
+    config["rollout"] = {"probe": {"every": 10}, **config["rollout"], "name": rollout}
+    if args.config is None and rollout in {"vllm", "sglang"}:
         config["rollout"] |= SHARED
-    config["actor"]["engine"] = engine
+    settings = config["actor"]["engine"]
+    if not isinstance(settings, dict) or settings.get("name") != engine:
+        config["actor"]["engine"] = engine
     # So that few steps are enough: the demo's schedule would spend most of them at small rates.
     config["actor"]["optim"]["schedule"] = "constant"
     config["trainer"] = {"total_steps": args.steps, "save_last": False}
@@ -102,34 +113,80 @@ def train(command: list[str], log: Path, limit: float) -> int | None:
         try:
             return run.wait(limit)
         except subprocess.TimeoutExpired:
-            # As Ctrl-C does: the run ends its engines itself. What is left after that is killed.
-            os.killpg(run.pid, signal.SIGINT)
-            try:
-                run.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
-                run.wait()
+            note_stacks(run.pid, log.with_suffix(".stacks"))
             return None
+        finally:
+            end(run)
+
+
+def end(run: subprocess.Popen[bytes]) -> None:
+    """End a run as Ctrl-C does, twice if need be: it ends its engines itself. What is left after that is killed."""
+    for grace in (FIRST_GRACE, SECOND_GRACE):
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(grace)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+
+
+def note_stacks(pid: int, path: Path) -> None:
+    """Write down where a process and those below it are, if py-spy is there to tell."""
+    spy = shutil.which("py-spy")
+    if spy is None:
+        return
+    with path.open("w") as out, contextlib.suppress(subprocess.TimeoutExpired):
+        command = [spy, "dump", "--subprocesses", "--pid", str(pid)]
+        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=30, check=False)
 
 
 def figures(run: Path) -> dict[str, Any]:
-    """What a run learned: accuracies, mean rewards, the largest difference that the probe found (nats a token)."""
-    summary = json.loads((run / "summary.json").read_text())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """What a run learned: accuracies, mean rewards, the largest difference that the probe found (nats a token).
+
+    Of a run that did not come to its end, what its metrics say so far.
+    """
+    rows = lines_of(run / "metrics.jsonl")
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     probed = [row["probe/mean_difference"] for row in rows if "probe/mean_difference" in row]
-    steps = [row["time/step"] for row in rows if "time/step" in row]
-    before, after = summary["accuracy_before"], summary["accuracy_after"]
-    return {
-        "learned": bool(after >= LEARNED and after > before),
-        "accuracy_before": round(before, 4),
-        "accuracy_after": round(after, 4),
-        "reward_first": round(statistics.mean(rewards[:WINDOW]), 4),
-        "reward_last": round(statistics.mean(rewards[-WINDOW:]), 4),
+    found: dict[str, Any] = {
+        "reward_first": average(rewards[:WINDOW]),
+        "reward_last": average(rewards[-WINDOW:]),
         "probe_mean_difference": max(probed, default=None),
-        "steps": len(steps),
-        "step_s": round(statistics.median(steps), 2),
+        "steps": sum("time/step" in row for row in rows),
+        **{
+            f"{name}_s": median([row[f"time/{name}"] for row in rows if f"time/{name}" in row])
+            for name in ("step", "rollout", "update", "weight_sync")
+        },
     }
+    if not (run / "summary.json").exists():
+        return found
+    summary = json.loads((run / "summary.json").read_text())
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    if before is None or after is None:
+        return found
+    accuracies = {"accuracy_before": round(before, 4), "accuracy_after": round(after, 4)}
+    return {"learned": bool(after >= LEARNED and after > before), **accuracies, **found}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of JSON in a file that may still be written, or may not be there yet."""
+    found = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+    return found
+
+
+def average(values: list[float]) -> float | None:
+    """Their mean; None where there are none."""
+    return round(statistics.mean(values), 4) if values else None
+
+
+def median(values: list[float]) -> float | None:
+    """Their median; None where there are none."""
+    return round(statistics.median(values), 3) if values else None
 
 
 def learn(
@@ -147,10 +204,10 @@ def learn(
     command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config), *mine]
     status = train(command, log, args.limit)
     result: dict[str, Any] = {"pair": pair, "overrides": " ".join(mine), "learned": False}
-    if status == 0:
-        settings = yaml.safe_load(config.read_text())
-        result |= figures(args.directory / "runs" / "learn" / settings["experiment"])
-    else:
+    experiment = yaml.safe_load(config.read_text())["experiment"]
+    result |= figures(args.directory / "runs" / "learn" / experiment)
+    if status != 0:
+        result["learned"] = False
         ended = f"took longer than {args.limit:g} s" if status is None else f"exit status {status}"
         result["error"] = f"{ended}; {log} ends with: {log.read_text()[-1500:]}"
     return result | {"whole_command_s": round(time.perf_counter() - began, 1)}
@@ -162,6 +219,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--directory", type=Path, required=True, help="for model, data and runs")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="in place of the demo's; its model, data and trainer are replaced",
+    )
     parser.add_argument("--steps", type=int, default=40, help="steps of each run")
     parser.add_argument("--seed", type=int, default=1, help="of data, model and training")
     parser.add_argument("--dtype", help="computing dtype; absent: bfloat16, and on a CPU float32")
@@ -172,6 +234,9 @@ def main() -> int:
     args.directory = args.directory.resolve()
     args.directory.mkdir(parents=True, exist_ok=True)
 
+    # Whoever ends this program with SIGTERM ends the run that is under way too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
     import torch
 
     there = torch.accelerator.is_available()
@@ -181,8 +246,11 @@ def main() -> int:
     learned = []
     for pair in pairs:
         result = learn(args, pair, overrides, model, dtype)
-        sys.stdout.write(json.dumps(result) + "\n")
+        line = json.dumps(result) + "\n"
+        sys.stdout.write(line)
         sys.stdout.flush()
+        with (args.directory / "results.jsonl").open("a") as out:
+            out.write(line)
         learned.append(result["learned"])
     return 0 if all(learned) else 1
 

@@ -97,7 +97,7 @@ def measure(
     engine: BaseRollout,
     bare: Callable[[Sequence[RolloutRequest]], int],
 ) -> None:
-    """Start the engine, let both take turns on it, and print a line of JSON.
+    """Start the engine, let both take turns on it, and print a line of JSON; each turn goes to stderr as it ends.
 
     Args:
         args: the options.
@@ -107,6 +107,7 @@ def measure(
     began = time.perf_counter()
     engine.start()
     started = time.perf_counter() - began
+    sys.stderr.write(f"started in {started:.1f} s\n")
     seconds: dict[str, list[float]] = {"bare": [], "dovetail": []}
     tokens = 0
     try:
@@ -117,6 +118,7 @@ def measure(
                 began = time.perf_counter()
                 tokens = bare(todo) if name == "bare" else dovetail(engine, todo)
                 seconds[name].append(time.perf_counter() - began)
+                sys.stderr.write(f"{attempt} {name}: {tokens} tokens, {seconds[name][-1]:.3f} s\n")
     finally:
         engine.close()
     medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}

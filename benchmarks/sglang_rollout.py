@@ -82,12 +82,16 @@ def main() -> None:
     options.add_argument(
         "--engine-args", type=json.loads, default={}, help="arguments of SGLang's, as JSON"
     )
+    options.add_argument("--kv-cache-dtype", default="auto", help="such as fp8_e5m2")
+    options.add_argument("--quantization", help="such as fp8")
     args = options.parse_args()
     config = SglangRolloutConfig(
         name="sglang",
         gpu_memory_utilization=args.gpu_memory_utilization,
         max_model_len=args.max_model_len,
         enforce_eager=args.enforce_eager,
+        kv_cache_dtype=args.kv_cache_dtype,
+        quantization=args.quantization,
         engine_args=args.engine_args,
     )
     engine = KnownRollout(config, context(args))

@@ -8,16 +8,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.interfaces.transport import WeightTransport
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import installed
@@ -41,12 +37,7 @@ class TestSglangServer(RolloutConformance):
     config: ClassVar[Any] = SglangRolloutConfig(
         name="sglang", max_model_len=4096, engine_args=PLAIN
     )
-
-    def transport(self, run_directory: Path) -> WeightTransport:
-        config = SharedMemoryConfig(name="shared_memory", timeout=10.0)
-        ref = PluginRef(kind="weight_transport", name="shared_memory", config=config)
-        made = make_plugin(ref, PluginContext(run_directory=run_directory))
-        return cast("WeightTransport", made)
+    weight_transport = SharedMemoryConfig(name="shared_memory", timeout=60.0)
 
     @pytest.fixture
     def engine(self, fresh: BaseRollout) -> BaseRollout:

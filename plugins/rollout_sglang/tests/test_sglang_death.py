@@ -31,11 +31,11 @@ pytestmark = [
 DOOR, SCHEDULER = "the server", "its scheduler"
 
 
-def generating(engine: SglangRollout, low_rank: Any, harm: Callable[[], None]) -> RolloutError:
+def generating(engine: SglangRollout, asking: Any, harm: Callable[[], None]) -> RolloutError:
     """The error of a request in whose middle harm is done."""
 
     async def act() -> Any:
-        request = low_rank.request(max_new_tokens=2000)
+        request = asking(max_new_tokens=2000)
         work = asyncio.create_task(collected(engine, request))
         while engine._gate.running < request.n:
             await asyncio.sleep(0.02)
@@ -115,16 +115,16 @@ def assert_says_what_it_printed(error: RolloutError | WeightSyncError, how: str)
 
 
 def test_a_killed_server_ends_what_it_did_and_its_replica_starts_again(
-    started: Any, low_rank: Any, tiny: Path
+    started: Any, asking: Any, tiny: Path
 ) -> None:
     engine = started()
     try:
-        error = generating(engine, low_rank, to(SCHEDULER, signal.SIGKILL, engine))
+        error = generating(engine, asking, to(SCHEDULER, signal.SIGKILL, engine))
         assert_says_what_it_printed(error, "")
         assert not engine.alive()
         engine.close()
         engine.start()
-        (sample,) = asyncio.run(collected(engine, low_rank.request(n=1)))
+        (sample,) = asyncio.run(collected(engine, asking(n=1)))
         assert len(sample.response_ids) == 8
         log = engine.backend._own.log
         update = receiving(engine, PlainModel.of(tiny), to(DOOR, signal.SIGKILL, engine))
@@ -143,7 +143,7 @@ def test_a_killed_server_ends_what_it_did_and_its_replica_starts_again(
 @pytest.mark.parametrize("during", ["generation", "an update"])
 def test_a_server_that_stands_still_ends_what_it_did(
     started: Any,
-    low_rank: Any,
+    asking: Any,
     tiny: Path,
     monkeypatch: pytest.MonkeyPatch,
     process: str,
@@ -157,7 +157,7 @@ def test_a_server_that_stands_still_ends_what_it_did(
         harm = to(process, signal.SIGSTOP, engine)
         error: RolloutError | WeightSyncError
         if during == "generation":
-            error = generating(engine, low_rank, harm)
+            error = generating(engine, asking, harm)
         else:
             error = receiving(engine, PlainModel.of(tiny), harm)
         assert_says_what_it_printed(error, how)

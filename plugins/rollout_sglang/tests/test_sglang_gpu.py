@@ -22,14 +22,14 @@ pytestmark = [
 ]
 
 
-def test_a_sample_with_a_seed_is_the_same_alone_and_in_company(started: Any, low_rank: Any) -> None:
+def test_a_sample_with_a_seed_is_the_same_alone_and_in_company(started: Any, asking: Any) -> None:
     engine = started(seeding="per_sample")
     try:
-        together = asyncio.run(collected(engine, low_rank.request(n=64, max_new_tokens=64)))
+        together = asyncio.run(collected(engine, asking(n=64, max_new_tokens=64)))
         by_number = {completion.sample: completion for completion in together}
         for number in (0, 17, 63):
             alone = attrs.evolve(
-                low_rank.request(n=1, max_new_tokens=64),
+                asking(n=1, max_new_tokens=64),
                 streams=(SampleStream(seed=1, sample=number),),
             )
             (again,) = asyncio.run(collected(engine, alone))

@@ -177,3 +177,21 @@ class TestJoiningTheTrainersGroup:
     ) -> None:
         monkeypatch.setenv("NCCL_CUMEM_ENABLE", "0")
         assert self.found(config, context, "nccl") is None
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    ("trainers", "servers"),
+    [
+        ("expandable_segments:True", ""),
+        ("expandable_segments:True,max_split_size_mb:64", "max_split_size_mb:64"),
+        ("max_split_size_mb:64, expandable_segments:True", "max_split_size_mb:64"),
+        ("max_split_size_mb:64", None),
+    ],
+)
+def test_a_server_that_sleeps_takes_no_expandable_segments(
+    config: Any, context: Any, monkeypatch: Any, name: str, trainers: str, servers: str | None
+) -> None:
+    monkeypatch.setenv(name, trainers)
+    assert variables(config(offload=True), context(), "secret").get(name) == servers
+    assert name not in variables(config(offload=False), context(), "secret")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import AdapterSpec, WeightManifest
+from dovetail.serving.adapter_check import without_room
 
 _NAME = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -41,10 +42,7 @@ class Adapters:
             WeightSyncError: the server was started without.
         """
         if self._manager is None or manifest.adapter is None:
-            raise WeightSyncError(
-                f"update {manifest.version} is an adapter, and this SGLang was started without room for one",
-                hint="set rollout.max_adapter_rank, or send merged weights (actor.engine.lora.sync: merged)",
-            )
+            raise without_room(manifest.version, "SGLang")
 
     def load(
         self, manifest: WeightManifest, tensors: Mapping[str, Tensor], name: str, keep: str | None

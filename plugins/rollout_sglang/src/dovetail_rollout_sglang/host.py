@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.errors import RolloutError
 from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.serving.facts import shape_of
 from dovetail.serving.frames import Frame
 from dovetail.serving.messages import PROTOCOL
 from dovetail.serving.routes import Host
@@ -59,11 +60,7 @@ class SglangHost(Host):
                 "sglang": None if release is None else release.version,
                 "model": model.model_path,
                 "architectures": list(model.hf_config.architectures or ()),
-                "shape": {
-                    "hidden_size": text.hidden_size,
-                    "num_hidden_layers": text.num_hidden_layers,
-                    "vocab_size": text.vocab_size,
-                },
+                "shape": shape_of(text),
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "max_model_len": model.context_len,
                 "quantization": args.quantization,

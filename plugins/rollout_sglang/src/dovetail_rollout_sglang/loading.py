@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import WeightSyncError
+from dovetail.serving.model_loading import refuse_missing, without_adapters
 from dovetail_rollout_sglang.versions import quantised, refitted
 
 Named = tuple[str, Tensor]
@@ -54,27 +55,6 @@ def load(
                 raise WeightSyncError(f"SGLang took no notice of {name!r}")
         if not packed:
             _refuse_missing(model, loaded)
-
-
-@contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within, the model is as it was before SGLang put a layer with room for adapters around each of its own.
-
-    The parameters are the same, and have the names under which models know how to load them.
-    """
-    around = [
-        (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
-        if isinstance(getattr(child, "base_layer", None), nn.Module)
-    ]
-    try:
-        for parent, name, child in around:
-            setattr(parent, name, child.base_layer)
-        yield
-    finally:
-        for parent, name, child in around:
-            setattr(parent, name, child)
 
 
 @contextmanager
@@ -129,12 +109,7 @@ def _refuse_missing(model: nn.Module, loaded: dict[str, set[Any]]) -> None:
         if lacking:
             parts = ", ".join(map(str, sorted(lacking, key=str)))
             missing.append(f"{name} (its part {parts})")
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise WeightSyncError(
-            f"the update has nothing for {', '.join(missing[:3])}{more}",
-            hint="send every tensor of the model",
-        )
+    refuse_missing(missing)
 
 
 def _all_shards(model: nn.Module, name: str, seen: set[Any]) -> set[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.surroundings import visible_devices
@@ -12,12 +13,14 @@ TOKEN_VARIABLE = "DOVETAIL_SGLANG_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server: who does not send its value as a bearer token is refused."""
 
 _NCCL_MEMORY = "NCCL_CUMEM_ENABLE"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = re.compile(r"\s*expandable_segments\s*:[^,]*,?")
 
 
 def variables(config: SglangRolloutConfig, context: PluginContext, token: str) -> dict[str, str]:
     """What a server must find in its environment, beside what this process has in its own."""
     devices = visible_devices(config.ranks_per_replica(), context, "CUDA_VISIBLE_DEVICES")
-    return {TOKEN_VARIABLE: token, **devices, **joining(context)}
+    return {TOKEN_VARIABLE: token, **devices, **joining(context), **sleeping(config)}
 
 
 def joining(context: PluginContext) -> dict[str, str]:
@@ -35,3 +38,25 @@ def joining(context: PluginContext) -> dict[str, str]:
     if _NCCL_MEMORY in os.environ or getattr(context.transport, "name", None) != "nccl":
         return {}
     return {_NCCL_MEMORY: "-2"}
+
+
+def sleeping(config: SglangRolloutConfig) -> dict[str, str]:
+    """What lets a server sleep whose trainer has torch's allocator take expandable segments.
+
+    SGLang's memory saver takes hold of `cudaMalloc`, which those pass by: it refuses to start under the one name of the
+    setting, and under the other it would free nothing.
+
+    Args:
+        config: of the rollout.
+
+    Returns:
+        The allocator's settings without that one, by variable; empty where they do not have it, or the rollout never sleeps.
+    """
+    if not config.offload:
+        return {}
+    found = {name: os.environ.get(name, "") for name in _ALLOCATOR}
+    return {
+        name: _EXPANDABLE.sub("", value).strip(", ")
+        for name, value in found.items()
+        if _EXPANDABLE.search(value)
+    }
