@@ -1,4 +1,4 @@
-"""Beyond the conformance suite, on one real engine: shared prompts, adapters, logs, and the death of its process."""
+"""Beyond the conformance suite, on one real engine: shared prompts, updates, logs, and the death of its process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start(directory: Path, run: Path, **settings: Any) -> VllmRollout:
         name="vllm", enforce_eager=True, **{"max_model_len": 2048, **settings}
     )
     made = PluginContext(seed=1, role="rollout", run_directory=run)
-    transport = SharedMemoryTransport(SharedMemoryConfig(name="shared_memory", timeout=20.0), made)
+    transport = SharedMemoryTransport(SharedMemoryConfig(name="shared_memory", timeout=60.0), made)
     model = ModelSection(path=str(directory), dtype="float32")
     engine = VllmRollout(config, attrs.evolve(made, model=model, transport=transport))
     engine.start()
@@ -58,8 +58,8 @@ class TestEngine:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, acts, tiny: Path, run: Path) -> Iterator[VllmRollout]:
-        engine = start(tiny, run, max_adapter_rank=acts.rank, metrics_port=free_port())
+    def engine(cls, tiny: Path, run: Path) -> Iterator[VllmRollout]:
+        engine = start(tiny, run, metrics_port=free_port())
         yield engine
         engine.close()
 
@@ -92,23 +92,6 @@ class TestEngine:
         with socket.socket() as other:
             other.bind(("127.0.0.2", engine.config.metrics_port))
 
-    def test_an_adapter_is_used_as_if_it_were_merged(self, acts, engine, tiny: Path) -> None:
-        plain = PlainModel.of(tiny)
-        for version in (3, 4):
-            manifest, tensors = acts.adapter(plain, version)
-            acts.send(engine, manifest, tensors)
-            oracle = acts.merged(plain, tensors)
-            for completion in asyncio.run(collected(engine, acts.request())):
-                assert set(completion.weight_versions.tolist()) == {version}
-                expected_T = oracle.log_probs(range(5, 12), completion.response_ids)
-                np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)
-                assert (
-                    np.abs(
-                        plain.log_probs(range(5, 12), completion.response_ids) - expected_T
-                    ).max()
-                    > 1e-3
-                )
-
     def test_an_update_without_a_part_of_a_fused_layer_is_refused_before_anything_is_sent(
         self, engine, tiny: Path
     ) -> None:
@@ -116,30 +99,14 @@ class TestEngine:
         del weights["model.layers.1.self_attn.k_proj.weight"]
         with pytest.raises(WeightSyncError, match=r"not 'model\.layers\.1\.self_attn\.k_proj"):
             engine.receive_weights(5, manifest_of(5, weights))
-        assert engine.version == 4
+        assert engine.version == 0
 
-    def test_whole_weights_take_an_adapters_place(self, acts, engine, tiny: Path) -> None:
-        changed = PlainModel.of(tiny).changed()
-        weights = changed.weights()
+    def test_an_update_smaller_than_the_last_one_is_refused(self, acts, engine, tiny: Path) -> None:
+        weights = PlainModel.of(tiny).changed().weights()
         acts.send(engine, manifest_of(5, weights), weights)
-        (completion,) = asyncio.run(collected(engine, acts.request(n=1)))
-        expected_T = changed.log_probs(range(5, 12), completion.response_ids)
-        np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)
-
-    def test_an_update_smaller_than_the_last_one_is_refused(self, engine, tiny: Path) -> None:
-        weights = PlainModel.of(tiny).weights()
         del weights["model.norm.weight"]
         with pytest.raises(WeightSyncError, match=r"nothing for model\.norm\.weight"):
             engine.check_manifest(6, manifest_of(6, weights))
-
-    def test_an_adapter_beyond_its_room_is_refused_and_nothing_changes(
-        self, acts, engine, tiny
-    ) -> None:
-        manifest, _ = acts.adapter(PlainModel.of(tiny), 6)
-        large = attrs.evolve(manifest, adapter=attrs.evolve(manifest.adapter, rank=acts.rank + 1))
-        with pytest.raises(WeightSyncError, match=r"room for rank 4.*\n.*max_adapter_rank=5"):
-            engine.receive_weights(6, large)
-        assert asyncio.run(collected(engine, acts.request(n=1)))[0].weight_versions[0] == 5
 
     def test_stop_strings_end_responses(self, acts, engine) -> None:
         from transformers import AutoTokenizer
@@ -189,7 +156,7 @@ class TestEngine:
                     os.kill(child.pid, signal.SIGKILL)
             return await asyncio.gather(running, return_exceptions=True)
 
-        (error,) = asyncio.run(asyncio.wait_for(scenario(), 60))
+        (error,) = asyncio.run(asyncio.wait_for(scenario(), 600))
         assert isinstance(error, RolloutError)
         assert "vLLM has died" in error.message
         assert not engine.alive()

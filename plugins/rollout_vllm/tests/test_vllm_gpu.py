@@ -28,6 +28,7 @@ from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected
+from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 from dovetail_transports.config import CudaIpcConfig, NcclConfig
@@ -128,16 +129,17 @@ class TestAdapters:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, acts: Any, model: Path) -> Iterator[VllmRollout]:
-        engine = start(model, max_adapter_rank=acts.rank, offload=True)
+    def engine(cls, model: Path) -> Iterator[VllmRollout]:
+        engine = start(model, max_adapter_rank=4, offload=True)
         yield engine
         engine.close()
 
     def test_an_adapter_is_used_as_if_it_were_merged(self, acts, engine, plain) -> None:
         for version in (1, 2):
-            manifest, tensors = acts.adapter(plain, version)
-            acts.send(engine, manifest, {n: t.to(TRAINER) for n, t in tensors.items()})
-            assert far_from(acts.merged(plain, tensors), engine) < ROUNDING
+            adapter = LowRank.random(plain, version, ("q_proj", "down_proj"))
+            tensors = {name: tensor.to(TRAINER) for name, tensor in adapter.tensors.items()}
+            acts.send(engine, adapter.manifest, tensors)
+            assert far_from(adapter.merged(plain), engine) < ROUNDING
             assert far_from(plain, engine) > 3 * ROUNDING
 
     def test_what_an_adapter_lies_upon_and_the_adapter_outlast_sleep(self, acts, engine) -> None:

@@ -67,23 +67,6 @@ def test_what_broke_an_update_off_is_what_is_told() -> None:
         loading.load(model, None, Counted(tensors(), lasting=True, device="cpu"))
 
 
-class Around(nn.Module):
-    """A layer with room for an adapter, as vLLM puts one around each of a model's."""
-
-    def __init__(self, base_layer: nn.Module) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-
-
-def test_while_weights_load_the_model_is_as_it_was_before_it_got_room_for_adapters() -> None:
-    model = nn.Sequential(nn.Sequential(Around(nn.Linear(2, 2))), nn.Linear(2, 2))
-    inner = model[0][0].base_layer
-    with loading.without_adapters(model):
-        names = [name for name, _ in model.named_parameters()]
-    assert names == ["0.0.weight", "0.0.bias", "1.weight", "1.bias"]
-    assert model[0][0].base_layer is inner
-
-
 def test_a_worker_that_fails_calls_the_update_off_and_is_named() -> None:
     from dovetail_rollout_vllm.transfer_engine import DovetailTransferEngine
 

@@ -31,11 +31,11 @@ def test_time_counts_from_the_end_of_the_turn_and_the_processes_start_before(
 
     async def make(*_: Any) -> None:
         begun.set()
-        assert over.wait(20)
+        assert over.wait(120)
 
     def await_turn(path: Path) -> None:
         assert path == turn_path(tmp_path.resolve())
-        assert begun.wait(20)
+        assert begun.wait(120)
         over.set()
 
     monkeypatch.setattr(engine_backend, "require", lambda: Release("vllm", "0.24.0"))
@@ -43,7 +43,7 @@ def test_time_counts_from_the_end_of_the_turn_and_the_processes_start_before(
     monkeypatch.setattr(EngineBackend, "_make", make)
     model = ModelSection(path=str(tiny), dtype="float32")
     backend = EngineBackend(
-        VllmRolloutConfig(name="vllm", start_timeout=10.0),
+        VllmRolloutConfig(name="vllm", start_timeout=120.0),
         PluginContext(model=model, run_directory=tmp_path),
     )
     backend.start()

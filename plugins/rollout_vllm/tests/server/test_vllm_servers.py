@@ -18,10 +18,8 @@ import pytest
 
 from dovetail.errors import RolloutError
 from dovetail.flow.rollout_pool import RolloutPool
-from dovetail.interfaces import make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, FinishReason, RolloutRequest, SamplingParams
-from dovetail.interfaces.runtime import PluginRef
 from dovetail.numerics.streams import SampleStream
 from dovetail.serving.process import ServerProcess, free_port
 from dovetail.telemetry.metrics import Metric
@@ -61,11 +59,7 @@ class ByHand:
 class TestVllmServer(RolloutConformance):
     plugin = VllmRollout
     config = CONFIG
-
-    def transport(self, run_directory: Path) -> Any:
-        config = SharedMemoryConfig(name="shared_memory", timeout=10.0)
-        ref = PluginRef(kind="weight_transport", name="shared_memory", config=config)
-        return make_plugin(ref, PluginContext(run_directory=run_directory))
+    weight_transport = SharedMemoryConfig(name="shared_memory", timeout=60.0)
 
     @pytest.fixture(scope="class")
     @classmethod

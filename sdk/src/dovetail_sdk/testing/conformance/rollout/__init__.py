@@ -4,6 +4,7 @@ class TestMyEngine(RolloutConformance):
     plugin = MyRollout
 """
 
+from dovetail_sdk.testing.conformance.rollout.adapters import AdapterCases
 from dovetail_sdk.testing.conformance.rollout.generation import GenerationCases
 from dovetail_sdk.testing.conformance.rollout.interruptions import InterruptionCases
 from dovetail_sdk.testing.conformance.rollout.log_probs import LogProbCases
@@ -15,10 +16,11 @@ __all__ = ["RolloutConformance", "RolloutSuite"]
 
 
 class RolloutConformance(
-    GenerationCases, LogProbCases, InterruptionCases, UpdateCases, MemoryCases
+    GenerationCases, LogProbCases, InterruptionCases, UpdateCases, AdapterCases, MemoryCases
 ):
     """Subclass it, set `plugin`, and pytest runs what its capabilities promise.
 
     Attributes and methods of `RolloutSuite` say how the suite reaches the engine: its device, the weight transport,
-    how an update is sent. An engine in other processes overrides `transport`.
+    how an update is sent. An engine in other processes names a `weight_transport` that reaches them; one with the capability
+    `lora` has a `config` with room for adapters.
     """

@@ -85,7 +85,8 @@ class InterruptionCases(RolloutSuite):
         assert again.finish_reason == FinishReason.LENGTH
 
     def test_a_pause_that_keeps_requests_changes_nothing_in_them(self, fresh: BaseRollout) -> None:
-        request = self.request(0, n=2, temperature=0.0, max_new_tokens=200)
+        length = min(200, self.long_response)
+        request = self.request(0, n=2, temperature=0.0, max_new_tokens=length)
         undisturbed = self.generate(fresh, request)["prompt0"]
 
         async def scenario() -> list[Completion]:
@@ -114,7 +115,8 @@ class InterruptionCases(RolloutSuite):
             models[await asyncio.to_thread(self.update, fresh, model)] = model
             await fresh.resume()
 
-        request = self.request(0, n=2, max_new_tokens=400, log_probs=self.claims("logprobs"))
+        length = min(400, self.long_response)
+        request = self.request(0, n=2, max_new_tokens=length, log_probs=self.claims("logprobs"))
         found = asyncio.run(
             interrupted(
                 fresh, request, update, lambda found: all(len(versions_of(c)) > 1 for c in found)
@@ -122,7 +124,7 @@ class InterruptionCases(RolloutSuite):
         )
         for completion in found:
             assert completion.finish_reason == FinishReason.LENGTH
-            assert len(completion.response_ids) == 400
+            assert len(completion.response_ids) == length
             assert (np.diff(completion.weight_versions) >= 0).all()
             self.assert_likely_by_version(completion, 0, models)
 

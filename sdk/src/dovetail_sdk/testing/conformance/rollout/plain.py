@@ -6,7 +6,7 @@ Legend: P prompt tokens, T response tokens, L tokens of a sequence, V vocabulary
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ class PlainModel:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.5).add_(0.01)
+        return PlainModel(model)
+
+    def plus(self, added: Mapping[str, torch.Tensor]) -> PlainModel:
+        """One whose weights of these names have these tensors added to them."""
+        model = copy.deepcopy(self._model)
+        with torch.no_grad():
+            for name, tensor in added.items():
+                model.get_parameter(name).add_(tensor)
         return PlainModel(model)
 
     def weights(self, device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from dovetail.config.builtin import InProcessTransportConfig
-from dovetail.config.sections import ModelSection
+from dovetail.config.sections import ModelSection, PluginSection
 from dovetail.interfaces import make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, SamplingParams
@@ -43,6 +43,11 @@ _senders: WeakKeyDictionary[BaseRollout, WeightSender] = WeakKeyDictionary()
 _versions = itertools.count(1)
 
 
+def next_version() -> int:
+    """The version of an update, higher than all before in this process."""
+    return next(_versions)
+
+
 class RolloutSuite(PluginConformance):
     """Base of all rollout cases."""
 
@@ -57,18 +62,20 @@ class RolloutSuite(PluginConformance):
     tolerance: ClassVar[float] = 1e-5
     """Largest difference of log-probabilities, in nats, from the reference in float32. In another dtype, tokens that the
     reference finds likely within twice as much are as good as one another where the most likely one is asked for."""
+    weight_transport: ClassVar[PluginSection] = InProcessTransportConfig(
+        name="in_process", timeout=60.0
+    )
+    """How weights reach the engine: the config of a transport. A minute is enough for its ends to meet on a busy machine,
+    and not too long where a torn update is waited for."""
     long_response: ClassVar[int] = 2000
     """Tokens that take long enough to be interrupted; with the longest prompt, within the engine's length."""
 
     # -- what an engine may override -----------------------------------------------------------
 
     def transport(self, run_directory: Path) -> WeightTransport:
-        """The weight transport of one engine; its ends meet in `run_directory`, which no other engine has.
-
-        It should give up within a few seconds: a torn update may be waited for that long.
-        """
-        config = InProcessTransportConfig(name="in_process", timeout=3.0)
-        ref = PluginRef(kind="weight_transport", name="in_process", config=config)
+        """The weight transport of one engine; its ends meet in `run_directory`, which no other engine has."""
+        config = self.weight_transport
+        ref = PluginRef(kind="weight_transport", name=str(config.name), config=config)
         transport = make_plugin(ref, PluginContext(run_directory=run_directory))
         return cast("WeightTransport", transport)
 
@@ -172,7 +179,7 @@ class RolloutSuite(PluginConformance):
     ) -> int:
         """Send all weights of a model; returns the version, higher than all before."""
         tensors = model.weights(self.weights_device)
-        manifest = manifest_of(next(_versions), tensors, bucket_bytes=bucket_bytes)
+        manifest = manifest_of(next_version(), tensors, bucket_bytes=bucket_bytes)
         self.send(engine, manifest, tensors.items())
         return manifest.version
 
@@ -194,7 +201,7 @@ class RolloutSuite(PluginConformance):
         elif fault == "names another":
             tensors[f"{last}.of.nothing"] = tensors.pop(last)
         # Buckets so small that much of it has gone out before what fails.
-        manifest = manifest_of(next(_versions), tensors, bucket_bytes=4096)
+        manifest = manifest_of(next_version(), tensors, bucket_bytes=4096)
         count = len(tensors) // 2 if fault == "breaks off" else len(tensors)
         self.send(engine, manifest, list(tensors.items())[:count])
 

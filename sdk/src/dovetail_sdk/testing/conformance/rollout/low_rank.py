@@ -1,0 +1,102 @@
+"""LowRank: a low-rank adapter for tests, as a trainer sends it, and what a model becomes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
+
+_BEFORE = "base_model.model."
+"""What peft puts before the names of a model's layers."""
+
+
+@attrs.frozen
+class LowRank:
+    """An adapter as it travels.
+
+    Legend: r rank; an adapted layer's weight is [out, in].
+    """
+
+    manifest: WeightManifest
+    """Of kind `adapter`; of the tensors, in their order."""
+    tensors: dict[str, Tensor]
+    """A [r, in] and B [out, r] of every adapted layer by peft's names, float32 on the CPU."""
+
+    @classmethod
+    def random(
+        cls,
+        base: PlainModel,
+        version: int,
+        modules: Collection[str],
+        *,
+        rank: int = 4,
+        alpha: float = 8.0,
+        rank_stabilised: bool = False,
+        strength: float = 0.02,
+        seed: int | None = None,
+    ) -> LowRank:
+        """An adapter drawn at random.
+
+        Args:
+            base: the model that it fits.
+            version: of the update.
+            modules: last parts of the names of the layers that it adapts, such as `q_proj`.
+            rank: r.
+            alpha: the numerator of the scale s.
+            rank_stabilised: s = alpha / √r instead of alpha / r (arXiv 2312.03732).
+            strength: standard deviation of B's entries; A's have 1.
+            seed: of the draw; the version where it is None.
+        """
+        generator = torch.Generator().manual_seed(version if seed is None else seed)
+        tensors: dict[str, Tensor] = {}
+        for name, weight in base.weights().items():
+            path, _, last = name.rpartition(".")
+            if last != "weight" or path.rpartition(".")[2] not in modules:
+                continue
+            rows, columns = weight.shape
+            down = torch.randn(rank, columns, generator=generator)
+            up = torch.randn(rows, rank, generator=generator)
+            tensors[f"{_BEFORE}{path}.lora_A.weight"] = down
+            tensors[f"{_BEFORE}{path}.lora_B.weight"] = strength * up
+        spec = AdapterSpec(
+            rank=rank,
+            alpha=alpha,
+            rank_stabilised=rank_stabilised,
+            target_modules=tuple(sorted(modules)),
+        )
+        return cls._of(tensors, version=version, adapter=spec)
+
+    def renamed(self, module: str, other: str) -> LowRank:
+        """The same adapter for layers of another name."""
+        tensors = {
+            name.replace(f".{module}.", f".{other}."): tensor
+            for name, tensor in self.tensors.items()
+        }
+        return self._of(tensors, version=self.manifest.version, adapter=self.manifest.adapter)
+
+    def merged(self, base: PlainModel) -> PlainModel:
+        """The model with W + s · B A in the adapted layers."""
+        spec = self.manifest.adapter
+        assert spec is not None
+        scale = spec.alpha / (spec.rank**0.5 if spec.rank_stabilised else spec.rank)
+        added = {}
+        for name, down in self.tensors.items():
+            path, found, _ = name.removeprefix(_BEFORE).partition(".lora_A.")
+            if found:
+                up = self.tensors[name.replace(".lora_A.", ".lora_B.")]
+                added[f"{path}.weight"] = scale * (up @ down)
+        return base.plus(added)
+
+    @classmethod
+    def _of(cls, tensors: dict[str, Tensor], **told: Any) -> LowRank:
+        specs = tuple(
+            TensorSpec(name=name, shape=tuple(tensor.shape), dtype="float32")
+            for name, tensor in tensors.items()
+        )
+        return cls(WeightManifest(kind="adapter", tensors=specs, **told), tensors)
