@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
@@ -34,11 +36,25 @@ def manifest_of(tensors, version=1, bucket_bytes=64) -> WeightManifest:
     )
 
 
+IN_VAIN = 0.2
+"""Seconds to wait for an update that never comes; one that comes is waited for as long as it takes."""
+
+
 @pytest.fixture(params=["in_process", "disk"])
-def transport(request, tmp_path: Path):
+def make(request, tmp_path: Path):
+    """Makes a transport with settings of its own."""
     if request.param == "in_process":
-        return InProcessTransport(InProcessTransportConfig(timeout=0.2), PluginContext())
-    return DiskTransport(DiskTransportConfig(timeout=0.2), PluginContext(run_directory=tmp_path))
+        return lambda **config: InProcessTransport(
+            InProcessTransportConfig(**config), PluginContext()
+        )
+    return lambda **config: DiskTransport(
+        DiskTransportConfig(**config), PluginContext(run_directory=tmp_path)
+    )
+
+
+@pytest.fixture
+def transport(make):
+    return make()
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 1 << 20])
@@ -67,13 +83,14 @@ def test_several_updates_and_several_receivers(transport) -> None:
 def test_receiving_may_begin_first(transport) -> None:
     manifest = manifest_of(TENSORS)
     sender, receiver = transport.sender(), transport.receiver()
-    timer = threading.Timer(0.05, sender.send, (manifest, list(TENSORS.items())))
+    timer = threading.Timer(0.1, sender.send, (manifest, list(TENSORS.items())))
     timer.start()
     assert len(list(receiver.receive(manifest))) == len(TENSORS)
     timer.join()
 
 
-def test_an_update_that_never_comes_is_an_error_that_names_its_version(transport) -> None:
+def test_an_update_that_never_comes_is_an_error_that_names_its_version(make) -> None:
+    transport = make(timeout=IN_VAIN)
     transport.sender()
     with pytest.raises(WeightSyncError, match="weight update 9 did not"):
         list(transport.receiver().receive(manifest_of(TENSORS, version=9)))
@@ -92,13 +109,30 @@ def test_an_update_that_never_comes_is_an_error_that_names_its_version(transport
         (lambda t: t | {"more": torch.zeros(1)}, "'more' beyond its manifest"),
     ],
 )
-def test_what_does_not_fit_the_manifest_is_refused_by_the_sender(
-    transport, change, message
-) -> None:
+def test_what_does_not_fit_the_manifest_is_refused_by_the_sender(make, change, message) -> None:
+    transport = make(timeout=IN_VAIN)
     with pytest.raises(WeightSyncError, match=message):
         transport.sender().send(manifest_of(TENSORS, version=4), change(dict(TENSORS)).items())
     with pytest.raises(WeightSyncError, match="4"):
         list(transport.receiver().receive(manifest_of(TENSORS, version=4)))
+
+
+def test_in_process_a_receiver_hears_at_once_that_an_update_broke_off_and_the_next_one_comes() -> (
+    None
+):
+    transport = InProcessTransport(InProcessTransportConfig(timeout=3600.0), PluginContext())
+    sender, receiver = transport.sender(), transport.receiver()
+    torn = manifest_of(TENSORS, version=4)
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(lambda: list(receiver.receive(torn)))
+        with pytest.raises(WeightSyncError, match="broke off before tensor"):
+            sender.send(torn, list(TENSORS.items())[:2])
+        with pytest.raises(WeightSyncError, match=r"weight update 4 broke off: the sender says: "):
+            receiving.result()
+        again = attrs.evolve(torn, update_id="again")
+        receiving = thread.submit(lambda: list(receiver.receive(again)))
+        sender.send(again, TENSORS.items())
+        assert len(receiving.result()) == len(TENSORS)
 
 
 def test_in_process_finds_weights_that_changed_under_way() -> None:

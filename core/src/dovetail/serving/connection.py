@@ -21,8 +21,10 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 """Longest wait for a connection, and for an answer about the server's health."""
-_LAST_WORDS_SECONDS = 3.0
+_END_SECONDS = 10.0
 """After a connection broke: how long a process may take to end of which it was the first sign."""
+_LAST_WORDS_SECONDS = 3.0
+"""After a server told of its engine's death: how long it may take to end, with what it prints then."""
 
 
 class ServerConnection:
@@ -234,7 +236,7 @@ class ServerConnection:
         """What a broken connection means: the server's death, or this request's alone."""
         import httpx2
 
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        deadline = time.monotonic() + _END_SECONDS
         while self._death is None and time.monotonic() < deadline:
             if (how := self._ended()) is not None:
                 self._die(how)

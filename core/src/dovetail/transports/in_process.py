@@ -27,6 +27,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._version: int | None = None
+        self._broken: tuple[str, str] | None = None
         self._buckets: tuple[Bucket, ...] | None = None
         self._receivers: set[int] = set()
         self._waiting: set[int] = set()
@@ -48,20 +49,35 @@ class Mailbox:
     def put(self, version: int, buckets: tuple[Bucket, ...]) -> None:
         """Replace what is there."""
         with self._changed:
-            self._version, self._buckets = version, buckets
+            self._version, self._buckets, self._broken = version, buckets, None
             self._waiting = set(self._receivers)
             self._changed.notify_all()
 
-    def get(self, version: int, timeout: float) -> tuple[Bucket, ...]:
+    def break_off(self, update_id: str, reason: str) -> None:
+        """Say that this attempt of an update will not come; what is there stays."""
+        with self._changed:
+            self._broken = (update_id, reason)
+            self._changed.notify_all()
+
+    def get(self, version: int, update_id: str, timeout: float) -> tuple[Bucket, ...]:
         """Wait for a version.
 
         Raises:
-            WeightSyncError: it did not come in time.
+            WeightSyncError: it broke off, or did not come in time.
         """
+
+        def broken() -> bool:
+            return self._broken is not None and self._broken[0] == update_id
+
         with self._changed:
             there = self._changed.wait_for(
-                lambda: self._version == version and self._buckets is not None, timeout
+                lambda: (self._version == version and self._buckets is not None) or broken(),
+                timeout,
             )
+            if self._broken is not None and broken():
+                raise WeightSyncError(
+                    f"weight update {version} broke off: the sender says: {self._broken[1]}"
+                )
             if not there or self._buckets is None:
                 raise WeightSyncError(
                     f"weight update {version} did not come within {timeout:g} seconds; "
@@ -124,7 +140,12 @@ class _Sender(WeightSender):
     context: PluginContext
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        buckets = tuple(bucketed(manifest, tensors, digest=self.config.verify))
+        try:
+            buckets = tuple(bucketed(manifest, tensors, digest=self.config.verify))
+        except Exception as error:
+            if self.context.rank == 0:
+                self.mailbox.break_off(manifest.update_id, str(error))
+            raise
         if self.context.rank == 0:
             self.mailbox.put(manifest.version, buckets)
 
@@ -135,7 +156,7 @@ class _Receiver(WeightReceiver):
         mailbox.register(id(self))
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        buckets = self._mailbox.get(manifest.version, self._config.timeout)
+        buckets = self._mailbox.get(manifest.version, manifest.update_id, self._config.timeout)
         yield from matched(manifest, _verified(buckets, manifest.version))
         self._mailbox.taken(id(self))
 

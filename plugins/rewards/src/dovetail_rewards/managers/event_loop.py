@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from dovetail_rewards.managers.threads import HungCalls, Outcome, as_exception
@@ -24,6 +24,7 @@ class AsyncLane:
     def __init__(self, hung: HungCalls) -> None:
         self._hung = hung
         self._loop: _LoopThread | None = None
+        self._replaced: list[_LoopThread] = []
 
     async def run(self, awaitable: Awaitable[Any]) -> Any:
         """The awaitable's result, or its exception; cancellation cancels it.
@@ -32,7 +33,9 @@ class AsyncLane:
             TooManyHungError: the bound of hung calls is reached.
         """
         if self._loop is not None and self._loop.blocked:
-            self._loop.stop()  # ends it, should it ever come back
+            self._loop.retire()  # ends it, should it ever come back
+            self._replaced = [one for one in self._replaced if not one.loop.is_closed()]
+            self._replaced.append(self._loop)
             self._loop = None
         self._hung.check()
         self._loop = self._loop or _LoopThread(self._hung)
@@ -57,10 +60,11 @@ class AsyncLane:
             future.result(timeout)
 
     def close(self) -> None:
-        """End the loop; safe to call twice."""
-        if self._loop is not None:
-            self._loop.stop()
-            self._loop = None
+        """End the loop, and those that it replaced; safe to call twice."""
+        for one in (*self._replaced, self._loop):
+            if one is not None:
+                one.stop()
+        self._replaced, self._loop = [], None
 
 
 class _LoopThread:
@@ -90,7 +94,19 @@ class _LoopThread:
 
     def stop(self) -> None:
         """End the loop once it is free, with all that still runs on it."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._soon(self.loop.stop)
+
+    def retire(self) -> None:
+        """End the loop once it is free and has nothing left to run: one that was only slow fails no call."""
+        self._soon(self._stop_after_all)
+
+    def _soon(self, act: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self.loop.call_soon_threadsafe(act)
+
+    def _stop_after_all(self) -> None:
+        running = asyncio.gather(*asyncio.all_tasks(self.loop), return_exceptions=True)
+        running.add_done_callback(lambda _: self.loop.stop())
 
     def _answer(self) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Self, cast
 
 from dovetail_rewards.sandbox.collect import Streams
@@ -63,6 +63,7 @@ class Sandbox:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._slots = itertools.count()
+        self._under_way: set[socket.socket] = set()
 
     def run(self, program: Program, limits: Limits) -> Result:
         """Run a program to its end.
@@ -81,8 +82,11 @@ class Sandbox:
             return result_from(report, streams, cut=cut)
 
     def close(self) -> None:
-        """End the helper; the next run starts another."""
+        """End the helper and all runs under way; the next run starts another."""
         with self._lock:
+            for status in self._under_way:
+                with suppress(OSError):  # its run has just ended
+                    status.shutdown(socket.SHUT_RDWR)  # as if its caller had left
             if self._helper is not None:
                 self._helper.close()
                 self._helper = None
@@ -99,6 +103,9 @@ class Sandbox:
         """Send the request; the streams that it is answered on."""
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(status)
+        with self._lock:
+            self._under_way.add(status)
+        stack.callback(self._over, status)
         with theirs, ExitStack() as sent:
             stdin = _sealed(program.stdin, sent)
             payload = _sealed(json.dumps(_payload(program)).encode(), sent)
@@ -111,6 +118,10 @@ class Sandbox:
         return Streams(
             status, stdout=ends[0][0], stderr=ends[1][0], limit=limits.output, wall_s=limits.wall
         )
+
+    def _over(self, status: socket.socket) -> None:
+        with self._lock:
+            self._under_way.discard(status)
 
     def _live_helper(self) -> HelperProcess:
         with self._lock:
