@@ -329,6 +329,7 @@ while True:
     step += 1
     store.save(step, write)
     store.save(step, write)  # the same step once more: the path that replaces
+    print("saved", flush=True)
 """
 
 
@@ -343,6 +344,8 @@ def test_whenever_it_is_killed_the_latest_checkpoint_is_whole(tmp_path):
         )
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
+        if not last:  # from now on there is a checkpoint to fall back on
+            assert process.stdout.readline() == b"saved\n"
         time.sleep(0.02 + chance.random() * 0.25)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -152,7 +152,6 @@ def test_files_with_different_schemas_are_refused(write) -> None:
     assert len(read(one, extra)) == 3
 
 
-@pytest.mark.timeout(60)
 def test_reading_takes_linear_time(write) -> None:
     rows = [{"prompt": f"{i}", "data_source": "d"} for i in range(20_000)]
     paths = [write(f"{i}.jsonl", rows[i::50]) for i in range(50)]

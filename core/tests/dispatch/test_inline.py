@@ -32,7 +32,7 @@ class Life:
     def start(self):
         meeting = getattr(self.config, "meeting", None)
         if meeting is not None:
-            meeting.wait(10)
+            meeting.wait(120)
         LIFE.append(("start", self.context.role, self.context.rank))
         if self.context.role == "broken":
             raise ModelError("no such model")

@@ -54,7 +54,7 @@ def test_another_process_waits_for_the_end_of_a_turn(tmp_path: Path) -> None:
         assert line(waiting) == "waiting"
         (tmp_path / "ending").touch()
     assert line(waiting) == "after the end"
-    assert waiting.wait(20) == 0
+    assert waiting.wait(120) == 0
 
 
 def test_a_holder_that_is_killed_holds_nobody_back(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_holder_that_is_killed_holds_nobody_back(tmp_path: Path) -> None:
     holder.kill()
     holder.wait()
     assert line(waiting) == "after the end"
-    assert waiting.wait(20) == 0
+    assert waiting.wait(120) == 0
     await_turn(turn_path(tmp_path))
 
 

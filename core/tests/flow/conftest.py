@@ -143,9 +143,9 @@ class Actor:
     def send_weights(self, version: int, manifest: WeightManifest) -> Future[None]:
         self.log.append(f"send {version}")
         if self.meets is not None:
-            self.meets.wait(10)
+            self.meets.wait(120)
         if self.waits is not None:
-            assert self.waits.wait(10)
+            assert self.waits.wait(120)
         if self.raises:
             return Future.failed(self.raises.pop(0))
         return Future.completed(None)

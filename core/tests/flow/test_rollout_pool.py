@@ -219,16 +219,19 @@ def test_two_requests_with_one_id_are_refused() -> None:
 
 
 def test_drain_waits_for_what_runs_and_sends_nothing_more() -> None:
-    leaving, staying = ScriptedRollout.following(Script(delay=0.02)), ScriptedRollout()
+    leaving, staying = ScriptedRollout(), ScriptedRollout()
 
     async def run():
         pool = RolloutPool([leaving, staying])
+        await leaving.pause()  # what runs there goes no further
         first = asyncio.create_task(_all(pool, [make_request("r0", n=3)]))
-        await asyncio.sleep(0.01)
+        while not leaving.requests:
+            await asyncio.sleep(0)
         drained = asyncio.create_task(pool.drain(leaving))
         await asyncio.sleep(0)
         await _all(pool, [make_request(f"r{i}") for i in range(1, 4)])
         assert not drained.done()
+        await leaving.resume()
         await drained
         assert first.done() or len(await first) == 3
         return pool.replicas

@@ -71,12 +71,12 @@ def test_at_once_both_are_under_way_and_training_models_have_the_turn(tmp_path: 
     met = threading.Barrier(2)
 
     def train() -> str:
-        met.wait(20)
+        met.wait(120)
         assert turn_path(tmp_path).exists()
         return "groups"
 
     def generate() -> str:
-        met.wait(20)
+        met.wait(120)
         return "replicas"
 
     found = start_roles(*case(), tmp_path, train=train, generate=generate, logger=LOGGER)
@@ -94,7 +94,7 @@ def test_when_training_models_fail_the_rollout_gets_its_turn_and_is_waited_for(
         raise ModelError("no such model")
 
     def generate() -> None:
-        assert failed.wait(20)
+        assert failed.wait(120)
         while turn_path(tmp_path).exists():
             pass
         done.set()
@@ -110,7 +110,7 @@ def test_when_the_rollout_fails_its_error_comes_once_the_training_models_are_the
     failed, loaded = threading.Event(), threading.Event()
 
     def train() -> None:
-        assert failed.wait(20)
+        assert failed.wait(120)
         loaded.set()
 
     def generate() -> None:
@@ -153,7 +153,7 @@ def test_an_error_or_a_ctrl_c_that_waits_for_the_rollouts_start_is_told_at_once(
             *case(),
             tmp_path,
             train=interrupt if when == "while models load" else list,
-            generate=lambda: told.wait(20),
+            generate=lambda: told.wait(120),
             logger=SimpleNamespace(warning=warning),
         )
     assert lines == ["KeyboardInterrupt: waiting for the rollout's start, to close it"]

@@ -42,7 +42,7 @@ def test_without_ends_that_meet_sending_comes_first(mortal: Any, make_world: Any
 def test_ends_that_meet_run_at_once(mortal: Any, make_world: Any) -> None:
     class Meeting(mortal):
         def receive_weights(self, version: int, manifest: Any) -> None:
-            meeting.wait(10)
+            meeting.wait(120)
             super().receive_weights(version, manifest)
 
     meeting = threading.Barrier(3)
@@ -264,7 +264,7 @@ def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
         def receive_weights(self, version: int, manifest: Any) -> None:
             if version not in broken:
                 broken.append(version)
-                assert told.wait(10)
+                assert told.wait(120)
                 raise WeightSyncError("the sender says: called off")
             super().receive_weights(version, manifest)
 

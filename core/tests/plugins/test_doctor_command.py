@@ -157,7 +157,7 @@ def test_an_examination_that_fails_is_a_problem_of_its_package(
     monkeypatch, tmp_path: Path, body: str, words: str
 ) -> None:
     declared(monkeypatch, tmp_path, body)
-    timeout = 1.5 if "sleep" in body else 60.0
+    timeout = 1.5 if "sleep" in body else 240.0
     [row] = examinations.examine_extensions(timeout)
     assert words in row["problem"]
     assert "oven of acme 1.2" in row["problem"]

@@ -235,7 +235,7 @@ def test_threads_that_load_one_file_at_once_get_one_class(tmp_path: Path) -> Non
     together = threading.Barrier(4)
 
     def load(_: int) -> object:
-        together.wait(30)
+        together.wait(120)
         return load_file_attribute(str(path), "Reward")
 
     with ThreadPoolExecutor(4) as threads:
@@ -247,7 +247,7 @@ import threading
 from dovetail.plugins.files import load_file_attribute
 thread = threading.Thread(target=load_file_attribute, args=({other!r}, "x"), daemon=True)
 thread.start()
-thread.join(20)
+thread.join(120)
 stuck = thread.is_alive()
 """
 

@@ -34,7 +34,7 @@ time.sleep(600)
 
 def numbers(log: Path) -> list[int]:
     """The process numbers that the family prints, once it does."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         text = log.read_text() if log.exists() else ""
         if text.endswith("\n") and "ready" in text:
@@ -44,7 +44,7 @@ def numbers(log: Path) -> list[int]:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(running(pid) for pid in pids):
         assert time.monotonic() < deadline, "processes are still there"
         time.sleep(0.05)

@@ -120,9 +120,9 @@ class Part(Vocabulary):
 
     def _all(self, values):
         self.table[self.rank] = values.clone()
-        self.barrier.wait(10)
+        self.barrier.wait(120)
         everyones = torch.stack(self.table)
-        self.barrier.wait(10)
+        self.barrier.wait(120)
         return everyones
 
 

@@ -148,9 +148,9 @@ def run(clock: Clock) -> Callable[..., dict[str, Outcome]]:
             for sample, (group, size) in zip(samples, named, strict=True):
                 scorer.add(sample, group=group, group_size=size)
             finishing = asyncio.ensure_future(scorer.finish())
-            while hang and not finishing.done():
-                await asyncio.sleep(0.01)
-                if sum(outcome is None for outcome in scorer._outcomes.values()) <= hang:
+            while not finishing.done():  # the loop looks at its clock again and again
+                await asyncio.wait({finishing}, timeout=0.01)
+                if hang and sum(o is None for o in scorer._outcomes.values()) <= hang:
                     clock.ahead += scorer._timeout
             return await finishing
 

@@ -67,7 +67,7 @@ def test_samples_gather_while_a_call_runs(batch, sample) -> None:
 
     def slow(texts):
         entered.set()
-        release.wait(10.0)
+        release.wait(120.0)
         return [1.0] * len(texts)
 
     lists = Lists(slow)
@@ -76,7 +76,7 @@ def test_samples_gather_while_a_call_runs(batch, sample) -> None:
         scorer = Scorer(batch(lists, size=8, wait_ms=1), timeout=30.0)
         samples = rows(sample, range(6))
         scorer.add(samples[0], group=0, group_size=1)
-        await asyncio.to_thread(entered.wait, 10.0)
+        await asyncio.to_thread(entered.wait, 120.0)
         for one in samples[1:]:
             scorer.add(one, group=one.sample_id, group_size=1)
             await asyncio.sleep(0.005)
@@ -169,16 +169,19 @@ def test_each_function_has_calls_of_its_own(batch, sample, run) -> None:
     assert second.calls == [["1", "3"], ["5", "7"]]
 
 
-def test_a_rollout_that_is_given_up_calls_nothing_more(batch, sample) -> None:
+def test_a_rollout_that_is_given_up_calls_nothing_more(batch, sample, monkeypatch) -> None:
     lists = Lists()
 
     async def main() -> None:
-        scorer = Scorer(batch(lists, size=8, wait_ms=50), timeout=30.0)
+        scorer = Scorer(batch(lists, size=8, wait_ms=600_000), timeout=3600.0)
         for one in rows(sample, range(3)):
             scorer.add(one, group=0, group_size=1)
         await asyncio.sleep(0.01)
         await scorer.cancel()
-        await asyncio.sleep(0.1)
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + 1000.0)  # whatever waits is due
+        await asyncio.sleep(0.05)
 
     asyncio.run(main())
     assert lists.calls == []
@@ -195,7 +198,7 @@ def test_a_call_that_is_given_up_before_it_begins_frees_its_place(batch, sample,
             await asyncio.gather(scoring, return_exceptions=True)
 
         unit = RewardUnit(samples=(sample(text="7"),))
-        assert [o.value for o in await asyncio.wait_for(manager.score(unit), 5.0)] == [7.0]
+        assert [o.value for o in await asyncio.wait_for(manager.score(unit), 120.0)] == [7.0]
 
     asyncio.run(main())
 

@@ -22,7 +22,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if "slow" in solution_str:
         time.sleep(0.25)
     if "hang" in solution_str:
-        time.sleep(5)
+        time.sleep(120)
     right = solution_str.endswith(ground_truth)
     return {"score": float(right), "length": len(solution_str), "pred": solution_str[-1:]}
 
@@ -138,7 +138,8 @@ def test_json_holds_every_sample(place) -> None:
     boom, slow, wrong = shown["samples"]
     assert (boom["score"], boom["failure"]["kind"]) == (None, "exception")
     assert (slow["score"], slow["extras"]["pred"], slow["failure"]) == (1.0, "3", None)
-    assert slow["seconds"] >= 0.25 > wrong["seconds"]
+    assert slow["seconds"] >= 0.25
+    assert wrong["seconds"] > 0
     assert shown["waiting_included"] is False
     assert wrong["components"] == {"length": 1.0}
     assert shown["failures"] == {"exception": 1}

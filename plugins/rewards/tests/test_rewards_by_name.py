@@ -31,7 +31,9 @@ def row(source: str | None, truth: object) -> Prompt:
     )
 
 
-def score(section: RewardSection, *samples: RewardSample) -> dict[str, object]:
+def score(
+    section: RewardSection, *samples: RewardSample, timeout: float = 60.0
+) -> dict[str, object]:
     functions = build_functions(section, PluginContext())
     context = PluginContext(reward_functions=functions)
     manager = make(
@@ -41,7 +43,7 @@ def score(section: RewardSection, *samples: RewardSample) -> dict[str, object]:
     manager.start()
 
     async def main() -> dict[str, object]:
-        scorer = Scorer(manager, timeout=2.0)
+        scorer = Scorer(manager, timeout=timeout)
         for sample in samples:
             scorer.add(sample, group=0, group_size=len(samples))
         return dict(await scorer.finish())
@@ -97,7 +99,7 @@ def test_each_source_takes_its_function_with_its_options() -> None:
 def test_a_users_file_that_fails_in_every_way_never_gives_a_number() -> None:
     section = RewardSection(function=PluginSection(path=failing_reward.__file__))
     samples = [sample(how, "4", None, "4", fail=how) for how in FAILURES]
-    outcomes = score(section, sample("good", "4", None, "4"), *samples)
+    outcomes = score(section, sample("good", "4", None, "4"), *samples, timeout=6.0)
     release_hung()
     assert outcomes.pop("good").value == 1.0
     kinds = {name: outcome.kind for name, outcome in outcomes.items()}

@@ -59,8 +59,8 @@ def test_a_program_has_its_input_and_gives_its_output(box) -> None:
     assert (result.verdict, result.exit_status, result.signal) == (Verdict.OK, 0, None)
     assert (result.stdout, result.stderr) == (b"cba\n", b"a word\n")
     assert (result.stdout_truncated, result.stderr_truncated) == (False, False)
-    assert 0 < result.cpu_s < 1
-    assert 0 < result.wall_s < 5
+    assert 0 < result.cpu_s < 2
+    assert 0 < result.wall_s < 60
     assert 1 << 20 < result.peak_memory < 1 << 28
 
 
@@ -217,8 +217,8 @@ def test_a_process_forked_from_the_caller_may_use_the_sandbox(any_box) -> None:
 def test_time_spent_waiting_for_a_core_is_not_held_against_a_program(any_box) -> None:
     """Eight busy programs on few cores: each needs far more time on the clock than alone, and none runs out of it."""
     count = 4 * (os.cpu_count() or 1)
-    source = "import time\nwhile time.process_time() < 0.6: pass\nprint(1)"
-    limits = Limits(cpu_s=3.0, wall_s=1.3)
+    source = "import time\nwhile time.process_time() < 1.2: pass\nprint(1)"
+    limits = Limits(cpu_s=3.0, wall_s=4.2)
     with ThreadPoolExecutor(count) as pool:
         results = list(
             pool.map(lambda _: any_box.run(Program(source=source), limits), range(count))
@@ -334,13 +334,15 @@ def test_closing_while_programs_run_ends_them(any_box) -> None:
     def one() -> None:
         try:
             found.append(
-                sandbox.run(Program(source="import time; time.sleep(60)"), Limits(wall_s=60))
+                sandbox.run(Program(source="import time; time.sleep(600)"), Limits(wall_s=600))
             )
         except SandboxError as error:
             found.append(error)
 
     thread = threading.Thread(target=one)
     thread.start()
+    while not sandbox._under_way:
+        time.sleep(0.01)
     time.sleep(0.1)
     sandbox.close()
     thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -130,16 +131,24 @@ def until_running() -> Callable[..., Awaitable[None]]:
 
 
 @pytest.fixture
-def slow_down(monkeypatch: pytest.MonkeyPatch) -> Callable[[HfRollout], None]:
-    """Let a step take 2 ms at least, so that a test can act while a request runs."""
+def slow_down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., threading.Event]:
+    """Let a step take 2 ms at least, so that a test can act while a request runs.
 
-    def patch(rollout: HfRollout) -> None:
-        step = rollout.decoder.step
+    With `hold_after`, later steps wait until the event that it gives is set.
+    """
+
+    def patch(rollout: HfRollout, hold_after: int | None = None) -> threading.Event:
+        step, steps, go_on = rollout.decoder.step, 0, threading.Event()
 
         def slowly(*arguments: Any) -> torch.Tensor:
+            nonlocal steps
             time.sleep(0.002)
+            steps += 1
+            if hold_after is not None and steps > hold_after:
+                go_on.wait(240)
             return step(*arguments)
 
         monkeypatch.setattr(rollout.decoder, "step", slowly)
+        return go_on
 
     return patch

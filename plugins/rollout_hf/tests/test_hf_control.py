@@ -57,7 +57,7 @@ def test_leaving_a_request_early_frees_its_rows(start, generate, request_of) -> 
 @pytest.mark.parametrize("mode", list(PauseMode))
 def test_pause_and_resume(start, request_of, mode, slow_down, until_running) -> None:
     rollout = start()
-    slow_down(rollout)
+    go_on = slow_down(rollout, hold_after=100)
 
     async def run():
         finished = []
@@ -68,8 +68,10 @@ def test_pause_and_resume(start, request_of, mode, slow_down, until_running) -> 
 
         first = asyncio.create_task(one(request_of(0, n=2, max_new_tokens=150)))
         await until_running(rollout, 2)
-        await rollout.pause(mode)
+        pausing = asyncio.create_task(rollout.pause(mode))
         await asyncio.sleep(0.02)
+        go_on.set()
+        await pausing
         before = len(finished)
         second = asyncio.create_task(one(request_of(1, n=2)))
         await asyncio.sleep(0.05)
@@ -114,7 +116,7 @@ def test_a_pause_that_is_given_up_leaves_the_engine_alive(
     start, generate, request_of, monkeypatch, mode, slow_down, until_running
 ) -> None:
     rollout = start()
-    slow_down(rollout)
+    go_on = slow_down(rollout, hold_after=100)
 
     async def run():
         stream = rollout.submit(request_of(0, n=1, max_new_tokens=200))
@@ -125,10 +127,11 @@ def test_a_pause_that_is_given_up_leaves_the_engine_alive(
         pause.cancel()
         await asyncio.gather(pause, return_exceptions=True)
         assert pause.cancelled()
+        go_on.set()
         # Another pause settles the one that was given up along with itself.
-        await asyncio.wait_for(rollout.pause(mode), 20)
-        await asyncio.wait_for(rollout.resume(), 20)
-        return await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(rollout.pause(mode), 240)
+        await asyncio.wait_for(rollout.resume(), 240)
+        return await asyncio.wait_for(task, 240)
 
     assert len(asyncio.run(run()).response_ids) == 200
     assert len(generate(rollout, request_of(1))) == 2
@@ -152,7 +155,7 @@ def test_closing_after_a_pause_that_was_given_up_tells_everyone(
         await asyncio.sleep(0)
         rollout.close()
         waiting = asyncio.gather(task, *pauses, return_exceptions=True)
-        return await asyncio.wait_for(waiting, 20)
+        return await asyncio.wait_for(waiting, 240)
 
     request, given_up, paused = asyncio.run(run())
     assert isinstance(request, RolloutError)
@@ -191,12 +194,12 @@ def test_when_the_decode_thread_breaks_off_everyone_hears_and_the_next_call_work
                 jobs = [(leave, Future()), (lambda: None, Future())]
                 scheduler._jobs.extend(jobs)
             tasks += [asyncio.wrap_future(future) for _, future in jobs[1:]]
-        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 240)
 
     with monkeypatch.context() as patch:
         errors = asyncio.run(run(patch))
     assert all(isinstance(e, RolloutError) and "the device is gone" in str(e) for e in errors)
-    asyncio.run(asyncio.wait_for(rollout.resume(), 20))
+    asyncio.run(asyncio.wait_for(rollout.resume(), 240))
     assert len(generate(rollout, request_of(0))) == 2
 
 
@@ -232,7 +235,7 @@ def test_closing_between_handing_over_and_starting_leaves_nobody_waiting(start, 
         pausing = asyncio.create_task(rollout.pause())
         await asyncio.sleep(0)
         rollout.close()
-        return await asyncio.wait_for(asyncio.gather(task, pausing, return_exceptions=True), 5)
+        return await asyncio.wait_for(asyncio.gather(task, pausing, return_exceptions=True), 240)
 
     assert isinstance(asyncio.run(run())[0], RolloutError)
 

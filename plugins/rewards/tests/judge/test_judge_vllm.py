@@ -16,7 +16,7 @@ from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here"
     ),
@@ -45,14 +45,14 @@ def test_a_random_model_judges_and_its_nonsense_is_no_score(
         server=JudgeServerConfig(
             arguments={"max_model_len": 128, "enforce_eager": True, "dtype": "float32"},
             environment={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
-            start_timeout=400.0,
+            start_timeout=800.0,
         ),
     )
     manager = JudgeManager(config, PluginContext(run_directory=tmp_path))
     try:
         manager.start()
-        outcomes = run(manager, [sample(f"s{i}", str(i)) for i in range(4)], timeout=60.0)
-        too_long = run(manager, [sample("long", "word " * 400)], timeout=60.0)["long"]
+        outcomes = run(manager, [sample(f"s{i}", str(i)) for i in range(4)], timeout=240.0)
+        too_long = run(manager, [sample("long", "word " * 400)], timeout=240.0)["long"]
     finally:
         manager.close()
     for outcome in outcomes.values():

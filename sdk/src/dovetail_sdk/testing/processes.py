@@ -87,7 +87,7 @@ class ProcessRanks:
         timeout: seconds that a call may take before it fails and every process is ended.
     """
 
-    def __init__(self, world: int, *, threads: int = 1, timeout: float = 120.0) -> None:
+    def __init__(self, world: int, *, threads: int = 1, timeout: float = 240.0) -> None:
         self.world = world
         self._timeout = timeout
         self._directory = Path(tempfile.mkdtemp(prefix="dovetail-ranks-"))

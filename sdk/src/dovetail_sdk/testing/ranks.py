@@ -24,11 +24,11 @@ class ThreadReduction:
         """Element-wise sum over ranks."""
         with self._lock:
             self._parts.append(np.asarray(values))
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=120)
         total = np.sum(np.stack(self._parts), axis=0, dtype=np.asarray(values).dtype)
-        if self._barrier.wait(timeout=30) == 0:
+        if self._barrier.wait(timeout=120) == 0:
             self._parts.clear()
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=120)
         return np.asarray(total)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import attrs
 from torch import Tensor
 
 from dovetail.config.sections import ModelSection
-from dovetail.errors import WeightSyncError
+from dovetail.errors import CalledOffError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.rollout import BaseRollout
 from dovetail.interfaces.transport import WeightManifest, WeightSender
@@ -42,6 +43,8 @@ def send_weights(
 ) -> None:
     """One update: the tensors are sent while the engine receives, as a run with several processes does it.
 
+    Where the engine refuses, the sender is told, as the run's controller tells it: it waits for nobody who will not come.
+
     Args:
         engine: started.
         sender: the trainer's end of the engine's transport.
@@ -54,8 +57,17 @@ def send_weights(
     manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
     with ThreadPoolExecutor(1) as thread:
         receiving = thread.submit(engine.receive_weights, manifest.version, manifest)
+        receiving.add_done_callback(lambda done: _call_off(engine, manifest, done.exception()))
         try:
             sender.send(manifest, tensors)
         except WeightSyncError as not_sent:
             raise receiving.exception() or not_sent from None
         receiving.result()
+
+
+def _call_off(engine: BaseRollout, manifest: WeightManifest, error: BaseException | None) -> None:
+    transport = engine.context.transport
+    if error is None or transport is None or isinstance(error, CalledOffError):
+        return
+    with suppress(WeightSyncError):  # it is over already
+        transport.call_off(manifest, str(error))

@@ -23,7 +23,7 @@ from dovetail_transports.ring.slots import DeliveryError, SenderSlots
 from dovetail_transports.ring.writer import Writer, Written
 
 _POLL_SECONDS = 0.05
-_LAST_WORDS_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 5.0
 """How long the end of a receiver's process may take to show after it has spoilt a delivery."""
 
 

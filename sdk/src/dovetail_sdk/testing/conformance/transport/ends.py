@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
+from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.transport import (
     WeightManifest,
     WeightReceiver,
@@ -23,6 +24,12 @@ from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.transport_ends import Contents, TransportPlace, contents
 
 Outcome = Contents | WeightSyncError
+PATIENCE = 60.0
+"""Seconds that ends may wait for each other where all come: however busy the machine, none misses it."""
+TO_COME = 5.0
+"""Seconds in which those come that come, where another one is waited for in vain."""
+IN_VAIN = 0.3
+"""Seconds to wait where nobody comes at all."""
 
 
 class EndsOfATransport(PluginConformance):
@@ -39,18 +46,19 @@ class EndsOfATransport(PluginConformance):
         self._run_directory = tmp_path
         return tmp_path
 
-    def make(self, **context: Any) -> Any:
-        """A transport of the test's run."""
-        return super().make(
-            **{"run_directory": self._run_directory, "device": self.device, **context}
-        )
+    def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
+        """A transport of the test's run, whose ends wait so many seconds for each other."""
+        told = {"run_directory": self._run_directory, "device": self.device, **context}
+        return self.plugin(self._waiting(timeout), PluginContext(**told))
 
     # How the suite runs it
 
     @contextmanager
-    def ends(self, receivers: int = 1) -> Iterator[tuple[WeightSender, list[WeightReceiver]]]:
-        """A sender and receivers in this process."""
-        transport = self.make()
+    def ends(
+        self, receivers: int = 1, *, timeout: float = PATIENCE
+    ) -> Iterator[tuple[WeightSender, list[WeightReceiver]]]:
+        """A sender and receivers in this process, which wait so many seconds for each other."""
+        transport = self.make(timeout=timeout)
         with ExitStack() as closing:
             made = []
             for _ in range(receivers):
@@ -66,18 +74,31 @@ class EndsOfATransport(PluginConformance):
         receivers: Sequence[WeightReceiver],
         manifest: WeightManifest,
         tensors: dict[str, Tensor],
+        *,
+        at_once: bool = True,
     ) -> tuple[WeightSyncError | None, list[Outcome]]:
-        """One update: the sender's error, and what each receiver got or its error."""
-        manifest = self.prepared(sender, manifest, len(receivers))
+        """One update: the sender's error, and what each receiver got or its error.
 
-        with ThreadPoolExecutor(len(receivers) + 1) as threads:
-            running = [threads.submit(outcome_of, receiver, manifest) for receiver in receivers]
+        Args:
+            sender: as `ends` gives it.
+            receivers: theirs, all of which take part.
+            manifest: of the tensors.
+            tensors: what is sent.
+            at_once: the receivers begin while it is sent; else afterwards, when there is nothing left to wait for.
+        """
+        manifest = self.prepared(sender, manifest, len(receivers))
+        with ThreadPoolExecutor(len(receivers)) as threads:
+
+            def receiving() -> list[Future[Outcome]]:
+                return [threads.submit(outcome_of, receiver, manifest) for receiver in receivers]
+
+            running = receiving() if at_once else []
             failed = None
             try:
                 sender.send(manifest, self.placed(tensors))
             except WeightSyncError as error:
                 failed = error
-            return failed, [future.result() for future in running]
+            return failed, [future.result() for future in running or receiving()]
 
     def prepared(
         self, sender: WeightSender, manifest: WeightManifest, receivers: int
@@ -94,15 +115,25 @@ class EndsOfATransport(PluginConformance):
         """For ends in processes of their own."""
         return TransportPlace(
             plugin=self.plugin,
-            config=self.make_config(),
+            config=self._waiting(PATIENCE),
             run_directory=self._run_directory,
             device=self.device,
         )
+
+    @property
+    def meets(self) -> bool:
+        """Whether both ends of an update must be there at once: then each is told what became of the other."""
+        return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:
         """Skip where the ends must be in one process."""
         if "across_processes" not in self.plugin.capabilities:
             pytest.skip("it does not claim the capability 'across_processes'")
+
+    def _waiting(self, timeout: float) -> Any:
+        """The config under test, with so many seconds as its `timeout` where it has that."""
+        config = self.make_config()
+        return attrs.evolve(config, timeout=timeout) if hasattr(config, "timeout") else config
 
 
 def outcome_of(receiver: WeightReceiver, manifest: WeightManifest) -> Outcome:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dovetail.errors import ReceiverError, WeightSyncError
-from dovetail_sdk.testing.conformance.transport.ends import EndsOfATransport, outcome_of
+from dovetail_sdk.testing.conformance.transport.ends import TO_COME, EndsOfATransport, outcome_of
 from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest_of
 
 
@@ -32,7 +32,10 @@ class EndsThatMeet(EndsOfATransport):
 
     def test_too_few_receivers_are_counted_in_the_error(self) -> None:
         self.needs("ends_meet")
-        with self.ends() as (sender, (receiver,)), ThreadPoolExecutor(1) as thread:
+        with (
+            self.ends(timeout=TO_COME) as (sender, (receiver,)),
+            ThreadPoolExecutor(1) as thread,
+        ):
             manifest = self.prepared(sender, manifest_of(case_tensors()), 2)
             arriving = thread.submit(outcome_of, receiver, manifest)
             with pytest.raises(ReceiverError, match="waits for 2 receivers, of which 1 came"):

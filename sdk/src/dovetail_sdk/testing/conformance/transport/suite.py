@@ -18,13 +18,18 @@ from torch import Tensor
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import AdapterSpec
 from dovetail.interfaces.transport_checks import received_whole
+from dovetail_sdk.testing.conformance.transport.ends import IN_VAIN, PATIENCE
 from dovetail_sdk.testing.conformance.transport.meeting import EndsThatMeet
 from dovetail_sdk.testing.conformance.transport.processes import BetweenProcesses
 from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest_of
 
 
 class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
-    """Subclass it, set `plugin` and a `config` that gives up after a few seconds, and pytest runs the suite."""
+    """Subclass it, set `plugin` and, where the default does not do, `config`, and pytest runs the suite.
+
+    The suite sets the config's `timeout` itself, for how long ends wait for each other. A config without one should
+    give up after about ten seconds.
+    """
 
     @pytest.mark.parametrize("bucket_bytes", [1, 700, 1 << 20])
     def test_an_update_arrives_whole_and_in_order(self, bucket_bytes: int) -> None:
@@ -72,7 +77,7 @@ class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
 
     def test_an_update_that_never_comes_is_an_error_that_names_it(self) -> None:
         with (
-            self.ends() as (_, (receiver,)),
+            self.ends(timeout=IN_VAIN) as (_, (receiver,)),
             pytest.raises(WeightSyncError, match="weight update 9 did not"),
         ):
             list(receiver.receive(manifest_of(case_tensors(), version=9)))
@@ -91,14 +96,16 @@ class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
             "extra": tensors | {"more": torch.zeros(1)},
         }[fault]
         named = {"renamed": "'other'", "missing": "'head.weight'", "extra": "'more'"}
-        with self.ends() as (sender, receivers):
-            failed, (arrived,) = self.exchange(sender, receivers, manifest, wrong)
+        # Receivers that are not told why it broke off find afterwards that it did not come.
+        at_once = self.meets
+        with self.ends(timeout=PATIENCE if at_once else IN_VAIN) as (sender, receivers):
+            failed, (arrived,) = self.exchange(sender, receivers, manifest, wrong, at_once=at_once)
             assert failed is not None
             assert named.get(fault, "'scalar'") in str(failed)
             assert isinstance(arrived, WeightSyncError)
             assert "weight update 4" in str(arrived)
             again, (arrived,) = self.exchange(
-                sender, receivers, manifest_of(tensors, version=4), tensors
+                sender, receivers, manifest_of(tensors, version=4), tensors, at_once=at_once
             )
             assert again is None
             assert arrived == contents(iter(tensors.items()))
