@@ -9,6 +9,9 @@ CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
 PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
+# The environments for vLLM and SGLang are made at once.
+MAKEFLAGS += --jobs=2
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
 VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py tests/end_to_end/test_engines_agree.py
@@ -27,7 +30,8 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreach package,$(PACKAGES),$(package)/pyproject.toml)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dovetail needs Python 3.11 or newer; set PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement requirements-dev.txt $(EDITABLE)
+	$(PIP) --requirement requirements-dev.txt
+	$(PIP) --no-build-isolation $(EDITABLE)
 	touch $@
 
 demo: setup ## Train a tiny model with GRPO on this machine

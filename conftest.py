@@ -8,16 +8,36 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Tests run beside each other, and threads that share a core wait for one another at every operation of a tiny model. Read
+# when torch is imported, which is later; processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# vLLM would bind the threads of every engine to the same cores.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
 # No test asks a clock: on a busy machine a deadline would.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("random", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("DOVETAIL_HYPOTHESIS", "steady"))
 
 
+def starts_ray(path: Path) -> bool:
+    """Whether the tests in it start Ray clusters, by its name."""
+    return "ray" in path.stem.split("_") or "runtime_ray" in path.parts
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m ray` and `-m "not ray …"` import no file of the other kind: importing all takes longer than most of them run."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    wanted = config.getoption("markexpr")
+    if starts_ray(collection_path):
+        return True if "not ray" in wanted else None
+    return True if wanted.startswith("ray") else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts a Ray cluster: where other tests take the cores, Ray gives up before its processes are up."""
     for item in items:
-        path = Path(item.path)
-        if "ray" in path.stem.split("_") or "runtime_ray" in path.parts:
+        if starts_ray(Path(item.path)):
             item.add_marker(pytest.mark.ray)

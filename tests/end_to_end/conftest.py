@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from dovetail.cli.main import main
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -64,6 +66,18 @@ def config(tiny: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def planned() -> Callable[..., str]:
+    """What `dovetail plan` prints, run in this process: the import of torch is most of a process of its own."""
+
+    def plan(*args: str) -> str:
+        done = CliRunner().invoke(main, ["plan", *args])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return plan
+
+
+@pytest.fixture
 def dovetail(tmp_path: Path) -> Run:
     """Run the command line in a process of its own."""
 
@@ -74,7 +88,7 @@ def dovetail(tmp_path: Path) -> Run:
             text=True,
             cwd=tmp_path,
             check=False,
-            timeout=240,
+            timeout=800,
         )
         if check:
             assert done.returncode == 0, done.stdout + done.stderr

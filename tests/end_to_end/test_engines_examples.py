@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,13 +34,12 @@ def test_a_config_plans_two_engines_in_two_environments(
     placed: str,
     tiny: Path,
     tmp_path: Path,
-    dovetail: Any,
+    planned: Callable[..., str],
 ) -> None:
     settings = [f"data.{part}_files={tmp_path / part}.jsonl" for part in ("train", "val")]
     settings += [f"model.path={tiny}", "data.train_batch_size=4", "data.max_prompt_length=64"]
     settings += overrides_of_readme() if apart else []
-    done = dovetail("plan", str(EXAMPLE / f"megatron_{engine}.yaml"), *settings)
-    said = " ".join(done.stdout.split())
+    said = " ".join(planned(str(EXAMPLE / f"megatron_{engine}.yaml"), *settings).split())
     assert f"rollout runs in /opt/{engine}" in said
     assert f"weight_sync {transport} " in said
     assert placed in said

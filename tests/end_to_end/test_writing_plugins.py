@@ -55,7 +55,7 @@ def package(
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=800,
             env={**inherited, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
         )
         assert done.returncode == 0, done.stdout + done.stderr
