@@ -113,10 +113,10 @@ def test_children_of_a_server_that_is_killed_end_too(tmp_path: Path) -> None:
     assert server.exit_status == 128 + signal.SIGKILL
 
 
-def test_the_log_is_its_own_and_the_one_before_is_kept(tmp_path: Path) -> None:
+def test_the_log_is_its_own_and_those_before_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     script = "import os, sys; print(os.environ['WHICH'], flush=True); sys.exit(3)"
-    for which in ("first", "second"):
+    for which in ("first", "second", "third"):
         server = ServerProcess(
             [sys.executable, "-c", script], log=log, environment={"WHICH": which}
         )
@@ -124,8 +124,10 @@ def test_the_log_is_its_own_and_the_one_before_is_kept(tmp_path: Path) -> None:
             time.sleep(0.02)
         assert server.exit_status == 3
         server.close()
-    assert log.read_text() == "second\n"
-    assert (tmp_path / "server.log.old").read_text() == "first\n"
+    kept = [
+        path.read_text() for path in (log, tmp_path / "server.log.1", tmp_path / "server.log.2")
+    ]
+    assert kept == ["third\n", "first\n", "second\n"]
 
 
 def test_a_port_in_use_is_refused_and_a_free_one_is_free() -> None:

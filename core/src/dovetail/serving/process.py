@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -50,7 +51,7 @@ class ServerProcess:
 
     Args:
         command: program and arguments.
-        log: file that takes what it prints; what another one printed there is kept beside it, with `.old` at its end.
+        log: file that takes what it prints; what others printed there is kept beside it, numbered from the first: `.1`, `.2`.
         environment: variables beside this process's own.
     """
 
@@ -59,7 +60,7 @@ class ServerProcess:
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists():
-            log.replace(log.with_name(f"{log.name}.old"))
+            log.replace(_kept(log))
         with log.open("ab") as output:
             self._guard = subprocess.Popen(  # noqa: S603 - this interpreter with our own program
                 [sys.executable, "-I", guard.__file__, *command],
@@ -86,3 +87,12 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
+
+
+def _kept(log: Path) -> Path:
+    """Where an earlier log goes: the first of several failures often says more than the last."""
+    return next(
+        path
+        for number in itertools.count(1)
+        if not (path := log.with_name(f"{log.name}.{number}")).exists()
+    )

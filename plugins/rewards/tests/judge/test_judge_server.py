@@ -105,7 +105,7 @@ def test_one_that_dies_is_started_again_and_its_samples_are_scored(
     assert "the judge's server was ended by SIGKILL" in caplog.text
     assert "something has gone wrong" in caplog.text
     log = tmp_path / "logs" / "judge-wise.log"
-    assert process_of(log) != process_of(log.with_name("judge-wise.log.old"))
+    assert process_of(log) != process_of(log.with_name("judge-wise.log.1"))
 
 
 def test_one_that_dies_too_often_is_gone_and_nothing_becomes_a_number(judge, sample, run) -> None:
