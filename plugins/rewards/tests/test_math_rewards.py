@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,16 +272,25 @@ def test_waiting_for_a_process_does_not_count_towards_the_limit(tmp_path, monkey
         "    time.sleep(0.1); print('{\"equal\": true}', flush=True)"
     )
     processes = program(tmp_path, body, first="import os, time")
-    ahead = 0.0
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    ahead: dict[int, float] = {}
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + ahead.get(threading.get_ident(), 0.0)
+    )
     monkeypatch.setattr("dovetail_rewards.functions.math_processes.time", clock)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(processes.equal, ["1"], "1", limit=120.0)
         while not busy.exists():
             time.sleep(0.01)
-        waits = threads.submit(processes.equal, ["1"], "1", limit=120.0)
+        own: Future[int] = Future()
+
+        def wait() -> bool:
+            own.set_result(threading.get_ident())
+            return processes.equal(["1"], "1", limit=120.0)
+
+        waits = threads.submit(wait)
+        thread = own.result()
         time.sleep(0.1)
-        ahead = 1000.0  # it has waited for so long when its turn comes
+        ahead[thread] = 1000.0  # it has waited for so long when its turn comes
         go_on.touch()
         assert [first.result(), waits.result()] == [True, True]
     processes.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dovetail.interfaces.preflight import PreflightRule
 from dovetail.preflight import (
+    adapters,
     environments,
     groups,
+    inputs,
     kl,
     log_probs,
     losses,
@@ -78,6 +80,18 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("data.val_files=v.jsonl", "trainer.best_metric=val/response_length/mean"),
         ("data.val_files=v.jsonl", "trainer.best_metric=val/gsm8k/maen@1"),
     ),
+    inputs.FileTwice: (
+        ("data.train_files=[a.jsonl, b.jsonl]", "data.val_files=c.jsonl"),
+        ("data.train_files=[a.jsonl, b.jsonl, ./a.jsonl]",),
+    ),
+    inputs.TrackerTwice: (("tracking=[console, jsonl]",), ("tracking=[console, console]",)),
+    inputs.ModelMissing: (
+        ("algorithm.advantage=gae",),
+        ("algorithm.advantage=gae", "critic.path=/no/such/model"),
+    ),
+    # What these two find depends on the model.
+    adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
+    rollouts.RolloutLayout: (("rollout={name: vllm, tensor_parallel_size: 2}",), ()),
     rollouts.RolloutTooShort: (
         ("rollout={name: vllm, max_model_len: 2048}",),
         ("rollout={name: vllm, max_model_len: 2047}",),
