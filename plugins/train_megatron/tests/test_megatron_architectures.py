@@ -61,6 +61,7 @@ def make_model(tmp_path_factory):
         ("qwen3", {"tensor_parallel_size": 2}),
         pytest.param("qwen3", {"context_parallel_size": 2}, marks=pytest.mark.nightly),
         ("qwen3_moe", {"expert_parallel_size": 2}),
+        ("qwen3_moe", {"context_parallel_size": 2, "expert_parallel_size": 2}),
         pytest.param("qwen3_moe", {"tensor_parallel_size": 2}, marks=pytest.mark.nightly),
         ("mixtral", {"pipeline_parallel_size": 2}),
     ],

@@ -55,6 +55,9 @@ def test_a_state_that_does_not_fit_is_refused_before_it_changes_anything(
         engine.load(tmp_path / "of_sgd").result()
     with pytest.raises(CheckpointError, match=f"lacks '{lost}'"):
         engine.load(tmp_path / "short").result()
+    without = on_ranks(two, tiny, tensor_parallel_size=2, optim={"optimizer": "sgd"})
+    with pytest.raises(CheckpointError, match="holds the moments of adamw"):
+        without.load(tmp_path / "state").result()
     # Its own moments are still there.
     engine.save(tmp_path / "after").result()
     for kept in (tmp_path / "state" / "moments").glob("*.safetensors"):

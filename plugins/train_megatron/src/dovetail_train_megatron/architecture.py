@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.config.sections import ModelSection
-from dovetail.errors import ConfigError, ModelError
+from dovetail.errors import ConfigError
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 from dovetail_train_megatron.needs import has_transformer_engine, imported
@@ -65,23 +65,11 @@ class Architecture:
         return int(self.bridge.padded_vocab_size)
 
     def frequencies(self) -> Tensor:
-        """Rotary frequencies, float32 [half a head's size], as transformers works them out for this model.
-
-        Raises:
-            ModelError: they depend on a sequence's length, or scale attention.
-        """
+        """Rotary frequencies, float32 [half a head's size], as transformers works them out for this model."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         parameters = dict(getattr(self.hf, "rope_parameters", None) or {})
         kind = str(parameters.get("rope_type", "default"))
-        if (
-            kind in {"dynamic", "longrope", "yarn"}
-            or parameters.get("partial_rotary_factor", 1) != 1
-        ):
-            raise ModelError(
-                f"{self.hf.model_type} with rotary positions of type {kind!r} is not supported by the engine megatron",
-                hint="use engine fsdp2",
-            )
         if kind == "default":
             size, base = self.head_size, float(parameters.get("rope_theta", 10000.0))
             return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)

@@ -111,6 +111,16 @@ def load(
         shelf.check(_expected(network, table))
         moments: Shelf | None = None
         trained = facts["optimizer"]
+        if (
+            optimizer is not None
+            and trained is not None
+            and trained["parameters"]
+            and not optimizer.kinds
+        ):
+            raise CheckpointError(
+                f"checkpoint {directory} holds the moments of adamw, and sgd goes on without any",
+                hint="resume with actor.optim.optimizer=adamw, or start anew from an exported model",
+            )
         if optimizer is not None and trained is not None and trained["steps"] and optimizer.kinds:
             if not trained["parameters"]:
                 raise CheckpointError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,16 +79,18 @@ class MegatronEngine(TrainEngine):
         try:
             self._load(section, self._parallel)
         except BaseException:
-            # What is half loaded must not keep Megatron's layout for itself.
-            self.close()
+            # What is half loaded must not keep Megatron's layout for itself; why it failed is what counts.
+            with suppress(Exception):
+                self.close()
             raise
 
     def close(self) -> None:
         if self._sending is not None:
             self._sending.close()
-        if self._parallel is not None:
-            self._parallel.leave()
-        self._parallel = self._network = self._optimizer = self._sending = None
+        parallel, self._parallel = self._parallel, None
+        if parallel is not None:
+            parallel.leave()
+        self._network = self._optimizer = self._sending = None
         self.__dict__.pop("_table", None)
         self.__dict__.pop("_residency", None)
         if torch.device(self.context.device).type != "cpu":

@@ -21,6 +21,8 @@ MODEL_TYPES = tuple(sorted((*DENSE, *MIXTURES)))
 _UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
 _GATES = ("silu", "swish")
 """Two names of the only activation that mbridge builds."""
+_SCALED = ("dynamic", "longrope", "yarn")
+"""Kinds of rotary positions that depend on a sequence's length, or scale attention."""
 _OTHER_ENGINE = "use engine fsdp2, which trains every causal language model of transformers"
 
 
@@ -62,13 +64,19 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
             f"{nearest(kind, alike) or alike[0]!r} is nearest",
             hint=_OTHER_ENGINE,
         )
-    lacking = None
+    lacking, rope = None, dict(getattr(hf, "rope_parameters", None) or {})
     if getattr(hf, "sliding_window", None) and getattr(hf, "use_sliding_window", True):
         lacking = f"attends within windows of {hf.sliding_window} tokens (sliding_window)"
     elif hf.hidden_act not in _GATES:
         lacking = f"has the activation {hf.hidden_act!r} (hidden_act)"
     elif _experts(hf) and _mixes_dense_layers(hf):
         lacking = "has dense layers between those of experts (mlp_only_layers, decoder_sparse_step)"
+    elif kind != "qwen2" and (
+        getattr(hf, "attention_bias", False) or getattr(hf, "mlp_bias", False)
+    ):
+        lacking = "has biases in its layers (attention_bias, mlp_bias)"
+    elif rope.get("rope_type") in _SCALED or rope.get("partial_rotary_factor", 1) != 1:
+        lacking = f"has rotary positions of type {rope.get('rope_type')!r}"
     if lacking is not None:
         raise ModelError(
             f"{section.path} {lacking}, which the engine megatron does not", hint=_OTHER_ENGINE

@@ -70,9 +70,8 @@ class Table:
                 continue
             self.parameters[name] = parameter
             mine.append((name, tuple(parameter.shape), _divided(parameter), own is not None))
-        coordinates = (network.parallel.tp_rank, network.parallel.cp_rank)
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (rank, coordinates, mine))
+        dist.all_gather_object(everyone, (rank, network.parallel.tp_rank, mine))
         found = _entries(everyone, network.parallel.tp)
         self.entries = [entry for entry in found if not entry.adapted]
         self.adapter = [entry for entry in found if entry.adapted]
@@ -123,8 +122,8 @@ class Table:
 
 def _entries(everyone: list[Any], tp: int) -> list[Entry]:
     found: dict[str, Entry] = {}
-    for rank, (tp_rank, cp_rank), tensors in everyone:
-        if tp_rank or cp_rank:
+    for rank, tp_rank, tensors in everyone:
+        if tp_rank:  # ranks with other samples or parts of them may have other experts
             continue
         for name, shape, dim, adapted in tensors:
             if name not in found:

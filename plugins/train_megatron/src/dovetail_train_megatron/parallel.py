@@ -153,8 +153,10 @@ def _part(state: Any) -> None:
     """Give up Megatron's layout and its groups: Megatron forgets them only, and their threads and buffers would stay."""
     groups = [g for g in state._global_process_group_list or () if g is not None]  # noqa: SLF001
     state.destroy_model_parallel()
-    if dist.is_initialized():
-        for group in groups:
+    # Where the default group was left before, theirs went with it.
+    known = dist.distributed_c10d._world.pg_map  # noqa: SLF001
+    for group in groups:
+        if group in known:
             dist.destroy_process_group(group)
 
 

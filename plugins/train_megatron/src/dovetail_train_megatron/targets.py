@@ -63,15 +63,17 @@ def chosen(section: LoraSection, every: Mapping[str, int], network: Network) -> 
         ConfigError: there are none of some name, or they are experts.
     """
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in every))
+    found: set[str] = set()
     if ALL_LINEAR in section.target_modules:
         if not all(_dense_layers(network)):
             raise ConfigError(
                 f"lora.target_modules {ALL_LINEAR} reaches experts, which are not adapted",
                 hint="name the layers to adapt one by one, such as [q_proj, k_proj, v_proj, o_proj]",
             )
-        return frozenset(every)
-    found: set[str] = set()
+        found |= set(every)
     for target in section.target_modules:
+        if target == ALL_LINEAR:
+            continue
         named = {name for name in every if name == target or name.endswith(f".{target}")}
         if not named:
             raise ConfigError(
