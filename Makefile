@@ -9,8 +9,8 @@ CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
 PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
-# The environments for vLLM and SGLang are made at once.
-MAKEFLAGS += --jobs=2
+# The environments for vLLM and SGLang are made at once; several goals are reached one after the other.
+MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS)),,--jobs=2)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)

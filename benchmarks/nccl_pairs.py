@@ -20,9 +20,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import timedelta
-from typing import Any
+from typing import IO, Any
 
 CUMEM = "NCCL_CUMEM_ENABLE"
 CASES = (
@@ -48,8 +49,10 @@ def settings(text: str) -> dict[str, str]:
     return found
 
 
-def start(case: str, rank: int, port: int, args: argparse.Namespace) -> subprocess.Popen[str]:
-    """One of a case's two processes."""
+def start(
+    case: str, rank: int, port: int, args: argparse.Namespace
+) -> tuple[subprocess.Popen[str], IO[str]]:
+    """One of a case's two processes, and what it prints: a file, since NCCL may say more than a pipe holds."""
     both, slash, other = case.partition("/")
     environment = {**os.environ, "NCCL_DEBUG": args.debug, "PYTHONUNBUFFERED": "1"}
     # As a runtime gives a worker its accelerators.
@@ -59,13 +62,15 @@ def start(case: str, rank: int, port: int, args: argparse.Namespace) -> subproce
         if value:
             environment[name] = value
     words = [str(rank), str(port), args.backend, str(args.limit)]
-    return subprocess.Popen(
+    output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+    process = subprocess.Popen(
         [sys.executable, __file__, "--child", *words],
         env=environment,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    return process, output
 
 
 def child(rank: int, port: int, backend: str, limit: float) -> None:
@@ -114,18 +119,24 @@ def child(rank: int, port: int, backend: str, limit: float) -> None:
     os._exit(0)
 
 
-def verdict(processes: list[subprocess.Popen[str]], deadline: float) -> dict[str, Any]:
+def verdict(
+    processes: list[tuple[subprocess.Popen[str], IO[str]]], deadline: float
+) -> dict[str, Any]:
     """How a case ended: both processes, or the deadline (of the monotonic clock), are awaited."""
     said, ends = [], []
-    for process in processes:
+    for process, output in processes:
+        hung = False
         try:
-            out, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
-            last = out.split()[-1:] if process.returncode == 0 else ["refused"]
-            ends.append(last[0] if last and last[0] in {"worked", "wrong"} else "refused")
+            process.wait(max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
+            hung = True
             process.kill()
-            out, _ = process.communicate()
-            ends.append("hung")
+            process.wait()
+        output.seek(0)
+        out = output.read()
+        last = out.split()[-1:] if process.returncode == 0 else []
+        ended = last[0] if last and last[0] in {"worked", "wrong"} else "refused"
+        ends.append("hung" if hung else ended)
         said.append(out[-TOLD:])
     order = ("refused", "wrong", "hung", "worked")
     result: dict[str, Any] = {"came_to": min(ends, key=order.index), "each": ends}
@@ -166,7 +177,7 @@ def main() -> int:
             sys.stdout.write(json.dumps({"case": case, **found[-1]}) + "\n")
             sys.stdout.flush()
     finally:
-        for process in (one for pair in running for one in pair):
+        for process, _ in (one for pair in running for one in pair):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
     return 0 if found[0]["came_to"] == "worked" else 1

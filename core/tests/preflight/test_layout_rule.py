@@ -61,6 +61,43 @@ def test_what_divides_it_or_runs_already_is_not_spoken_of(
     assert judge("rollout_layout", {"model": model, "rollout": section}) == []
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        '{"model_type": "of tomorrow"}',
+        '{"model_type": "llama", "hidden_size": "32"}',
+        '{"model_type": "llama", "num_attention_heads": 0}',
+    ],
+)
+def test_a_config_that_transformers_can_not_read_is_left_to_the_engine(
+    judge: Any, tmp_path: Path, config: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    model = {"path": str(tmp_path)}
+    assert judge("rollout_layout", {"model": model, "rollout": rollout("vllm", 5)}) == []
+    lora = {"name": "fsdp2", "lora": {"rank": 4, "target_modules": ["q_porj"]}}
+    assert judge("adapter_targets", {"model": model, "actor": {"engine": lora}}) == []
+    (missing,) = judge(
+        "model_missing",
+        {"algorithm": {"advantage": "gae"}, "critic": {"path": str(tmp_path)}},
+    )
+    assert "holds no model that transformers can read" in missing.message
+
+
+def test_ranks_that_attend_to_other_samples_divide_no_heads(judge: Any, model: Any) -> None:
+    """12 heads, over 8 ranks of which each has all of them, or over 2 of 4."""
+    apart = [
+        rollout("sglang", 8, engine_args={"dp_size": 8, "enable_dp_attention": True}),
+        rollout("sglang", 8, engine_args={"dp_size": 4, "enable_dp_attention": True}),
+        rollout("trtllm", 8, engine_args={"enable_attention_dp": True}),
+    ]
+    for section in apart:
+        assert judge("rollout_layout", {"model": model, "rollout": section}) == []
+    together = rollout("sglang", 8, engine_args={"dp_size": 8})
+    assert judge("rollout_layout", {"model": model, "rollout": together})
+
+
 def test_a_model_that_is_not_here_is_left_to_the_engine(judge: Any) -> None:
     sections = {"model": {"path": "some/hub-id"}, "rollout": rollout("vllm", 5)}
     assert judge("rollout_layout", sections) == []

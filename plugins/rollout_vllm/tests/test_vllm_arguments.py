@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import os
 
 import attrs
 import numpy as np
 import pytest
+import torch
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError
@@ -22,6 +24,7 @@ from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 from dovetail_rollout_vllm.failures import FAILURES, start_failure
+from dovetail_rollout_vllm.surroundings import variables
 from dovetail_rollout_vllm.versions import require
 
 FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
@@ -283,3 +286,14 @@ class TestFailures:
         error = start_failure(RuntimeError("boom"), log, VllmRolloutConfig(name="vllm"))
         assert "RuntimeError: boom" in error.message
         assert error.message.endswith("line 98")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="of CPUs alone")
+def test_workers_on_a_cpu_share_its_cores(monkeypatch, config, context, tmp_path) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5, 7})
+    name = "VLLM_CPU_OMP_THREADS_BIND"
+    assert variables(config(tensor_parallel_size=2), context(), tmp_path)[name] == "1,2|5,7"
+    assert name not in variables(config(), context(), tmp_path)
+    monkeypatch.setenv(name, "nobind")
+    assert name not in variables(config(tensor_parallel_size=2), context(), tmp_path)

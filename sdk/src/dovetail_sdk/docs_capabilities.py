@@ -17,7 +17,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "per_sample_seed": "A sample depends on its own random stream alone, whatever else is generated beside it.",
         "sleep": "`sleep` frees memory of the accelerator, and `wake` takes it again.",
         "discards_weights": "`sleep` may throw weights away; a whole update brings them back.",
-        "lora": "Takes updates of kind `adapter`.",
+        "lora": "Takes updates of kind `adapter`, as if merged; one that fails leaves the one before in force.",
         "images": "Generates for prompts with images.",
         "server": "Can run in a process of its own, as a server that is reached over HTTP.",
         "tensor_parallel": "Spreads one replica over several accelerators.",

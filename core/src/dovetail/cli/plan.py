@@ -52,7 +52,13 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
         click.echo(
             json.dumps(
-                {**describe(made), "adapters": adapters, "memory_bytes": memory, "findings": found},
+                {
+                    **describe(made),
+                    "adapters": adapters,
+                    "memory_bytes": memory,
+                    "memory_unknown": unknown or None,
+                    "findings": found,
+                },
                 indent=1,
             )
         )

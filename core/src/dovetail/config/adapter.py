@@ -1,4 +1,4 @@
-"""PlannedAdapter: what a config tells of an adapter that is to travel, before anything is loaded. Nothing here imports torch."""
+"""PlannedAdapter: what a config tells of an adapter that is to be trained, before anything is loaded. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class EngineSection(PluginSection):
         return None
 
     def planned_adapter(self) -> PlannedAdapter:
-        """The adapter where `weight_kind` is "adapter", as far as this config tells: by default its rank alone."""
+        """The adapter that the engine trains, also where it sends merged weights, as far as this config tells: by default the
+        rank of one that travels.
+        """
         return PlannedAdapter(rank=self.adapter_rank())
 
     def shards(self, ranks: int) -> int:

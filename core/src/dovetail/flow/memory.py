@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.config.sections import EngineSection, RunConfig
-from dovetail.flow.adapters import adapter_parameters, base_parameters, planned_adapter
+from dovetail.errors import ModelError
+from dovetail.flow.adapters import (
+    adapted_layers,
+    adapter_parameters,
+    base_parameters,
+    planned_adapter,
+)
 from dovetail.flow.model_shape import BYTES, ModelShape, read_shape
 from dovetail.flow.placement import ROLLOUT
 from dovetail.flow.plan import Plan
@@ -20,11 +26,11 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
     """Bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
 
     What is trained is float32: weights, gradients and two moments of AdamW's, or none of plain gradient descent's. Under
-    low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype`, or as it is stored where
-    that is wider. Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
+    low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,
+    and in float32 elsewhere. Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
 
     Raises:
-        ModelError: a model can't be read.
+        ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
     """
     taken = {role.role: dict(_training(config, role)) for role in plan.models}
     if not plan.placement.joined:
@@ -41,6 +47,8 @@ def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
     shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
     base = -(-base_parameters(shape, role) // shards)
     planned = planned_adapter(role)
+    if planned is not None and not adapted_layers(planned, shape):
+        raise ModelError(f"which layers of {role.role} have adapters is left to the engine")
     trained = base if role.trained else 0
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
@@ -56,8 +64,9 @@ def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
 
 
 def _frozen_width(config: RunConfig, shape: ModelShape) -> int:
-    """Bytes of a frozen number: masters are narrowed only where nothing is lost."""
-    return max(BYTES[config.model.dtype], BYTES.get(shape.stored_dtype or "", 0))
+    """Bytes of a frozen number: masters are narrowed only to the dtype that they are stored in."""
+    same = shape.stored_dtype in (None, config.model.dtype)
+    return BYTES[config.model.dtype] if same else _FLOAT32
 
 
 def _generation(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
@@ -66,5 +75,8 @@ def _generation(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
     yield "rollout weights", -(-shape.parameters // ranks) * width
     longest = config.data.max_prompt_length + config.data.max_response_length
     samples = -(-plan.counts.samples_per_step // plan.placement.replicas)
-    each = -(-shape.cached_per_token // max(1, min(ranks, shape.kv_heads)))
+    # Stages have layers of their own; what is divided beside them, down to one head, is heads.
+    tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
+    parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
+    each = -(-shape.cached_per_token // parts)
     yield "kv cache, at most", each * width * longest * samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class ModelShape:
 
 
 def read_shape(section: ModelSection, path: str | None = None) -> ModelShape:
-    """The shape of a model. Nothing is read but its config, and that once.
+    """The shape of a model. Nothing is read but its config, and that once where it can be.
 
     Args:
         section: says how it is read.
@@ -64,9 +65,9 @@ def read_shape(section: ModelSection, path: str | None = None) -> ModelShape:
     Raises:
         ModelError: it is no model that transformers can read, or its config does not make one.
     """
-    path = path or section.path
-    file = Path(path).expanduser() / "config.json"
-    changed = file.stat().st_mtime_ns if file.is_file() else 0
+    path, changed = path or section.path, 0
+    with suppress(OSError, RuntimeError):  # what is wrong with it is said where it is read
+        changed = (Path(path).expanduser() / "config.json").stat().st_mtime_ns
     return _read(path, section.revision, section.trust_remote_code, changed)
 
 
@@ -82,13 +83,16 @@ def _read(path: str, revision: str | None, trusted: bool, changed: int) -> Model
             str(Path(path).expanduser()), revision=revision, trust_remote_code=trusted
         )
         with torch.device("meta"):
-            model = model_class(config).from_config(config, trust_remote_code=trusted)
-    except (OSError, ValueError, ImportError, RuntimeError, LookupError) as error:
+            # Kernels of attention change no shape, and need not be here.
+            model = model_class(config).from_config(
+                config, attn_implementation="eager", trust_remote_code=trusted
+            )
+        return _shape(config, model)
+    except Exception as error:
         raise ModelError(
-            f"{path!r} holds no model that transformers can read: {error}",
+            f"{path!r} holds no model that transformers can read: {type(error).__name__}: {error}",
             hint="a model is a directory with config.json, or a hub id",
         ) from error
-    return _shape(config, model)
 
 
 def _shape(config: Any, model: Any) -> ModelShape:

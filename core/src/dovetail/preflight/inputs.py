@@ -76,7 +76,8 @@ class ModelMissing(PreflightRule):
                 read_shape(config.model, role.path)
             except ModelError as error:
                 find = self.error if config.runtime.in_process else self.warning
-                reason = str(error.__cause__).partition("\n")[0]
+                cause = error.__cause__
+                reason = f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
                 yield find(
                     f"{role.role}.path = {role.path} holds no model that transformers can read: {reason}",
                     hint=f"set {role.role}.path= to a directory with config.json, or a hub id, or leave it out to take model.path",

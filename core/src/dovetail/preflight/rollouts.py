@@ -51,7 +51,7 @@ class RolloutLayout(PreflightRule):
             return
         spread = getattr(rollout, "expert_parallel_size", None) or 1
         try:
-            refuse_indivisible(config.model, ranks=rollout.tensor_parallel_size, spread=spread)
+            refuse_indivisible(config.model, ranks=rollout.attention_ranks(), spread=spread)
         except ConfigError as error:
             yield self.error(error.message, hint=error.hint)
 

@@ -83,6 +83,10 @@ class ServingSection(RolloutSection):
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size
 
+    def attention_ranks(self) -> int:
+        """Over how many of a replica's ranks attention heads are divided; those beside them attend to other samples."""
+        return self.tensor_parallel_size
+
 
 @attrs.frozen(kw_only=True)
 class AdaptedSection(ServingSection):

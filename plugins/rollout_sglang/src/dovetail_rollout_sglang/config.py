@@ -51,5 +51,11 @@ class SglangRolloutConfig(AdaptedSection):
     """`per_sample` gives every sample a seed of its own from its random stream, and SGLang its deterministic inference, without
     which it heeds no seeds: slower, and not with every attention backend."""
 
+    def attention_ranks(self) -> int:
+        copies = self.engine_args.get("dp_size", 1)
+        if not self.engine_args.get("enable_dp_attention") or not isinstance(copies, int):
+            return self.tensor_parallel_size
+        return max(1, self.tensor_parallel_size // max(1, copies))
+
     def adapter_layers(self) -> tuple[str, ...]:
         return self.adapter_modules

@@ -22,7 +22,7 @@ def refuse_impossible(config: SglangRolloutConfig, model: ModelSection | None) -
     _refuse_unreached(config)
     if model is not None:
         refuse_indivisible(
-            model, ranks=config.tensor_parallel_size, spread=config.expert_parallel_size
+            model, ranks=config.attention_ranks(), spread=config.expert_parallel_size
         )
 
 

@@ -30,3 +30,6 @@ class TrtllmRolloutConfig(ServingSection):
     """Most tokens of a step, prompts and samples together; None leaves it to TensorRT-LLM."""
     start_timeout: float = attrs.field(default=900.0, validator=attrs.validators.gt(0))
     """Seconds that an engine may take to start."""
+
+    def attention_ranks(self) -> int:
+        return 1 if self.engine_args.get("enable_attention_dp") else self.tensor_parallel_size

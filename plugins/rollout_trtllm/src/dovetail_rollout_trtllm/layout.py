@@ -35,4 +35,4 @@ def refuse_impossible(config: TrtllmRolloutConfig, model: ModelSection) -> None:
             "accelerators experts are spread",
             hint=f"set it to one of {divisors(ranks)}",
         )
-    refuse_indivisible(model, ranks=ranks, spread=spread)
+    refuse_indivisible(model, ranks=config.attention_ranks(), spread=spread)

@@ -214,8 +214,10 @@ def _targets(
         return ALL_LINEAR
     modules = [name for name, _ in model.named_modules()]
     targets = [target for target in section.target_modules if target != ALL_LINEAR]
+    # A critic's trunk lacks some of what a section for actor and critic may name; nothing at all, peft refuses.
+    whole = model.get_output_embeddings() is not None
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in modules):
+        if whole and not any(name == target or name.endswith(f".{target}") for name in modules):
             raise ConfigError(
                 f"lora.target_modules names {target!r}, and the model has no module of that name",
                 hint=_choice(linear),

@@ -154,12 +154,10 @@ class TransportEnd:
             Exception: whatever the end raised.
             TimeoutError: no answer came.
         """
-        if not self._pipe.poll(timeout):
-            raise TimeoutError(f"the process gave no answer within {timeout:g} seconds")
-        outcome, value = self._pipe.recv()
-        if outcome == "raised":
-            raise value
-        return value
+        deadline = time.monotonic() + timeout
+        while (found := self._next(deadline))[0] == _HANGS:
+            pass
+        return found[1]
 
     def await_hang(self, timeout: float = 60.0) -> None:
         """Return once it hangs at the tensor that it was told.
@@ -168,9 +166,16 @@ class TransportEnd:
             Exception: it came to an end instead, with this.
             TimeoutError: it did neither.
         """
-        came = self.answer(timeout)
-        if came != _HANGS:
+        if self._next(time.monotonic() + timeout)[0] != _HANGS:
             raise RuntimeError("the end came to its last tensor, and did not hang before")
+
+    def _next(self, deadline: float) -> tuple[str, Any]:
+        if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError("the process gave no answer in time")
+        outcome, value = self._pipe.recv()
+        if outcome == "raised":
+            raise value
+        return outcome, value
 
     def kill(self) -> None:
         """End the process by SIGKILL: it cleans nothing up."""
@@ -250,7 +255,7 @@ def _received(
 def _hang(pipe: Any) -> None:
     """Say so, and wait to be killed: by the test, or where that is gone."""
     parent = os.getppid()
-    pipe.send(("returned", _HANGS))
+    pipe.send((_HANGS, None))
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)

@@ -75,6 +75,7 @@ class _LoopThread:
         self._hung = hung
         self._lock = threading.Lock()
         self._asked: float | None = None
+        self._ending = False
         threading.Thread(target=self._work, name="dovetail-reward-loop", daemon=True).start()
 
     @property
@@ -106,7 +107,7 @@ class _LoopThread:
 
     def _stop_after_all(self) -> None:
         running = asyncio.gather(*asyncio.all_tasks(self.loop), return_exceptions=True)
-        running.add_done_callback(lambda _: self.loop.stop())
+        running.add_done_callback(lambda _: None if self._ending else self.loop.stop())
 
     def _answer(self) -> None:
         with self._lock:
@@ -117,6 +118,7 @@ class _LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+            self._ending = True
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()

@@ -76,7 +76,8 @@ class Streams:
             if self._status.fileno() in ready:
                 report = self._status.recv(_CHUNK)
                 break
-        self._drain()
+        if report:  # without one nobody asks what was printed
+            self._drain()
         return report, self._cut
 
     def _take(self, fd: int) -> bool:
