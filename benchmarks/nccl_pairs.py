@@ -73,6 +73,12 @@ def start(
     return process, output
 
 
+def say(line: str) -> None:
+    """Write a line where `verdict` reads it, at once: the process may be killed next."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def child(rank: int, port: int, backend: str, limit: float) -> None:
     """One rank's part; prints `worked` or `wrong` last."""
     import torch
@@ -92,7 +98,7 @@ def child(rank: int, port: int, backend: str, limit: float) -> None:
         "127.0.0.1", port, None, not rank, timedelta(seconds=limit), wait_for_workers=False
     )
     if backend == "nccl":
-        print(f"NCCL {torch.cuda.nccl.version()}, {CUMEM}={os.environ.get(CUMEM)}")
+        say(f"NCCL {torch.cuda.nccl.version()}, {CUMEM}={os.environ.get(CUMEM)}")
         group = c10d.ProcessGroupNCCL(store, rank, 2, c10d.ProcessGroupNCCL.Options())
     else:
         group = c10d.ProcessGroupGloo(store, rank, 2, timedelta(seconds=limit))
@@ -110,11 +116,10 @@ def child(rank: int, port: int, backend: str, limit: float) -> None:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     rate = octets.nbytes / seconds[-1] / 1e9
-    print(f"made in {seconds[0]:.2f} s, then {rate:.1f} GB/s")
+    say(f"made in {seconds[0]:.2f} s, then {rate:.1f} GB/s")
     store.set(f"done {rank}", "1")
     store.wait([f"done {1 - rank}"], timedelta(seconds=limit))
-    print("worked" if bool((octets == 7.0).all()) else "wrong")
-    sys.stdout.flush()
+    say("worked" if bool((octets == 7.0).all()) else "wrong")
     # Nothing is taken down in order: what is asked is whether the bytes came.
     os._exit(0)
 
