@@ -115,8 +115,8 @@ def on_rank(rank, world, out, cases):
 
 
 def run_ranks(script, model, out):
-    """Run a script as one rank and as two, as far as there are GPUs; `failed-<ranks>.txt` has what a rank said that failed."""
-    for world in (1, 2):
+    """Run a script as one rank, two and four, as far as there are GPUs; `failed-<ranks>.txt` has what a rank said that failed."""
+    for world in (1, 2, 4):
         if torch.cuda.device_count() < world:
             continue
         (out / "store").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""FSDP2 against Megatron on one and two GPUs: scores, loss, gradient norm and updated weights on the same weights and batch.
+"""FSDP2 against Megatron on one, two and four GPUs: scores, loss, gradient norm and updated weights on the same weights and batch.
 
 The measure is plain transformers in float32. It stands alone but for `gpu_ranks`, so that it runs where only torch, transformers, megatron-core
 and these packages are: `python -m pytest -c /dev/null --noconftest -q plugins/train_megatron/tests/test_megatron_gpu.py`.
@@ -39,11 +39,19 @@ LAYOUTS = {
     "tp2": (2, {"tensor_parallel_size": 2}),
     "pp2": (2, {"pipeline_parallel_size": 2}),
     "cp2": (2, {"context_parallel_size": 2}),
+    "tp4": (4, {"tensor_parallel_size": 4}),
+    "pp4": (4, {"pipeline_parallel_size": 4}),
+    "dp2 tp2": (4, {"tensor_parallel_size": 2, "overlap_gradients": True}),
+    "dp2 pp2": (4, {"pipeline_parallel_size": 2}),
+    "tp2 pp2": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    "tp2 cp2": (4, {"tensor_parallel_size": 2, "context_parallel_size": 2}),
+    "pp2 cp2": (4, {"pipeline_parallel_size": 2, "context_parallel_size": 2}),
+    "dp4": (4, {}),
 }
 DTYPES = ("float32", "bfloat16")
 CASES = [
     *((engine, name, dtype) for engine in ("megatron",) for name in LAYOUTS for dtype in DTYPES),
-    *(("fsdp2", name, dtype) for name in ("single", "dp2") for dtype in DTYPES),
+    *(("fsdp2", name, dtype) for name in ("single", "dp2", "dp4") for dtype in DTYPES),
 ]
 # Largest errors: of log-probabilities and entropies (nats, on average), of loss and norm (relative), and of the step that
 # the weights took (2-norm, relative to that of the step).
@@ -66,7 +74,7 @@ def compute(kind, layout, dtype, model, out, rank, world):
         from dovetail_train_fsdp2.engine import Fsdp2Engine as Engine
     engine, mine, where, mesh = started(Engine, Config(**layout), model, dtype, rank, world)
     scores = engine.forward(mine, NAMES)
-    metrics = values(engine.update(mine, make_objective()))
+    metrics = engine.update(mine, make_objective())
     engine.offload()
     engine.onload()
     after = engine.forward(mine, NAMES)
@@ -79,7 +87,9 @@ def compute(kind, layout, dtype, model, out, rank, world):
             "offsets": mine["response_mask"].offsets,
         }
         np.savez(out / f"scores-{where['dp']}.npz", **arrays)
-        (out / f"metrics-{where['dp']}.json").write_text(json.dumps(metrics))
+        share = metrics["actor/loss"]
+        facts = values(metrics) | {"loss": [share.total, share.weight]}
+        (out / f"metrics-{where['dp']}.json").write_text(json.dumps(facts))
 
 
 def folder_of(out, kind, name, dtype):
@@ -148,7 +158,8 @@ def test_layouts_agree_with_plain_transformers(computed, reference, kind, name, 
     assert complete, failed.read_text()[-4000:] if failed.exists() else "nothing was written"
     loss, norm, scores, before, after = reference
     metrics = json.loads((folder / "metrics-0.json").read_text())
-    losses = [json.loads(f.read_text())["actor/loss"] for f in folder.glob("metrics-*.json")]
+    shares = [json.loads(f.read_text())["loss"] for f in folder.glob("metrics-*.json")]
+    total, weight = (sum(column) for column in zip(*shares, strict=True))
     order = {f"s{i}": i for i in range(24)}
     differences = {key: [] for key in scores}
     for file in folder.glob("scores-*.npz"):
@@ -164,8 +175,7 @@ def test_layouts_agree_with_plain_transformers(computed, reference, kind, name, 
     apart = sum(float((state[n] - after[n]).square().sum()) for n in after) ** 0.5
     found = {
         "scores": max(errors.values()),
-        # A rank's loss is its samples' share: they add up.
-        "loss": abs(sum(losses) / len(losses) - loss) / abs(loss) if len(losses) == 1 else 0.0,
+        "loss": abs(total / weight - loss) / abs(loss),
         "norm": abs(metrics["actor/grad_norm"] - norm) / norm,
         "step": apart / step,
     }

@@ -1,4 +1,4 @@
-"""Adapters of Megatron on one and two GPUs against the same arithmetic on plain transformers: two updates, and the base.
+"""Adapters of Megatron on one, two and four GPUs against the same arithmetic on plain transformers: two updates, and the base.
 
 It stands alone but for `gpu_ranks`, so that it runs where only torch, transformers, megatron-core and
 these packages are: `python -m pytest -c /dev/null --noconftest -q plugins/train_megatron/tests/test_megatron_lora_gpu.py`.
@@ -39,6 +39,9 @@ LAYOUTS = {
     "tp2, whole sequences": (2, {"tensor_parallel_size": 2, "sequence_parallel": False}),
     "pp2": (2, {"pipeline_parallel_size": 2}),
     "cp2": (2, {"context_parallel_size": 2}),
+    "dp2 tp2": (4, {"tensor_parallel_size": 2}),
+    "tp2 pp2": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    "tp2 cp2": (4, {"tensor_parallel_size": 2, "context_parallel_size": 2}),
 }
 DTYPES = ("float32", "bfloat16")
 CASES = [(name, dtype) for name in LAYOUTS for dtype in DTYPES]
