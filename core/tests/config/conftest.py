@@ -55,6 +55,8 @@ class ClipConfig(PluginSection):
     def __attrs_post_init__(self) -> None:
         if self.clip_low > self.clip_high:
             raise ValueError("clip_low is larger than clip_high")
+        if self.clip_high >= 1:
+            raise ConfigError("clip_high allows any ratio", hint="set it below 1")
 
 
 @attrs.frozen(kw_only=True)

@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from dovetail.config import builtin, field_docs, sections
-from dovetail.config.aliases import VERL_KEYS
 from dovetail.config.keys import parse_path
 from dovetail.config.schema import bounds, fields_of, is_section
+from dovetail.config.verl_keys import VERL_KEYS, VERL_SECTIONS
 
 SECTIONS = sorted(
     {
@@ -58,7 +58,7 @@ def test_bounds_are_read_from_the_validators():
 
 
 def test_every_key_that_verls_keys_lead_to_exists_or_is_a_plugins_own():
-    for advice in VERL_KEYS.values():
+    for advice in (*VERL_KEYS.values(), *VERL_SECTIONS.values()):
         for text in advice.split(" (")[0].split(" and "):
             cls: type = sections.RunConfig
             for key in parse_path(text):

@@ -56,6 +56,21 @@ def test_switching_the_plugin_drops_what_earlier_layers_wrote_for_the_other_one(
     )
 
 
+def test_all_that_is_dropped_of_a_section_is_one_warning(load):
+    loaded = load(
+        "model: {path: x}\nrollout: {name: vllm, engine_args: {a: 1}, tensor_parallel_size: 2}\n",
+        "rollout: {gpu_memory_utilization: 0.4}\n",
+        overrides=("rollout.name=hf",),
+    )
+    (warning,) = loaded.warnings
+    assert warning.startswith('rollout.engine_args = {"a": 1}, rollout.tensor_parallel_size = 2, ')
+    assert "rollout.gpu_memory_utilization = 0.4 (" in warning
+    assert "a.yaml, " in warning
+    assert warning.endswith(
+        "b.yaml): dropped: rollout 'hf', chosen by override #1 'rollout.name=hf', has no such keys"
+    )
+
+
 def test_a_key_beside_the_name_that_chose_another_plugin_is_an_error(problems, load):
     (problem,) = problems({"rollout": {"name": "vllm", "chunk_size": 4}})
     assert problem.startswith("rollout.chunk_size = 4 (mapping): unknown key; rollout 'vllm' has ")

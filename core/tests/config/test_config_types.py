@@ -32,6 +32,7 @@ import pytest
         ({"reward": {"manager": {"name": "wrap", "limit": 1.5}}}, "reward.manager.limit = 1.5 (mapping): expected int or str, got float; write \"1.5\" in quotes for text"),
         ({"tracking": "console"}, 'tracking = "console" (mapping): expected a list, each entry a mapping of name, path, attribute, got text; write [console]'),
         ({"algorithm": {"policy_loss": {"clip_low": 0.5}}}, "algorithm.policy_loss: clip_low is larger than clip_high"),
+        ({"algorithm": {"policy_loss": {"clip_high": 2.0}}}, "algorithm.policy_loss: clip_high allows any ratio\n  → set it below 1"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_refused_with_the_remedy(problems, mapping, expected):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.config.aliases import verl_advice
+from dovetail.config.aliases import foreign_advice, verl_advice
 from dovetail.config.keys import parse_path
 
 
@@ -31,6 +31,11 @@ from dovetail.config.keys import parse_path
         ("actor_rollout_ref.actor.clip_ratio_c", "algorithm.policy_loss.dual_clip"),
         ("actor_rollout_ref.rollout.val_kwargs.top_p", "rollout.validation.top_p"),
         ("trainer.test_freq", "trainer.validate_every"),
+        ("actor_rollout_ref.actor.lora.r", "actor.engine.lora.rank"),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space", "rollout.engine_args"),
+        ("actor_rollout_ref.rollout.max_num_seqs", "rollout.max_num_seqs"),
+        ("reward_model.model.path", "reward.function.model"),
+        ("actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage", "actor.engine.last_stage_layers"),
     ],
 )  # fmt: skip
 def test_a_key_of_verls_leads_to_dovetails(theirs, ours):
@@ -43,6 +48,16 @@ def test_a_key_of_verls_leads_to_dovetails(theirs, ours):
 def test_a_key_that_dovetail_needs_none_for_is_to_be_left_out():
     advice = verl_advice(parse_path("actor_rollout_ref.actor.use_dynamic_bsz"))
     assert advice == "this is verl's key; leave it out: micro-batches are always cut by tokens"
+
+
+def test_a_key_of_hydras_is_to_be_left_out():
+    for key in (
+        "actor_rollout_ref.actor._target_",
+        "algorithm._target_",
+        "hydra.searchpath",
+        "defaults",
+    ):
+        assert foreign_advice(parse_path(key)) == "this is Hydra's key; leave it out"
 
 
 def test_a_key_that_both_have_needs_no_advice():

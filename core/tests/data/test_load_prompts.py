@@ -107,8 +107,9 @@ def test_the_limit_itself_is_allowed(write, tokenizer) -> None:
     path = write("x.jsonl", [{"prompt": "a" * 9}])
     length = len(load(tokenizer, path).prompts[0].prompt_ids)
     assert len(load(tokenizer, path, max_prompt_length=length)) == 1
-    with pytest.raises(DataError, match="all 1 prompts"):
+    with pytest.raises(DataError, match=r"the one prompt .* is longer .* and was") as error:
         load(tokenizer, path, max_prompt_length=length - 1)
+    assert error.value.message.endswith(f" filtered out: it has {length}")
 
 
 def test_longer_prompts_are_refused_where_configured(write, tokenizer) -> None:
@@ -128,6 +129,14 @@ def test_all_filtered_out_is_an_error_with_the_lengths(write, tokenizer) -> None
     assert "all 2 prompts" in str(error.value)
     assert f"they have {min(lengths)} to {max(lengths)}" in str(error.value)
     assert f"set data.max_prompt_length={max(lengths)}" in str(error.value)
+
+
+def test_lengths_that_are_equal_are_told_as_one(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "a" * 40}, {"prompt": "b" * 40}])
+    (length,) = {len(p.prompt_ids) for p in load(tokenizer, path).prompts}
+    with pytest.raises(DataError) as error:
+        load(tokenizer, path, max_prompt_length=5)
+    assert error.value.message.endswith(f" and were filtered out: they have {length}")
 
 
 def test_a_missing_column_lists_what_there_is(write, tokenizer) -> None:

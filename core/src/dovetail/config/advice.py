@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.config.aliases import trl_advice, verl_advice
+from dovetail.config.aliases import foreign_advice, trl_advice, verl_advice
 from dovetail.config.keys import KeyPath, format_path
 
 _PRESET = "algorithm.preset"
@@ -15,7 +15,12 @@ _KL = (("algorithm", "kl", "in_loss"), ("algorithm", "kl", "in_reward"))
 
 
 def key_advice(path: KeyPath, value: Any) -> str | None:
-    """What to write in place of an unknown key with that value; None where the key means nothing elsewhere either."""
+    """What to say of an unknown key with that value; None where the key means nothing elsewhere either."""
+    return replacement(path, value) or foreign_advice(path)
+
+
+def replacement(path: KeyPath, value: Any) -> str | None:
+    """What to write in place of an unknown key with that value, or why nothing; None where nothing is known of it."""
     if path in _MISPLACED_PRESETS:
         name = value if isinstance(value, str) else "NAME"
         return f"unknown key; a preset is chosen by {_PRESET}={name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -43,6 +43,10 @@ def plugin_field(
 @attrs.frozen(kw_only=True)
 class PluginSection:
     """Base of every plugin's config: which plugin, by name or by file."""
+
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Keys that other plugins of the kind have, or that its own engine calls so, and what an error says of them here, such
+    as `{"mode": "its replicas are always servers: leave it out"}`."""
 
     name: str | None = None
     """Name of an installed plugin; `name@distribution` settles a conflict."""

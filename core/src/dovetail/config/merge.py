@@ -7,12 +7,12 @@ keys a newly chosen plugin does not know.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from dovetail.config.advice import key_advice, section_advice
+from dovetail.config.advice import section_advice
 from dovetail.config.keys import KeyPath, leaves
 from dovetail.config.layers import (
     DEFAULT_LAYER,
@@ -23,13 +23,13 @@ from dovetail.config.layers import (
     is_mapping,
 )
 from dovetail.config.mismatch import mismatch
+from dovetail.config.narrow import narrow
 from dovetail.config.overrides import NotYaml
 from dovetail.config.problems import ABSENT, Problem
 from dovetail.config.schema import Field, describe, fields_of, without_none
-from dovetail.config.selection import SELECTORS, Choice, Resolver, select
+from dovetail.config.selection import SELECTORS, Resolver, select
 from dovetail.config.serialise import given_values
 from dovetail.config.shapes import always_there, default_entries, element_types, shape_of
-from dovetail.errors import DovetailError
 
 Interpolate = Callable[[str, KeyPath], Any]
 """Resolves the `${…}` in a string found at a key path; raises ValueError where it can't."""
@@ -81,8 +81,22 @@ class Merger:
             if value is not ABSENT:
                 merged[field.name] = value
         for key, unknown in by_key.items():
-            merged[key] = self._kept(unknown[-1], (*path, key))
+            merged[key] = self._unknown(unknown, (*path, key))
         return merged
+
+    def _unknown(self, givens: Sequence[Given], path: KeyPath) -> Any:
+        """What the layers give for a key that the class does not know, all of it and as it stands: it is told of, not used."""
+        self.origins[path] = givens[-1].layer.at(path)
+        if not all(isinstance(given.value, Mapping) for given in givens):
+            value, raw = givens[-1].value, givens[-1].layer.raw
+            for leaf, _ in leaves(value, path):
+                self.origins[leaf] = givens[-1].layer.at(leaf)
+            return raw if isinstance(value, NotYaml) else value
+        by_key: dict[Any, list[Given]] = {}
+        for given in givens:
+            for key, value in given.value.items():
+                by_key.setdefault(key, []).append(Given(value, given.layer))
+        return {key: self._unknown(entries, (*path, key)) for key, entries in by_key.items()}
 
     def _field(self, field: Field, givens: list[Given], path: KeyPath) -> Any:
         default = field.default()
@@ -118,27 +132,18 @@ class Merger:
     def _plugin(
         self, field: Field, base: type, givens: list[Given], path: KeyPath, *, optional: bool
     ) -> Any:
-        """Narrow to the selected plugin's class, and drop what a plugin chosen earlier left behind."""
+        """The section of the plugin that the layers choose; None where they need not choose one."""
         mappings = [done for given in givens if (done := self._spelt_out(given, base, path))]
         default = None if field.collection else field.plugin_default
         if optional and not mappings and default is None:
             return None
         kind = str(field.kind)
         choice = select(kind, mappings, path, default=default)
-        self.problems.extend(choice.problems)
         self.origins.update({(*path, key): origin for key, origin in choice.origins.items()})
-        found = None if choice.problems else self._config_class(kind, base, choice, mappings, path)
-        cls = found or base
-        since = (given.value for given in mappings if given.layer.rank >= choice.fresh_since)
-        renewed = {key for keys in since for key in keys}
-        rest = [
-            Given(
-                self._known_keys(given, cls, choice, path, renewed, judged=bool(found)),
-                given.layer,
-            )
-            for given in mappings
-        ]
-        merged = self._section(cls, rest, path)
+        narrowed = narrow(choice, mappings, path, kind=kind, base=base, resolver=self._resolver)
+        self.problems.extend(narrowed.problems)
+        self.warnings.extend(narrowed.warnings)
+        merged = self._section(narrowed.cls, narrowed.givens, path)
         merged.update(choice.keys)
         return merged
 
@@ -154,74 +159,6 @@ class Merger:
                 ready = self._ready(Given(value[key], given.layer), (*path, key), None)
                 value[key] = ready.value if ready else None
         return Given(value, given.layer)
-
-    def _config_class(
-        self, kind: str, base: type, choice: Choice, mappings: Sequence[Given], path: KeyPath
-    ) -> type | None:
-        raw: dict[str, Any] = dict(choice.keys)
-        for given in mappings:
-            raw.update((key, value) for key, value in given.value.items() if key not in SELECTORS)
-        try:
-            cls = self._resolver(kind, raw)
-            if issubclass(cls, base):
-                fields_of(cls)
-                return cls
-            text = f"its Config, {cls.__module__}.{cls.__qualname__}, does not extend {base.__qualname__}"
-        except DovetailError as error:
-            text = str(error)
-        except NameError as error:
-            text = f"its Config has an annotation that can't be resolved: {error}"
-        selector = "path" if "path" in choice.keys else "name"
-        problem = Problem(
-            path=(*path, selector),
-            value=choice.keys[selector],
-            origin=choice.origins[selector],
-            text=text,
-        )
-        self.problems.append(problem)
-        return None
-
-    def _known_keys(
-        self,
-        given: Given,
-        cls: type,
-        choice: Choice,
-        path: KeyPath,
-        renewed: Collection[str],
-        *,
-        judged: bool,
-    ) -> dict[str, Any]:
-        """What the class knows of a contribution; of layers since the plugin was chosen, everything.
-
-        Where the plugin was not found, nobody can judge the keys that its base does not know. What a preset
-        wrote for another plugin goes without a word, known or not: its values mean nothing to this one. Where
-        it is the preset that chooses another plugin, what earlier layers wrote goes, known or not: it stands for
-        a published combination, in which values meant for another plugin have no part. Nothing is said of keys that
-        a layer gives anew (`renewed`), nor of values that are the plugin's default anyway.
-        """
-        if given.layer.is_preset and not choice.follows_preset:
-            return {}
-        kept: dict[str, Any] = {}
-        for key, value in given.value.items():
-            if key in SELECTORS:
-                continue
-            where = (*path, key)
-            known = fields_of(cls).get(key)
-            earlier = judged and given.layer.rank < choice.since
-            if known and not (judged and given.layer.rank < choice.fresh_since):
-                kept[key] = value
-            elif known and (key in renewed or value == known.default()):
-                continue
-            elif earlier:
-                why = "stands for a combination without it" if known else "has no such key"
-                text = f"dropped: {choice.description} {why}"
-                dropped = Problem(path=where, value=value, origin=given.layer.at(where), text=text)
-                self.warnings.append(str(dropped))
-            elif judged:
-                kept[key] = value
-            elif advice := key_advice(where, value):
-                self._problem(Given(value, given.layer), where, advice)
-        return kept
 
     def _list(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
         slots: list[list[Given]] = [[Given(entry, _DEFAULTS)] for entry in default_entries(field)]

@@ -30,9 +30,13 @@ def read_overrides(overrides: Sequence[str], rank: int) -> tuple[list[Layer], li
     for number, text in enumerate(overrides, start=1):
         name = f"override #{number} '{text}'"
         try:
-            path, raw = _split(text)
+            sign, path, raw = _split(text)
         except ValueError as error:
             problems.append(Problem(path=(), text=str(error), origin=name))
+            continue
+        if sign:
+            problems.append(Problem(path=(), text=_without(sign, text), origin=name))
+        if "~" in sign:
             continue
         value: Any
         try:
@@ -44,7 +48,8 @@ def read_overrides(overrides: Sequence[str], rank: int) -> tuple[list[Layer], li
     return layers, problems
 
 
-def _split(text: str) -> tuple[KeyPath, str]:
+def _split(text: str) -> tuple[str, KeyPath, str]:
+    """The signs before the key, which are Hydra's, the key, and the value's text."""
     key, equals, raw = text.partition("=")
     while equals and key.count('"') % 2:
         more, equals, raw = raw.partition("=")
@@ -52,12 +57,13 @@ def _split(text: str) -> tuple[KeyPath, str]:
     if not equals:
         raise ValueError("not of the form key=value; write for example rollout.n=4")
     key = key.strip()
-    if key[:1] in {"+", "~"}:
-        raise ValueError(
-            f"the sign {key[0]!r} before a key has no meaning here; write {key.lstrip('+~')}={raw}"
-            + (" (null unsets a value)" if key[0] == "~" else "")
-        )
-    return parse_path(key), raw
+    bare = key.lstrip("+~")
+    return key.removesuffix(bare), parse_path(bare), raw
+
+
+def _without(sign: str, text: str) -> str:
+    null = " (null unsets a value)" if sign[0] == "~" else ""
+    return f"the sign {sign[0]!r} before a key has no meaning here; write {text.strip().lstrip('+~')}{null}"
 
 
 def _nest(path: KeyPath, value: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import attrs
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.errors import ConfigError
 
+_MOST = 60
+"""So many problems are listed."""
 ABSENT: Any = object()
 """Stands for the value of a key that was not given."""
 
@@ -39,10 +41,12 @@ class Problem:
 
 
 def config_error(source: str, problems: Iterable[Problem]) -> ConfigError:
-    """One error that lists every problem once, in the order found."""
+    """One error that lists every problem once, in the order found; of very many it counts those after the first."""
     sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
-    listed = "\n".join("  " + sentence.replace("\n", "\n    ") for sentence in sentences)
+    listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])
+    if len(sentences) > _MOST:
+        listed += f"\n  … and {len(sentences) - _MOST} more"
     return ConfigError(f"{source}: {count} in the config\n{listed}", problems=sentences)
 
 

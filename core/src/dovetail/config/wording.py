@@ -6,29 +6,32 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
-from dovetail.config.advice import key_advice, value_advice
+from dovetail.config.advice import key_advice, replacement, value_advice
+from dovetail.config.fields import PluginSection
 from dovetail.config.keys import KeyPath, format_path, leaves
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
 from dovetail.config.problems import ABSENT, Problem
 from dovetail.config.schema import fields_of
 from dovetail.config.structure import Fault
-from dovetail.errors import nearest
+from dovetail.errors import DovetailError, nearest
+
+Origins = Mapping[KeyPath, str]
+"""The layer that gave a key, by key path."""
 
 _ATTRS_MESSAGE = re.compile(r"'\w+' must be (?P<bound>.+?): .*", re.DOTALL)
+_UNKNOWN = "unknown key"
 _FEW = 3
 """So many places of a key are worth naming instead of a similar key."""
 
 
-def problems_of(
-    fault: Fault, tree: SectionDict, origins: Mapping[KeyPath, str]
-) -> Iterator[Problem]:
+def problems_of(fault: Fault, tree: SectionDict, origins: Origins) -> Iterator[Problem]:
     """What to tell about one fault; an unknown section of verl's gives a problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
-        for key in sorted(fault.error.extra_fields):
-            yield from _unknown((*fault.path, key), fault.error.cl, tree, origins)
+        yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
     value = value_at(tree, fault.path)
     yield Problem(
@@ -49,7 +52,7 @@ def value_at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def origin_of(origins: Mapping[KeyPath, str], path: KeyPath) -> str | None:
+def origin_of(origins: Origins, path: KeyPath) -> str | None:
     """The layer that gave a key, or the container that it stands in."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
@@ -66,46 +69,89 @@ def _text(fault: Fault, value: Any) -> str:
         return f"{str(error).partition('; did you mean')[0]}; {advice}" if advice else str(error)
     if isinstance(error, StructureHandlerNotFoundError):
         return f"its class declares the type {error.type_!r}, which a config can't hold"
+    if isinstance(error, DovetailError):
+        return str(error)
     message = str(error.args[0]) if error.args else type(error).__name__
     if match := _ATTRS_MESSAGE.fullmatch(message):
         return f"must be {match['bound']}"
     return message
 
 
-def _unknown(
-    path: KeyPath, cls: type, tree: SectionDict, origins: Mapping[KeyPath, str]
+def _unknown_keys(
+    section: KeyPath, error: ForbiddenExtraKeysError, tree: SectionDict, origins: Origins
 ) -> Iterator[Problem]:
+    """The keys that a section's class does not know; what it knows is said once."""
+    owner = value_at(tree, (*section, "name")) if section else ABSENT
+    whose = f"{format_path(section)} {owner!r}" if isinstance(owner, str) else format_path(section)
+    whose = whose or "a config"
+    known = f"{whose} has {', '.join(sorted(fields_of(error.cl)))}"
+    for key in sorted(error.extra_fields):
+        for problem in _unknown((*section, key), error.cl, tree, origins):
+            if problem.text == _UNKNOWN:
+                yield attrs.evolve(problem, text=f"{_UNKNOWN}; {known}")
+                known = f"those of {whose} are named above"
+            else:
+                yield problem
+
+
+def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> Iterator[Problem]:
+    """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
-    told = False
-    for leaf, leaf_value in leaves(value, path):
-        if advice := key_advice(leaf, leaf_value):
-            yield Problem(path=leaf, value=leaf_value, origin=origin_of(origins, leaf), text=advice)
-            told = True
-    if told:
+    own = _own_advice(path, cls)
+    if own is None and any(key_advice(key, given) for key, given in _values(value, path)):
+        for key, given in _told_apart(value, path):
+            yield Problem(
+                path=key,
+                value=ABSENT if isinstance(given, Mapping) and given else given,
+                origin=origin_of(origins, key) or origin_of(origins, next(leaves(given, key))[0]),
+                text=key_advice(key, given) or f"{_UNKNOWN}; Dovetail has none of that name",
+            )
         return
     yield Problem(
         path=path,
         value=ABSENT if isinstance(value, Mapping) else value,
         origin=origin_of(origins, path) or origin_of(origins, next(leaves(value, path))[0]),
-        text=_nearest_key(path, cls, tree),
+        text=own or _nearest_key(path, cls, tree),
     )
 
 
+def _told_apart(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value below a key, but sections of which nothing is known as a whole."""
+    below = list(_values(value, path))
+    unheard_of = len(below) > 1 and not any(replacement(key, given) for key, given in below)
+    if unheard_of or not (isinstance(value, Mapping) and value):
+        yield path, value
+        return
+    for key, child in value.items():
+        yield from _told_apart(child, (*path, key))
+
+
+def _own_advice(path: KeyPath, cls: type) -> str | None:
+    """What a plugin's section says of a key that other plugins, or its engine, have and it has not."""
+    words = cls.lacks if issubclass(cls, PluginSection) else {}
+    return f"{_UNKNOWN}; {words[key]}" if (key := str(path[-1])) in words else None
+
+
+def _values(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Everything that is no mapping, lists as a whole, and empty mappings, with its key path."""
+    if isinstance(value, Mapping) and value:
+        for key, child in value.items():
+            yield from _values(child, (*path, key))
+    else:
+        yield path, value
+
+
 def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:
+    """That the key is unknown, and which one was probably meant, if any is like it."""
     key, section = str(path[-1]), path[:-1]
-    known = fields_of(cls)
-    close = nearest(key, known)
+    close = nearest(key, fields_of(cls))
     elsewhere = [found for found in key_paths(tree) if found[-1] == key]
     # The very key in another place is likelier meant than a similar one here, unless it stands everywhere, as `name`
     # does, or is part of the similar one, as `every` is of `save_every`.
     if close and (key in close or not 0 < len(elsewhere) <= _FEW):
         elsewhere = [(*section, close)]
-    if elsewhere:
-        places = " or ".join(format_path(found) for found in elsewhere)
-        return f"unknown key; did you mean {places}?"
-    owner = value_at(tree, (*section, "name")) if section else ABSENT
-    whose = f"{format_path(section)} {owner!r}" if isinstance(owner, str) else format_path(section)
-    return f"unknown key; {whose or 'a config'} has {', '.join(sorted(known))}"
+    places = " or ".join(format_path(found) for found in elsewhere)
+    return f"{_UNKNOWN}; did you mean {places}?" if places else _UNKNOWN
 
 
 def key_paths(tree: SectionDict, path: KeyPath = ()) -> Iterator[KeyPath]:

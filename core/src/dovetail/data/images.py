@@ -220,7 +220,7 @@ def _is_image(part: Any) -> bool:
 def _check_count(marks: int, images: int, where: str) -> None:
     if marks != images:
         raise DataError(
-            f"{where}: its prompt refers to {marks} images, and it has {images}",
+            f"{where}: its prompt refers to {marks} {'image' if marks == 1 else 'images'}, and it has {images}",
             hint=f"write {PLACEHOLDER} once for each image, in their order",
         )
 

@@ -72,26 +72,19 @@ def load_prompts(
     keep_in = media_dir or Path(section.media_dir or "media")
     render = _renderer(tokenizer, section, model, parsed)
     prompts: list[Prompt] = []
-    longest, shortest, overlong = 0, None, 0
+    overlong: list[int] = []
     for index, rendered in _rendered(render, parsed, rows):
-        ids = rendered.ids
-        shortest = len(ids) if shortest is None else min(shortest, len(ids))
-        longest = max(longest, len(ids))
-        if len(ids) > section.max_prompt_length:
+        if len(rendered.ids) > section.max_prompt_length:
             if section.overlong_prompts == "error":
                 raise _too_long(where(rows, index), rendered, section.max_prompt_length)
-            overlong += 1
+            overlong.append(len(rendered.ids))
             continue
         prompts.append(_prompt(index, rendered, parsed[index], where(rows, index), keep_in))
     if not prompts:
-        raise DataError(
-            f"all {overlong} prompts of {', '.join(paths)} are longer than data.max_prompt_length="
-            f"{section.max_prompt_length} tokens and were filtered out: they have {shortest} to {longest}",
-            hint=f"set data.max_prompt_length={longest} or so",
-        )
+        raise _all_too_long(overlong, paths, section.max_prompt_length)
     if check is not None:
         _check_prompts(prompts, check)
-    return PromptSet(prompts=tuple(prompts), filtered_overlong=overlong)
+    return PromptSet(prompts=tuple(prompts), filtered_overlong=len(overlong))
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], key: str, paths: Sequence[str]) -> None:
@@ -228,7 +221,9 @@ def _bad_row(
                 f"{type(own).__name__}: {own}",
                 hint="mend the row, or set model.chat_template to a template that takes such messages",
             )
-    return DataError(f"the tokenizer failed on rows {start} to {start + len(batch) - 1}: {error}")
+    last = start + len(batch) - 1
+    rows_of_it = f"row {start}" if start == last else f"rows {start} to {last}"
+    return DataError(f"the tokenizer failed on {rows_of_it}: {error}")
 
 
 def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: Path) -> Prompt:
@@ -250,6 +245,22 @@ def _too_long(place: str, rendered: Rendered, limit: int) -> DataError:
         f"{place}: the prompt has {len(rendered.ids)} tokens{of_images}, more than "
         f"data.max_prompt_length={limit}",
         hint="raise data.max_prompt_length, or set data.overlong_prompts=filter",
+    )
+
+
+def _all_too_long(lengths: Sequence[int], paths: Sequence[str], limit: int) -> DataError:
+    """None of the prompts, of these lengths in tokens, is left."""
+    longest = max(lengths)
+    has = f"{longest}" if min(lengths) == longest else f"{min(lengths)} to {longest}"
+    who, are, were, they_have = (
+        ("the one prompt", "is", "was", "it has")
+        if len(lengths) == 1
+        else (f"all {len(lengths)} prompts", "are", "were", "they have")
+    )
+    return DataError(
+        f"{who} of {', '.join(paths)} {are} longer than data.max_prompt_length={limit} tokens and {were} filtered out: "
+        f"{they_have} {has}",
+        hint=f"set data.max_prompt_length={longest} or so",
     )
 
 
