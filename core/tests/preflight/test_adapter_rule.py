@@ -1,24 +1,39 @@
-"""Layers that an adapter is to be put on, and that the model does not have."""
+"""What an adapter is to be put on, and the model does not have, or what can't have one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from transformers import Qwen2Config
+from transformers import MixtralConfig, Qwen2Config
 
 GAE = "algorithm.advantage=gae"
 NAMES = "down_proj, embed_tokens, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A section with a model of which there is nothing but its config."""
     path = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-    Qwen2Config(vocab_size=40, intermediate_size=32, num_hidden_layers=1, **sizes).save_pretrained(
-        path
-    )
+    Qwen2Config(**SIZES).save_pretrained(path)
+    return {"model": {"path": str(path)}}
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same with one weight for embedding and output layer."""
+    path = tmp_path_factory.mktemp("tied")
+    Qwen2Config(**SIZES, tie_word_embeddings=True).save_pretrained(path)
     return {"model": {"path": str(path)}}
 
 
@@ -40,11 +55,55 @@ def test_what_is_near_nothing_is_told_what_there_is(judge, model) -> None:
     assert finding.hint == f"Its layers are {NAMES}"
 
 
-def test_a_critic_with_the_actors_engine_says_the_same_once(judge, model) -> None:
+def test_a_critic_with_the_actors_engine_says_the_same_once(judge, model, tied) -> None:
     assert len(judge("adapter_targets", model, engine("wrong"), GAE)) == 1
+    other = f"critic.path={tied['model']['path']}"
+    assert len(judge("adapter_targets", model, engine("mlp"), GAE, other)) == 1
     own = "critic.engine={name: fsdp2, lora: {target_modules: [wrong]}}"
     (finding,) = judge("adapter_targets", model, own, GAE)
     assert finding.message.startswith("critic.engine: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "hint"),
+    [
+        ("mlp", "model.layers.0.mlp", "name the layers inside it: down_proj, gate_proj, up_proj"),
+        ("layers.0.self_attn", "model.layers.0.self_attn", "k_proj, o_proj, q_proj, v_proj"),
+        ("norm", "model.norm", "adapt linear layers and embeddings only"),
+    ],
+)
+def test_what_is_no_layer_is_refused_with_the_layers_inside(
+    judge, model, target, module, hint
+) -> None:
+    (finding,) = judge("adapter_targets", model, engine("q_proj", target))
+    assert finding.severity == "error"
+    assert finding.message == (
+        f"actor.engine: lora.target_modules names {target!r}, and the model's {module} is no layer with a weight matrix"
+    )
+    assert hint in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("target", "layer"), [("lm_head", "lm_head"), ("embed_tokens", "model.embed_tokens")]
+)
+def test_a_tied_weight_is_refused_where_both_its_layers_are(
+    judge, model, tied, target, layer
+) -> None:
+    (finding,) = judge("adapter_targets", tied, engine(target, "q_proj"), GAE)
+    assert finding.message.startswith(f"actor.engine: lora.target_modules names {layer!r}, whose")
+    assert finding.hint == "leave it out: the two would part when the update is merged"
+    assert judge("adapter_targets", model, engine(target)) == []
+    # A critic has a value head in place of the output layer.
+    own = f"critic.engine={{name: fsdp2, lora: {{target_modules: [q_proj, {target}]}}}}"
+    assert judge("adapter_targets", tied, own, GAE) == []
+
+
+def test_a_router_of_experts_has_a_matrix_of_its_own(judge, tmp_path) -> None:
+    MixtralConfig(**SIZES, num_local_experts=2).save_pretrained(tmp_path)
+    section = {"model": {"path": str(tmp_path)}}
+    assert judge("adapter_targets", section, engine("gate")) == []
+    (finding,) = judge("adapter_targets", section, engine("experts"))
+    assert "model.layers.0.mlp.experts is no layer" in finding.message
 
 
 @pytest.mark.parametrize(

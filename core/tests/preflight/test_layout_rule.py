@@ -94,7 +94,7 @@ def test_ranks_that_attend_to_other_samples_divide_no_heads(judge: Any, model: A
     ]
     for section in apart:
         assert judge("rollout_layout", {"model": model, "rollout": section}) == []
-    together = rollout("sglang", 8, engine_args={"dp_size": 8})
+    together = rollout("trtllm", 8)
     assert judge("rollout_layout", {"model": model, "rollout": together})
 
 

@@ -86,6 +86,7 @@ CASES = {
     ],
     "profile_misses_the_run": [
         ("steps", ["profile={tool: torch, steps: [9, 12]}"], "warning", "only steps 9 to 10 are recorded"),
+        ("steps", ["profile={tool: torch, steps: [10, 12]}"], "warning", ": only step 10 is recorded"),
         ("all steps", ["profile={tool: torch, steps: [11, 12]}"], "warning", "beyond the run's 10 steps: nothing is recorded"),
         ("role", ["profile={tool: torch, roles: [critic]}"], "warning", "'critic', which this run does not have"),
         ("ranks", ["profile={tool: torch, ranks: [0, 3]}"], "warning", "actor has 1 rank: nothing is recorded for [3]"),
@@ -290,6 +291,7 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "model_missing",
         "rollout_layout",
         "tracker_twice",
+        "vocabulary_differs",
     }
     assert {entry.name for entry in entries} == CASES.keys() | elsewhere
     assert CASES.keys() == QUIET.keys()

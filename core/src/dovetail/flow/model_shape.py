@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -27,6 +28,8 @@ class Layer:
     """Features that come out."""
     linear: bool
     """Whether it is linear, and not the model's output layer."""
+    shared: bool
+    """Whether its weight is another layer's too, as that of a tied output layer is."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +44,10 @@ class ModelShape:
     """Every layer with one weight matrix, by its name."""
     modules: frozenset[str]
     """Names of all modules."""
+    matrices: frozenset[str]
+    """Names of those with a weight matrix of their own: `layers`, and what else keeps one."""
+    vocabulary: int
+    """Token ids that it has embeddings for, padding included."""
     stored_dtype: str | None
     """The dtype that the config says the weights are stored in."""
     cached_per_token: int
@@ -96,6 +103,8 @@ def _read(path: str, revision: str | None, trusted: bool, changed: int) -> Model
 
 
 def _shape(config: Any, model: Any) -> ModelShape:
+    from dovetail.training.adapter import has_matrix
+
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     own_head = head is not None and head.weight is not embedding.weight
@@ -109,6 +118,8 @@ def _shape(config: Any, model: Any) -> ModelShape:
         head_parameters=head.weight.numel() if own_head else 0,
         layers=dict(_layers(model, head)),
         modules=frozenset(name for name, _ in model.named_modules() if name),
+        matrices=frozenset(name for name, m in model.named_modules() if name and has_matrix(m)),
+        vocabulary=embedding.weight.shape[0],
         stored_dtype=str(stored).removeprefix("torch.") if stored is not None else None,
         cached_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
         kv_heads=kv_heads,
@@ -119,6 +130,7 @@ def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
+    users = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             outputs, inputs = module.weight.shape
@@ -127,4 +139,5 @@ def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:
         else:
             continue
         linear = module is not head and not isinstance(module, nn.Embedding)
-        yield name, Layer(inputs=inputs, outputs=outputs, linear=linear)
+        shared = users[id(module.weight)] > 1
+        yield name, Layer(inputs=inputs, outputs=outputs, linear=linear, shared=shared)

@@ -6,18 +6,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dovetail.config.sections import RunConfig
-from dovetail.errors import ModelError, nearest
+from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
 
 if TYPE_CHECKING:
     from dovetail.flow.model_shape import ModelShape
     from dovetail.flow.plan import Plan
+    from dovetail.flow.stages import ModelRole
 
 
 class AdapterTargets(PreflightRule):
-    """An adapter is to be put on layers that the model does not have.
+    """An adapter is to be put on what the model does not have, or on what can't have one.
 
-    The model's own config tells which there are. A model that can't be read here is left to the engine to judge.
+    The model's own config tells which layers there are, and which share a weight. A model that can't be read here is left to the
+    engine to judge.
     """
 
     name = "adapter_targets"
@@ -27,7 +29,7 @@ class AdapterTargets(PreflightRule):
         from dovetail.flow.adapters import planned_adapter
         from dovetail.flow.model_shape import read_shape
 
-        seen: set[tuple[str, str]] = set()
+        told: set[str] = set()
         for role in plan.models if plan is not None else ():
             planned = planned_adapter(role)
             for target in planned.target_modules if planned is not None else ():
@@ -35,14 +37,33 @@ class AdapterTargets(PreflightRule):
                     shape = read_shape(config.model, role.path)
                 except ModelError:
                     break
-                if shape.matching(target) or (target, role.path) in seen:
+                problem = _problem(target, shape, role)
+                if problem is None:
                     continue
-                seen.add((target, role.path))
-                section = _section(config, role.role)
-                yield self.error(
-                    f"{section}: the adapter is to be put on {target!r}, and {role.path} has no module of that name",
-                    hint=_layers(target, shape),
-                )
+                message = f"{_section(config, role.role)}: {problem.message}"
+                if message not in told:
+                    told.add(message)
+                    yield self.error(message, hint=problem.hint)
+
+
+def _problem(target: str, shape: ModelShape, role: ModelRole) -> ConfigError | None:
+    """What is wrong with one target; what engines find too, in the same words."""
+    from dovetail.training.adapter import no_matrix, shared_weight
+
+    named = sorted(shape.matching(target))
+    if not named:
+        return ConfigError(
+            f"the adapter is to be put on {target!r}, and {role.path} has no module of that name",
+            hint=_layers(target, shape),
+        )
+    for name in named:
+        if name not in shape.matrices:
+            linear = [n for n, layer in shape.layers.items() if layer.linear]
+            return no_matrix(target, name, linear)
+        # With a value head in place of the output layer, nothing shares its weight.
+        if role.head == "lm" and name in shape.layers and shape.layers[name].shared:
+            return shared_weight(name)
+    return None
 
 
 def _section(config: RunConfig, role: str) -> str:

@@ -24,7 +24,9 @@ class ProfileMissesTheRun(PreflightRule):
             return
         (first, last), steps = profile.steps, plan.counts.steps
         if steps is not None and last > steps:
-            lost = "nothing is" if first > steps else f"only steps {first} to {steps} are"
+            lost = f"only steps {first} to {steps} are"
+            if first >= steps:
+                lost = "nothing is" if first > steps else f"only step {steps} is"
             yield self.warning(
                 f"profile.steps = [{first}, {last}] go beyond the run's {steps} "
                 f"{'step' if steps == 1 else 'steps'}: {lost} recorded",

@@ -15,6 +15,7 @@ from dovetail.preflight import (
     rollouts,
     sizes,
     unused,
+    vocabularies,
 )
 from dovetail_sdk.testing import scripted_rollout
 from dovetail_sdk.testing.conformance import PreflightConformance
@@ -89,7 +90,8 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("algorithm.advantage=gae",),
         ("algorithm.advantage=gae", "critic.path=/no/such/model"),
     ),
-    # What these two find depends on the model.
+    # What these three find depends on the model.
+    vocabularies.VocabularyDiffers: (("algorithm.advantage=gae", "critic.path=/no/such/model"), ()),
     adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
     rollouts.RolloutLayout: (("rollout={name: vllm, tensor_parallel_size: 2}",), ()),
     rollouts.RolloutTooShort: (

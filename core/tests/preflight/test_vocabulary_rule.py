@@ -1,0 +1,140 @@
+"""Models whose token ids mean something else than the run's tokenizer says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config
+
+RULE = "vocabulary_differs"
+KL = "algorithm.kl.in_loss={coef: 0.1}"
+GAE = "algorithm.advantage=gae"
+END = "<|endoftext|>"
+WORDS = (END, "one", "two", "three", "four")
+
+Build = Callable[..., str]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """Writes a model's config and, where words are given, its tokenizer into a directory."""
+
+    def build(
+        name: str, words: Sequence[str] | None = WORDS, *, added: Sequence[str] = (), rows: int = 16
+    ) -> str:
+        path = tmp_path / name
+        sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+        config = Qwen2Config(
+            vocab_size=rows, intermediate_size=8, num_hidden_layers=1, eos_token_id=0, **sizes
+        )
+        config.save_pretrained(path)
+        if words is not None:
+            ids = {word: number for number, word in enumerate(words)}
+            backend = Tokenizer(WordLevel(ids, words[0]))
+            backend.add_special_tokens(list(added))
+            PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(path)
+        return str(path)
+
+    return build
+
+
+def sections(policy: str, **model: Any) -> dict[str, Any]:
+    return {"model": {"path": policy, **model}}
+
+
+def test_another_tokenizer_is_an_error_for_references_and_critics(judge: Any, build: Build) -> None:
+    policy, other = build("policy"), build("other", (END, "two", "one", "three"))
+    (finding,) = judge(RULE, sections(policy), KL, f"ref.path={other}")
+    assert finding.severity == "error"
+    assert finding.message == (
+        f"ref.path = {other} reads other tokens than the run's tokenizer (model.path = {policy}) writes: 3 of 5 tokens have "
+        "another id there, or none, such as 'one' (1, there 2), 'two' (2, there 1), 'four' (4, there none)"
+    )
+    assert finding.hint == (
+        "set ref.path= to a model with the policy's tokenizer, or leave it out to take model.path"
+    )
+    both = judge(RULE, sections(policy), KL, f"ref.path={other}", GAE, f"critic.path={other}")
+    assert sorted(f.message.partition(" ")[0] for f in both) == ["critic.path", "ref.path"]
+
+
+def test_fewer_embeddings_than_the_tokenizer_has_ids_are_an_error(judge: Any, build: Build) -> None:
+    policy, small = build("policy"), build("small", None, rows=4)
+    (finding,) = judge(RULE, sections(policy), KL, f"ref.path={small}")
+    assert finding.severity == "error"
+    assert f"ref.path = {small} has embeddings for 4 token ids" in finding.message
+    assert "gives larger ones to 1 token, such as 'four' (4): it can't read" in finding.message
+
+
+def test_tokens_that_were_only_added_are_a_warning(judge: Any, build: Build) -> None:
+    policy = build("policy", added=["<think>", "<end>"])
+    base = build("base", added=["<reserved>", "<end>"])
+    (finding,) = judge(RULE, sections(policy), KL, f"ref.path={base}")
+    assert finding.severity == "warning"
+    assert "1 token has another id there, or none, such as '<think>' (5, there none)" in (
+        finding.message
+    )
+    (finding,) = judge(RULE, sections(policy), KL, f"ref.path={build('tight', rows=5)}")
+    assert finding.severity == "error"
+    assert "larger ones to 2 tokens, such as '<think>' (5), '<end>' (6)" in finding.message
+
+
+def test_padding_and_tokens_that_no_sample_holds_are_not_spoken_of(
+    judge: Any, build: Build
+) -> None:
+    policy = build("policy", added=["<image>"], rows=5)
+    for other in (
+        build("padded", added=["<image>"], rows=64),
+        build("unpadded", rows=5),
+        build("more", added=["<image>", "<video>"]),
+        build("bare", None),
+        build("same"),
+    ):
+        assert judge(RULE, sections(policy), KL, f"ref.path={other}") == []
+
+
+def test_a_tokenizer_that_is_not_the_policys_own(judge: Any, build: Build) -> None:
+    policy, other = build("policy"), build("other", (END, "two", "one"))
+    (finding,) = judge(RULE, sections(policy, tokenizer_path=other))
+    assert finding.severity == "error"
+    assert finding.message.startswith(f"model.path = {policy} reads other tokens")
+    assert f"(model.tokenizer_path = {other})" in finding.message
+    assert finding.hint is not None
+    assert finding.hint.startswith("leave model.tokenizer_path= out")
+    larger = build("larger", (*WORDS, *"abcdefghijkl"))
+    bare = build("bare", None)
+    (finding,) = judge(RULE, sections(bare, tokenizer_path=larger))
+    assert "has embeddings for 16 token ids" in finding.message
+    # A critic that shares the policy's model says the same.
+    assert len(judge(RULE, sections(policy, tokenizer_path=other), GAE)) == 1
+    assert judge(RULE, sections(policy, tokenizer_path=build("same"))) == []
+
+
+def test_a_model_in_the_hubs_cache_is_looked_at(
+    judge: Any, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    build("models--some--other/snapshots/abc", (END, "two", "one"))
+    refs = tmp_path / "models--some--other" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    (finding,) = judge(RULE, sections(build("policy")), KL, "ref.path=some/other")
+    assert finding.message.startswith("ref.path = some/other reads other tokens")
+
+
+@pytest.mark.parametrize("elsewhere", ["some/hub-id", "/no/such/model", "~nobody/at/home", "a/b/c"])
+def test_what_is_not_here_is_left_to_others(judge: Any, build: Build, elsewhere: str) -> None:
+    assert judge(RULE, sections(build("policy")), KL, f"ref.path={elsewhere}") == []
+    assert judge(RULE, sections(elsewhere), KL, f"ref.path={build('ref')}") == []
+
+
+def test_models_that_no_stage_of_the_run_has_are_not_spoken_of(judge: Any, build: Build) -> None:
+    """A reward model reads texts, with a tokenizer of its own; a reference without KL is none."""
+    policy, other = build("policy"), build("other", (END, "two", "one"))
+    reads = {"name": "reward_model", "model": other}
+    assert judge(RULE, {**sections(policy), "reward": {"manager": reads}}) == []
+    assert judge(RULE, sections(policy), f"ref.path={other}") == []
