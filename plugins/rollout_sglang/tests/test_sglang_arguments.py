@@ -18,6 +18,7 @@ from dovetail.interfaces.runtime import PluginRef
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import own_arguments, server_arguments, server_command
 from dovetail_rollout_sglang.failures import FAILURES
+from dovetail_rollout_sglang.serve import meant, settled
 from dovetail_rollout_sglang.versions import require
 
 
@@ -168,6 +169,20 @@ class TestArguments:
             },
             "max_adapter_rank is set beside enable_dp_attention.*merged",
         ),
+        ({"engine_args": {"dp_size": 0, "enable_dp_attention": True}}, "dp_size=0 is no number"),
+        ({"engine_args": {"dp_size": "two"}}, "dp_size='two' is no number of copies"),
+    ],
+)
+def test_arguments_that_an_update_or_the_token_contradicts_are_refused_with_the_config(
+    config, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){said}"):
+        config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
         ({"tensor_parallel_size": 3}, "does not divide .* has 4 attention heads.*one of 1, 2, 4"),
         (
             {"tensor_parallel_size": 2, "expert_parallel_size": 2},
@@ -175,7 +190,7 @@ class TestArguments:
         ),
     ],
 )
-def test_what_the_model_an_update_or_the_token_contradicts_is_refused(
+def test_a_layout_that_the_model_contradicts_is_refused(
     config, context, settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){said}"):
@@ -198,6 +213,24 @@ def test_a_layout_that_the_model_divides_into_is_taken(config, context) -> None:
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         SglangRolloutConfig(name="sglang", **settings)
+
+
+def test_a_server_that_wants_a_token_is_not_warmed_up_without_one() -> None:
+    told, known = {"port": 30000}, {"port", "skip_server_warmup"}
+    assert settled(told, known, guarded=True) == {"port": 30000, "skip_server_warmup": True}
+    assert settled(told, known, guarded=False) == told
+
+
+def test_an_argument_that_sglang_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)no server argument 'tp'.*did you mean 'tp_size'"):
+        settled({"tp": 2}, {"tp_size"}, guarded=False)
+
+
+def test_a_name_that_is_none_is_answered_with_the_argument_that_is_meant() -> None:
+    known = {"ep_join_mode", "ep_size", "dtype", "attention_backend"}
+    assert meant("ep", known) == "ep_size"
+    assert meant("attention_backends", known) == "attention_backend"
+    assert meant("nothing_of_the_kind", known) is None
 
 
 class TestFailures:

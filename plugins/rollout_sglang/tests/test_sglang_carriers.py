@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.config.builtin import DiskTransportConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import installed
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
@@ -84,6 +85,7 @@ def assert_updates_arrive(engine: SglangRollout, plain: PlainModel, where: str) 
             id="gloo",
             marks=(pytest.mark.nightly, pytest.mark.skipif(THERE, reason="NCCL carries them")),
         ),
+        pytest.param(DiskTransportConfig(name="disk"), id="disk", marks=pytest.mark.nightly),
     ],
 )
 def test_weights_come_from_another_accelerator(started: Any, plain: PlainModel, carrier) -> None:

@@ -135,6 +135,11 @@ def test_a_run_that_sends_whole_weights_joins_whatever_the_server_holds(
 def test_a_plain_server_is_told_apart_from_one_that_is_no_sglang(fake, config, context) -> None:
     chosen = config(urls=(fake.url,))
     assert "is no SGLang server" in failure(chosen, context()).message
+    # Nor is one that answers whatever it is asked.
+    fake.answers |= dict.fromkeys(
+        ("/model_info", "/dovetail/v1/describe"), words_of({"hello": "there"})
+    )
+    assert "is no SGLang server" in failure(chosen, context()).message
     fake.answers["/model_info"] = words_of({"model_path": "/models/tiny"})
     error = failure(chosen, context())
     assert "was not started with dovetail_rollout_sglang.serve" in error.message

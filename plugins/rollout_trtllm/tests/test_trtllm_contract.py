@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import dovetail_rollout_trtllm
+from dovetail.config.sections import ModelSection
 from dovetail.interfaces.rollout import SamplingParams
 from dovetail_rollout_trtllm import calls, engine_imports, engine_types
 from dovetail_rollout_trtllm.engine_args import engine_arguments
@@ -97,6 +98,21 @@ def test_methods_of_later_releases_are_marked_as_such(described: Any) -> None:
             assert found["later"], method
 
 
+def test_what_is_taken_by_name_where_a_release_has_it_is_described(described: Any) -> None:
+    """A name that none has would be passed over without a word."""
+    tree = ast.parse((PACKAGE / "engine_imports.py").read_text(encoding="utf-8"))
+    taken = {
+        (ast.unparse(call.args[0]), ast.literal_eval(call.args[1]))
+        for call in _called(tree, "getattr")
+        if isinstance(call.args[1], ast.Constant)
+    }
+    assert taken
+    for owner, name in taken:
+        found = described.member(owner.removeprefix("imported('").removesuffix("')"), name)
+        assert found is not None, name
+        assert found["later"], name
+
+
 def test_every_import_is_described(described: Any) -> None:
     for name, module in engine_imports.WHERE.items():
         assert name in described.description()["exports"][module], name
@@ -178,9 +194,11 @@ def test_workers_are_asked_for_methods_of_the_extension() -> None:
     ids=["plain", "eager", "all"],
 )
 def test_engine_arguments_are_described(
-    described: Any, config: Any, context: Any, settings: Any
+    described: Any, config: Any, context: Any, tiny: Path, settings: Any
 ) -> None:
-    arguments = engine_arguments(config(**settings), context(weights_follow=True))
+    model = ModelSection(path=str(tiny), tokenizer_path=str(tiny), revision="main")
+    arguments = engine_arguments(config(**settings), context(weights_follow=True, model=model))
+    assert {"tokenizer", "revision", "load_format"} <= set(arguments)
     known = described.fields_of(ENGINE_ARGUMENTS)
     assert set(arguments) <= set(known)
     for name, kind in engine_imports.NESTED.items():

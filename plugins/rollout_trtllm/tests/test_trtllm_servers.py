@@ -21,6 +21,7 @@ from dovetail_rollout_trtllm.backend import TrtllmBackend
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.fake_server import words_of
 from dovetail_sdk.testing.replicas import send_weights
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -124,6 +125,9 @@ def test_where_no_server_or_another_one_answers_it_is_said(
     with pytest.raises(RolloutError, match="no server answers"):
         TrtllmRollout(nobody, context()).start()
     stranger = config(mode="server", urls=(fake_server.url,))
+    with pytest.raises(RolloutError, match="no paths for Dovetail"):
+        TrtllmRollout(stranger, context()).start()
+    fake_server.answers["/dovetail/v1/describe"] = words_of({"hello": "whoever asks"})
     with pytest.raises(RolloutError, match="no paths for Dovetail"):
         TrtllmRollout(stranger, context()).start()
 

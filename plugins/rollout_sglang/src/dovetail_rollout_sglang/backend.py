@@ -35,7 +35,7 @@ class SglangBackend(ServerBackend):
 
         Raises:
             PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.
-            ConfigError: an argument asks for what this plugin can't drive.
+            ConfigError: the replica's ranks can't divide the model.
             RolloutError: the port is in use.
         """
         config, context = self.config, self.context

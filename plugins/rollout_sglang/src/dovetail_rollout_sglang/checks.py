@@ -10,6 +10,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.facts import model_problems
+from dovetail.serving.frames import MEDIA_TYPE
 from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_sglang.config import SglangRolloutConfig
@@ -33,12 +34,15 @@ async def join(
     about, described = await answers_of(
         connection, "/model_info", DESCRIBE, token_variable=TOKEN_VARIABLE, hint=hint
     )
-    if described.status_code == httpx2.codes.NOT_FOUND:
-        if "model_path" not in about.text:
-            raise RolloutError(
-                f"what answers at {url} (rollout.urls) is no SGLang server: /model_info gave status {about.status_code}",
-                hint=hint,
-            )
+    if "model_path" not in about.text:
+        raise RolloutError(
+            f"what answers at {url} (rollout.urls) is no SGLang server: it has no /model_info of SGLang's (status "
+            f"{about.status_code})",
+            hint=hint,
+        )
+    # One of ours that fails says in its own words why, when it is asked again.
+    failing = described.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR
+    if not failing and described.headers.get("content-type") != MEDIA_TYPE:
         raise RolloutError(
             f"the SGLang server at {url} was not started with {MODULE}: it can neither receive weights from Dovetail nor "
             "verify them",

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import attrs
 
 from dovetail.config.fields import AT_LEAST_ONE
-from dovetail.serving.section import AdaptedSection
-
-
-def _divisible(section: Any, _: attrs.Attribute[Any], size: int) -> None:
-    """Refuse expert groups that do not fit into the tensor-parallel ranks."""
-    if section.tensor_parallel_size % size:
-        raise ValueError(
-            f"rollout.expert_parallel_size={size} does not divide rollout.tensor_parallel_size="
-            f"{section.tensor_parallel_size}: experts are spread over those ranks"
-        )
+from dovetail.serving.section import AdaptedSection, spread_over_ranks
+from dovetail_rollout_sglang.refusals import refuse_undrivable
 
 
 @attrs.frozen(kw_only=True)
 class SglangRolloutConfig(AdaptedSection):
     """Generation by SGLang: a server for every replica, or servers that are there."""
 
+    lacks: ClassVar[Mapping[str, str]] = {
+        "mode": "SGLang's replicas are always servers: leave it out (urls joins those that run already)",
+        "pipeline_parallel_size": "updates of weights do not reach SGLang's pipeline stages; use tensor_parallel_size",
+        "tp_size": "SGLang's tp_size is tensor_parallel_size here",
+        "ep_size": "SGLang's ep_size is expert_parallel_size here",
+        "mem_fraction_static": "SGLang's mem_fraction_static is gpu_memory_utilization here",
+        "context_length": "SGLang's context_length is max_model_len here",
+        "max_running_requests": "SGLang's max_running_requests is max_num_seqs here",
+    }
+
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Accelerators over which a replica divides every layer (SGLang's `tp_size`)."""
     expert_parallel_size: int = attrs.field(
-        default=1, validator=[attrs.validators.ge(1), _divisible]
+        default=1, validator=[attrs.validators.ge(1), spread_over_ranks]
     )
     """Accelerators, of those of `tensor_parallel_size`, over which experts are spread (SGLang's `ep_size`)."""
     gpu_memory_utilization: float = attrs.field(
@@ -51,11 +54,16 @@ class SglangRolloutConfig(AdaptedSection):
     """`per_sample` gives every sample a seed of its own from its random stream, and SGLang its deterministic inference, without
     which it heeds no seeds: slower, and not with every attention backend."""
 
+    def __attrs_post_init__(self) -> None:
+        refuse_undrivable(
+            self.engine_args,
+            ranks=self.tensor_parallel_size,
+            adapters=self.max_adapter_rank is not None,
+        )
+
     def attention_ranks(self) -> int:
-        copies = self.engine_args.get("dp_size", 1)
-        if not self.engine_args.get("enable_dp_attention") or not isinstance(copies, int):
-            return self.tensor_parallel_size
-        return max(1, self.tensor_parallel_size // max(1, copies))
+        copies: int = self.engine_args.get("dp_size", 1)
+        return self.tensor_parallel_size // copies
 
     def adapter_layers(self) -> tuple[str, ...]:
         return self.adapter_modules

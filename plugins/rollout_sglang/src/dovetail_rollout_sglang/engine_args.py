@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.arguments import (
     has_tokenizer,
@@ -18,8 +17,8 @@ from dovetail.serving.arguments import (
     replica_seed,
     starts_empty,
 )
+from dovetail.serving.division import refuse_indivisible
 from dovetail_rollout_sglang.config import SglangRolloutConfig
-from dovetail_rollout_sglang.layout import refuse_impossible
 from dovetail_rollout_sglang.surroundings import joining
 
 MODULE = "dovetail_rollout_sglang.serve"
@@ -27,8 +26,6 @@ MODULE = "dovetail_rollout_sglang.serve"
 
 _GRAPHS, _MOST_GRAPHS = 512, 1024
 """Samples at once for which CUDA graphs are captured where `max_num_seqs` does not say, and at most."""
-_DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
-"""Arguments that have SGLang serve in another way than over HTTP."""
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
@@ -38,10 +35,12 @@ def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dic
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
-        ConfigError: an argument asks for what this plugin can't drive.
+        ConfigError: the replica's ranks can't divide the model.
     """
-    refuse_impossible(config, context.model)
-    _refuse_doors(config)
+    if context.model is not None:
+        refuse_indivisible(
+            context.model, ranks=config.attention_ranks(), spread=config.expert_parallel_size
+        )
     return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 
@@ -107,7 +106,7 @@ def server_command(
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
-        ConfigError: an argument asks for what this plugin can't drive.
+        ConfigError: the replica's ranks can't divide the model.
     """
     arguments = {**server_arguments(config, context), "host": host, "port": port}
     return [sys.executable, "-m", MODULE, json.dumps(arguments)]
@@ -130,13 +129,3 @@ def _graphs_up_to(config: SglangRolloutConfig) -> int | None:
     if chosen or config.enforce_eager or not torch.accelerator.is_available():
         return None
     return min(config.max_num_seqs or _GRAPHS, _MOST_GRAPHS)
-
-
-def _refuse_doors(config: SglangRolloutConfig) -> None:
-    for name in _DOORS:
-        if config.engine_args.get(name):
-            raise ConfigError(
-                f"rollout.engine_args.{name}={config.engine_args[name]} has SGLang serve over gRPC, where it asks for no token "
-                "and takes no updates of weights from Dovetail",
-                hint="leave it out: requests and updates go over HTTP",
-            )

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Collection, Mapping
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -92,20 +93,45 @@ def server_args(arguments: dict[str, Any]) -> Any:
     """
     from sglang.srt.server_args import ServerArgs
 
-    from dovetail_rollout_sglang.versions import in_this_versions_words, settle_grpc
+    from dovetail_rollout_sglang.versions import settle_grpc
 
     known = set(inspect.signature(ServerArgs).parameters)
-    arguments = in_this_versions_words(arguments, known)
-    for name in arguments:
+    guarded = bool(os.environ.get(TOKEN_VARIABLE))
+    settle_grpc(os.environ, arguments.get("port", 0), known, guarded=guarded)
+    return ServerArgs(**settled(arguments, known, guarded=guarded))
+
+
+def settled(
+    arguments: Mapping[str, Any], known: Collection[str], *, guarded: bool
+) -> dict[str, Any]:
+    """The arguments of a server in this version's words.
+
+    Args:
+        arguments: as they were told.
+        known: the names that this version has.
+        guarded: whether the server wants a token. SGLang's own warm-up asks without one, is refused, and ends the server: it
+            is left out then.
+
+    Raises:
+        ConfigError: SGLang has no such argument.
+    """
+    from dovetail_rollout_sglang.versions import in_this_versions_words
+
+    found = in_this_versions_words(arguments, known)
+    for name in found:
         if name not in known:
-            close = nearest(name, known)
+            close = meant(name, known)
             raise ConfigError(
                 f"rollout.engine_args: SGLang has no server argument {name!r}",
                 hint=f"did you mean {close!r}?" if close else "see the fields of its ServerArgs",
             )
-    guarded = bool(os.environ.get(TOKEN_VARIABLE))
-    settle_grpc(os.environ, arguments.get("port", 0), known, guarded=guarded)
-    return ServerArgs(**arguments)
+    return {"skip_server_warmup": True, **found} if guarded else found
+
+
+def meant(name: str, known: Collection[str]) -> str | None:
+    """The argument that is meant by a name that is none: `tp_size` by `tp`, as SGLang's own options shorten it; else the nearest."""
+    size = f"{name}_size"
+    return size if size in known else nearest(name, known)
 
 
 if __name__ == "__main__":

@@ -92,12 +92,14 @@ def start_ray(accelerators: int) -> None:
     already.
     """
     ray = importlib.import_module("ray")
+    # There is no public way on Linux: Ray replaces 127.0.0.1 by an address that other machines reach.
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
     ray.init(
         address="local",
         num_gpus=accelerators,
         namespace="trtllm",
         include_dashboard=False,
         log_to_driver=True,
-        _node_ip_address="127.0.0.1",
         runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
     )

@@ -11,6 +11,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.facts import model_problems
+from dovetail.serving.frames import MEDIA_TYPE
 from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
 from dovetail.serving.messages import PROTOCOL
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
@@ -28,11 +29,9 @@ async def join(
     Raises:
         RolloutError: it is not, or does not; says how to start one that does.
     """
-    import httpx2
-
     url, hint = connection.url, _fitting(config, context, connection.url)
     [answer] = await answers_of(connection, DESCRIBE, token_variable=TOKEN_VARIABLE, hint=hint)
-    if answer.status_code != httpx2.codes.OK:
+    if answer.headers.get("content-type") != MEDIA_TYPE:
         raise RolloutError(
             f"what answers at {url} (rollout.urls) has no paths for Dovetail (status {answer.status_code}): it is another "
             "program, or trtllm-serve alone, which takes weights as pickled handles only, and those are not sent",

@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
         # Tensors of an update are handed over on one stream, and are to be read on the same.
         "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL": "1",
     }
-    start_ray(int(arguments["tensor_parallel_size"]))
+    start_ray(int(arguments.get("tensor_parallel_size", 1)))
     asyncio.run(serve(arguments, host=told.host, port=told.port, openai=told.openai))
 
 

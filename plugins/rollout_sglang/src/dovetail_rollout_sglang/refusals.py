@@ -1,0 +1,80 @@
+"""What SGLang could be asked for and Dovetail can't drive: refused as soon as the config is read. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.serving.division import divisors
+
+_DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
+"""Arguments that have SGLang serve in another way than over HTTP."""
+
+
+def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: bool) -> None:
+    """See that a replica is one server on one machine, all of which updates of weights reach.
+
+    Args:
+        arguments: `rollout.engine_args`, by SGLang's names.
+        ranks: `rollout.tensor_parallel_size`.
+        adapters: whether adapters may arrive (`rollout.max_adapter_rank`).
+
+    Raises:
+        ConfigError: an argument asks for something else; says which value is in the way.
+    """
+    _refuse_copies(arguments, ranks, adapters=adapters)
+    _refuse_unreached(arguments)
+    _refuse_doors(arguments)
+
+
+def _refuse_copies(arguments: Mapping[str, Any], ranks: int, *, adapters: bool) -> None:
+    copies = arguments.get("dp_size", 1)
+    if not isinstance(copies, int) or copies < 1:
+        raise ConfigError(
+            f"rollout.engine_args.dp_size={copies!r} is no number of copies: leave it out, and set rollout.replicas for "
+            "several"
+        )
+    if copies == 1:
+        return
+    if not arguments.get("enable_dp_attention"):
+        raise ConfigError(
+            f"rollout.engine_args.dp_size={copies} starts several copies of the model behind one server, which take "
+            "no updates of weights: set rollout.replicas for several copies, or enable_dp_attention=true beside it"
+        )
+    if ranks % copies:
+        raise ConfigError(
+            f"rollout.engine_args.dp_size={copies} does not divide rollout.tensor_parallel_size={ranks}: attention is "
+            f"spread over those ranks: set it to one of {divisors(ranks)}"
+        )
+    if adapters:
+        raise ConfigError(
+            f"rollout.max_adapter_rank is set beside enable_dp_attention with dp_size={copies}, whose schedulers would have to "
+            "take adapters in step: send merged weights (actor.engine.lora.sync: merged), or leave enable_dp_attention out"
+        )
+
+
+def _refuse_unreached(arguments: Mapping[str, Any]) -> None:
+    for name, why, instead in (
+        (
+            "pp_size",
+            "updates of weights do not reach the stages of a pipeline",
+            "divide the model with rollout.tensor_parallel_size",
+        ),
+        (
+            "nnodes",
+            "a replica's server runs on one machine",
+            "set rollout.tensor_parallel_size to what one machine has, and rollout.replicas for more",
+        ),
+    ):
+        if arguments.get(name, 1) != 1:
+            raise ConfigError(f"rollout.engine_args.{name}={arguments[name]}: {why}; {instead}")
+
+
+def _refuse_doors(arguments: Mapping[str, Any]) -> None:
+    for name in _DOORS:
+        if arguments.get(name):
+            raise ConfigError(
+                f"rollout.engine_args.{name}={arguments[name]} has SGLang serve over gRPC, where it asks for no token "
+                "and takes no updates of weights from Dovetail: leave it out, requests and updates go over HTTP"
+            )

@@ -1,0 +1,3 @@
+"""What of Ray's own is set: see `start_ray`."""
+
+ENABLE_RAY_CLUSTER = True
