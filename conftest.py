@@ -13,6 +13,8 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # vLLM would bind the threads of every engine to the same cores.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# Models are written by the tests that need them. Where there is no network, asking the hub for one that is not there takes a minute.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # No test asks a clock: on a busy machine a deadline would.
 settings.register_profile("steady", derandomize=True, deadline=None)

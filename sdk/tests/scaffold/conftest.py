@@ -45,7 +45,12 @@ class Environment:
 
 def install(home: Path, kinds: tuple[str, ...]) -> Environment:
     """Write a package of each kind, build its wheel, and install it."""
+    paths = list(sys.path)
     packages = {kind: new_plugin(kind, f"my_{kind}", home) for kind in kinds}
+    # Deriving a manifest imports a package; the next environment has others of these names.
+    sys.path[:] = paths
+    for module in [name for name in sys.modules if name.startswith("dovetail_my_")]:
+        del sys.modules[module]
     wheels = [
         str(wheel)
         for package in packages.values()
