@@ -28,10 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, RewardManager, RewardSample
-from dovetail.interfaces.reward_calls import RewardFunctions, configured_functions
+from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rewards.managers.parallel import ParallelManager, cores

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from dovetail.config.sections import ModelSection, OptimSection, RewardSection, TrainingSection
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces import PluginContext, PluginRef, RewardSample, make_plugin
 from dovetail.numerics import with_other_scores
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_sdk.testing import tiny_model, tiny_tokenizer
 

@@ -110,6 +110,8 @@ def test_two_recordings_at_once_are_refused(spec) -> None:
     actor.start_profile(spec).result()
     with pytest.raises(DovetailError, match="already records actor over steps 2 to 3"):
         actor.start_profile(attrs.evolve(spec, last=4)).result()
+    with pytest.raises(DovetailError, match="actor can't be profiled over step 2: "):
+        actor.start_profile(attrs.evolve(spec, last=2)).result()
     actor.stop_profile().result()
 
 

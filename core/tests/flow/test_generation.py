@@ -14,11 +14,11 @@ from dovetail.data.loader import Issued
 from dovetail.flow.generation import Generated, generate_and_score
 from dovetail.flow.rollout_pool import RolloutPool
 from dovetail.flow.sample_columns import rollout_metrics, to_batch
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardManager, Score
 from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
+from dovetail.scoring.scorer import Scorer
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 SAMPLING = SamplingParams(

@@ -93,6 +93,28 @@ def test_an_environment_without_dovetail_says_how_to_get_it(tmp_path: Path) -> N
     assert str(caught.value.hint).startswith(f"{bare}/bin/python -m pip install dovetail-core==")
 
 
+def test_an_environment_of_another_python_is_told_of_that_first(tmp_path: Path) -> None:
+    """Whether or not dovetail is there, which such a Python may not even be able to import."""
+    pretender = tmp_path / "python"
+    pretender.write_text(
+        f"#!{sys.executable} -IS\n"
+        "import platform, sys\n"
+        "platform.python_version = lambda: '3.9.18'\n"
+        "del sys.argv[0]\n"
+        "exec(sys.argv.pop(1))\n"
+    )
+    pretender.chmod(0o755)
+    here = facts_here().python
+    with pytest.raises(PluginIncompatibleError) as caught:
+        facts_of(pretender, [DISK])
+    said = f"the environment of {pretender} has Python 3.9.18, and the controller {here}"
+    assert caught.value.message == said
+    wanted = here.rpartition(".")[0]
+    assert (
+        caught.value.hint == f"make it with Python {wanted}, and install there what the role needs"
+    )
+
+
 def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"runtime.environments.rollout=.* neither a virtual"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Outcome,
@@ -20,6 +19,7 @@ from dovetail.interfaces.reward import (
     Score,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_sdk.testing import release_hung

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, FailureKind, RewardSample, RewardUnit, Score
 from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager
 

@@ -8,9 +8,10 @@ import pytest
 from dovetail.config.load import load_config
 from dovetail.config.sections import RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.flow.reward_functions import build_functions, check_sources
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources
 from dovetail_rewards.config_functions import DapoMathConfig
 from dovetail_rewards.conformance.functions import *  # noqa: F403 - every suite
 
@@ -41,7 +42,7 @@ def rows(source: str, truth: object) -> list[Prompt]:
 @pytest.mark.parametrize("source", SOURCES)
 def test_known_sources_need_no_configuration(source) -> None:
     name, truth = SOURCES[source]
-    functions = build_functions(RewardSection(), PluginContext())
+    functions = configured_functions(RewardSection(), PluginContext())
     check_sources(functions, rows(source, truth))
     assert functions.function_for(source).name == name
     with pytest.raises(DataError, match=f"{name} can't score it: ground truth"):
@@ -50,7 +51,7 @@ def test_known_sources_need_no_configuration(source) -> None:
 
 @pytest.mark.parametrize("source", ["AIME2024", "my/aime", "lighteval/MATH2"])
 def test_an_unmapped_source_is_an_error_before_training(source) -> None:
-    functions = build_functions(RewardSection(), PluginContext())
+    functions = configured_functions(RewardSection(), PluginContext())
     with pytest.raises(ConfigError, match="has no reward function"):
         check_sources(functions, rows(source, "34"))
 

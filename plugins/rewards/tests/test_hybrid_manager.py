@@ -14,11 +14,12 @@ import pytest
 from dovetail.config import config_from_mapping, to_mapping
 from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.flow.reward_functions import build_functions, check_sources
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
 from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources
 from dovetail_rewards.config import RegexFormatConfig
 from dovetail_rewards.manager_config import (
     BatchConfig,
@@ -264,12 +265,12 @@ def row(source: str | None, truth: object) -> Prompt:
 def test_rows_need_a_source_only_where_a_scorer_takes_the_rows_own_function() -> None:
     gsm = {"a": ScorerSection(function=PluginSection(name="gsm8k"))}
     own = RewardSection(manager=HybridConfig(name="hybrid", scorers=gsm))
-    check_sources(build_functions(own, PluginContext()), [row(None, "18")])
+    check_sources(configured_functions(own, PluginContext()), [row(None, "18")])
     with pytest.raises(DataError, match="gsm8k can't score it: ground truth 'x'"):
-        check_sources(build_functions(own, PluginContext()), [row(None, "x")])
+        check_sources(configured_functions(own, PluginContext()), [row(None, "x")])
     both = RewardSection(manager=HybridConfig(name="hybrid", scorers={**gsm, "b": ScorerSection()}))
     with pytest.raises(ConfigError, match="no reward function"):
-        check_sources(build_functions(both, PluginContext()), [row("unknown", "18")])
+        check_sources(configured_functions(both, PluginContext()), [row("unknown", "18")])
 
 
 def test_it_is_configured_by_names_alone() -> None:

@@ -10,12 +10,13 @@ import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.config import config_from_mapping
-from dovetail.flow.reward_functions import build_functions, check_sources
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import FailureKind, RewardManager
 from dovetail.plugins.load import make, ref_for
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.managers.batch import BatchManager
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_sdk.testing import tiny_tokenizer
@@ -45,7 +46,7 @@ def model(tmp_path_factory) -> str:
 def scored(reward: dict[str, Any], samples: Any) -> dict[str, Any]:
     """What the manager of a whole config makes of the samples."""
     config = config_from_mapping({"model": {"path": "none"}, "reward": reward}).config.reward
-    functions = build_functions(config, PluginContext())
+    functions = configured_functions(config, PluginContext())
     row = Prompt(index=0, prompt_ids=[], raw="p", data_source=None, ground_truth="4", where="f")
     check_sources(functions, [row])
     manager = make(

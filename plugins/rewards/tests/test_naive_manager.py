@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import ConfigError
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Failure,
@@ -25,6 +24,7 @@ from dovetail.interfaces.reward import (
     Score,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_sdk.testing import FAILURES, release_hung, reward_that_fails
@@ -282,7 +282,7 @@ def test_a_client_kept_between_calls_lives_through_several_loops(manager, sample
 def test_a_hung_function_does_not_keep_the_process_alive() -> None:
     script = """
 import asyncio, sys, time
-from dovetail.flow.scorer import Scorer
+from dovetail.scoring.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardSample
 from dovetail.interfaces.reward_calls import RewardFunctions

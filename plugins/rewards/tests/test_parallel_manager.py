@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, RewardError
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
-from dovetail.interfaces.reward_calls import RewardFunctions, configured_functions
+from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, frame, pack_outcome, take_frames, unpack_outcome
@@ -268,7 +269,7 @@ import asyncio, sys
 from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardSample, RewardUnit
-from dovetail.interfaces.reward_calls import configured_functions
+from dovetail.scoring.functions import configured_functions
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 

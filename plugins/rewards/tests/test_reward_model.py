@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from dovetail.errors import ConfigError
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, FailureKind, Score
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reward_model import RewardModelManager
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer

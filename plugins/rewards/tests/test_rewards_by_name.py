@@ -10,12 +10,13 @@ import pytest
 
 from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.flow.reward_functions import build_functions, check_sources
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import FailureKind, RewardManager, RewardSample
 from dovetail.plugins.load import make, ref_for
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.config import RegexFormatConfig
 from dovetail_sdk.testing import FAILURES, failing_reward, release_hung
 
@@ -34,7 +35,7 @@ def row(source: str | None, truth: object) -> Prompt:
 def score(
     section: RewardSection, *samples: RewardSample, timeout: float = 60.0
 ) -> dict[str, object]:
-    functions = build_functions(section, PluginContext())
+    functions = configured_functions(section, PluginContext())
     context = PluginContext(reward_functions=functions)
     manager = make(
         ref_for("reward_manager", section.manager or PluginSection(name="naive")), context
@@ -68,7 +69,7 @@ def sample(name: str, text: str, source: str | None, truth: str, **extra: str) -
 @pytest.mark.parametrize("source", ["openai/gsm8k", "gsm8k"])
 def test_gsm8k_rows_need_no_configuration(source) -> None:
     section = RewardSection()
-    functions = build_functions(section, PluginContext())
+    functions = configured_functions(section, PluginContext())
     check_sources(functions, [row(source, "18")])
     with pytest.raises(
         DataError, match="f, row 0: gsm8k can't score it: ground truth 'x' is not a number"
@@ -79,7 +80,7 @@ def test_gsm8k_rows_need_no_configuration(source) -> None:
 
 
 def test_an_unknown_source_names_the_installed_ones() -> None:
-    functions = build_functions(RewardSection(), PluginContext())
+    functions = configured_functions(RewardSection(), PluginContext())
     with pytest.raises(ConfigError, match="nearest: 'openai/gsm8k'") as error:
         check_sources(functions, [row("openai/gsm8", "18")])
     assert "exact_match" in str(error.value)

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.config.placement import Pool
 from dovetail.errors import PlacementError
-from dovetail_runtime_ray import launch
+from dovetail_runtime_ray import setups
 from dovetail_runtime_ray.capacity import fit, shares
 from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.config import RayConfig
@@ -32,7 +32,7 @@ def cluster(no_cluster: None) -> Iterator[Cluster]:
 
 
 def setup_of(rank: int) -> Setup:
-    return launch.setup_of(
+    return setups.setup_of(
         RayConfig(),
         label="probe",
         rank=rank,

@@ -7,6 +7,8 @@ from dovetail.errors import ConfigError
 from dovetail.flow.adapters import adapters_of
 from dovetail.flow.memory import estimate_memory
 from dovetail.flow.plan import make_plan
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.preflight.adapters import AdapterTargets
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
 pytest.importorskip("peft")
@@ -58,3 +60,16 @@ def test_all_linear_may_stand_beside_other_names(tiny, make_engine):
     section = LoraSection(rank=2, target_modules=("all-linear", "embed_tokens"))
     with pytest.raises(ConfigError, match=r"'model.embed_tokens', whose weight is another layer's"):
         make_engine(tiny, config=Fsdp2Config(lora=section))
+
+
+@pytest.mark.parametrize("target", ["mlp", "lm_head", "model.embed_tokens"])
+def test_what_no_adapter_can_be_put_on_is_refused_in_the_plans_own_words(tiny, make_engine, target):
+    lora = {"rank": 2, "target_modules": ["q_proj", target]}
+    mapping = {"model": {"path": str(tiny)}, "actor": {"engine": {"name": "fsdp2", "lora": lora}}}
+    config = config_from_mapping(mapping).config
+    rule = AdapterTargets(AdapterTargets.Config(), PluginContext())
+    (finding,) = rule.check(config, make_plan(config))
+    with pytest.raises(ConfigError) as refused:
+        make_engine(tiny, config=config.actor.engine)
+    assert finding.message == f"actor.engine: {refused.value.message}"
+    assert finding.hint == refused.value.hint

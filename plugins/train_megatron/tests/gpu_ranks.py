@@ -1,6 +1,8 @@
 """What the tests of Megatron on GPUs share: a small model, a batch and an objective, ranks that are processes, and the measure.
 
-It stands alone like those tests, and needs what they need.
+Those tests stand alone but for this file, so that they run where only torch, transformers, megatron-core and these packages are:
+`python -m pytest -c /dev/null --noconftest -q FILE`. As a script, each of them is one rank of some: it writes what every case, a
+tuple of texts, computed to files in a folder of the case's own.
 """
 
 from __future__ import annotations
@@ -8,8 +10,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 LR, EPS = 1e-2, 1e-3
@@ -99,23 +103,50 @@ def has_scores(where, mesh):
     return (where["pp"], where["cp"], where["tp"]) == (mesh.axis_size("pp") - 1, 0, 0)
 
 
-def on_rank(rank, world, out, cases):
-    """Compute as one rank of some: every case, a function of nothing, one after the other."""
+def be_one_rank(cases, compute):
+    """Be the rank that `run_ranks` made this process, and compute the cases of so many ranks, one after the other.
+
+    Args:
+        cases: each case, and how many ranks compute it.
+        compute: is given a case, the model's directory, the case's folder, the rank, and how many there are.
+    """
     from dovetail.dispatch.processes import join_processes, leave_processes
 
+    rank, world, model, out = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
     torch.cuda.set_device(rank)
     if world > 1:
         address = f"file://{out / 'store'}"
         join_processes(address=address, rank=rank, world=world, device=f"cuda:{rank}")
-    for case in cases:
-        case()
+    for case in (case for case, ranks in cases.items() if ranks == world):
+        folder = folder_of(out, case)
+        folder.mkdir(exist_ok=True)
+        compute(case, model, folder, rank, world)
         torch.cuda.empty_cache()
     if world > 1:
         leave_processes()
 
 
+def folder_of(out, case):
+    """Where a case writes."""
+    return out / "-".join(case).replace(" ", "_").replace(",", "")
+
+
+def written(out, case, ranks, last):
+    """The folder of a case. Skips the test where the case could not run; fails it where the file `last` was not written."""
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    folder, failed = folder_of(out, case), out / f"failed-{ranks}.txt"
+    if not (folder / last).exists():
+        pytest.fail(failed.read_text()[-4000:] if failed.exists() else "nothing was written")
+    return folder
+
+
 def run_ranks(script, model, out):
-    """Run a script as one rank, two and four, as far as there are GPUs; `failed-<ranks>.txt` has what a rank said that failed."""
+    """Run a test's file as one rank, two and four, as far as there are GPUs; returns `out`, which the ranks write to.
+
+    `failed-<ranks>.txt` has what a rank said that failed.
+    """
     for world in (1, 2, 4):
         if torch.cuda.device_count() < world:
             continue

@@ -1,15 +1,12 @@
 """FSDP2 against Megatron on one, two and four GPUs: scores, loss, gradient norm and updated weights on the same weights and batch.
 
-The measure is plain transformers in float32. It stands alone but for `gpu_ranks`, so that it runs where only torch, transformers, megatron-core
-and these packages are: `python -m pytest -c /dev/null --noconftest -q plugins/train_megatron/tests/test_megatron_gpu.py`.
-As a script it is one rank of some: it writes what every layout computed to files.
+The measure is plain transformers in float32. How it runs: `gpu_ranks.py`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +17,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_ranks import (
     EPS,
     LR,
+    be_one_rank,
     has_scores,
     make_batch,
     make_objective,
-    on_rank,
     run_ranks,
     scored,
     small_model,
     started,
     stored,
+    written,
 )
 
 LAYOUTS = {
@@ -62,9 +60,11 @@ BOUNDS = {
 NAMES = frozenset({"log_probs", "entropies"})
 
 
-def compute(kind, layout, dtype, model, out, rank, world):
+def compute(case, model, out, rank, world):
     """One case on one rank: what it finds is written by the rank that has it."""
     from dovetail.telemetry.metrics import values
+
+    kind, name, dtype = case
 
     if kind == "megatron":
         from dovetail_train_megatron.config import MegatronConfig as Config
@@ -72,7 +72,9 @@ def compute(kind, layout, dtype, model, out, rank, world):
     else:
         from dovetail_train_fsdp2.config import Fsdp2Config as Config
         from dovetail_train_fsdp2.engine import Fsdp2Engine as Engine
-    engine, mine, where, mesh = started(Engine, Config(**layout), model, dtype, rank, world)
+    engine, mine, where, mesh = started(
+        Engine, Config(**LAYOUTS[name][1]), model, dtype, rank, world
+    )
     scores = engine.forward(mine, NAMES)
     metrics = engine.update(mine, make_objective())
     engine.offload()
@@ -90,23 +92,6 @@ def compute(kind, layout, dtype, model, out, rank, world):
         share = metrics["actor/loss"]
         facts = values(metrics) | {"loss": [share.total, share.weight]}
         (out / f"metrics-{where['dp']}.json").write_text(json.dumps(facts))
-
-
-def folder_of(out, kind, name, dtype):
-    """Where a case writes."""
-    return out / f"{kind}-{name}-{dtype}".replace(" ", "_").replace(",", "")
-
-
-def main(rank, world, model, out):
-    """One rank: every case of so many ranks."""
-
-    def computing(kind, name, dtype):
-        folder = folder_of(out, kind, name, dtype)
-        folder.mkdir(exist_ok=True)
-        compute(kind, LAYOUTS[name][1], dtype, model, folder, rank, world)
-
-    mine = [case for case in CASES if LAYOUTS[case[1]][0] == world]
-    on_rank(rank, world, out, [partial(computing, *case) for case in mine])
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +133,7 @@ def computed(model, tmp_path_factory):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("kind", "name", "dtype"), CASES)
 def test_layouts_agree_with_plain_transformers(computed, reference, kind, name, dtype):
-    pytest.importorskip("megatron.core", reason="needs megatron-core")
-    world, _ = LAYOUTS[name]
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} GPUs")
-    folder = folder_of(computed, kind, name, dtype)
-    failed = computed / f"failed-{world}.txt"
-    complete = (folder / "metrics-0.json").exists()
-    assert complete, failed.read_text()[-4000:] if failed.exists() else "nothing was written"
+    folder = written(computed, (kind, name, dtype), LAYOUTS[name][0], "metrics-0.json")
     loss, norm, scores, before, after = reference
     metrics = json.loads((folder / "metrics-0.json").read_text())
     shares = [json.loads(f.read_text())["loss"] for f in folder.glob("metrics-*.json")]
@@ -185,4 +163,4 @@ def test_layouts_agree_with_plain_transformers(computed, reference, kind, name, 
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    be_one_rank({case: LAYOUTS[case[1]][0] for case in CASES}, compute)

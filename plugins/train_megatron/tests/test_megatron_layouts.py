@@ -114,3 +114,17 @@ def test_an_architecture_that_it_lacks_is_named_with_the_nearest(tmp_path):
     context = PluginContext(role="actor", model=ModelSection(path=str(tmp_path)))
     with pytest.raises(ModelError, match=r"no architecture 'qwen2_moe'.*nearest"):
         MegatronOnCpu(MegatronConfig(), context).start()
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"model_type": "qwen2", "hidden_size": "big"}', "'hidden_size': .*expected int"),
+        ('{"model_type": "qwen2",', "not a valid JSON"),
+        ("{}", "model_type"),
+    ],
+)
+def test_a_config_that_can_not_be_read_is_an_error_of_the_model(tmp_path, written, said):
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(ModelError, match=f"can't be loaded: .*{said}"):
+        read_config(ModelSection(path=str(tmp_path)))

@@ -1,15 +1,12 @@
 """Adapters of Megatron on one, two and four GPUs against the same arithmetic on plain transformers: two updates, and the base.
 
-It stands alone but for `gpu_ranks`, so that it runs where only torch, transformers, megatron-core and
-these packages are: `python -m pytest -c /dev/null --noconftest -q plugins/train_megatron/tests/test_megatron_lora_gpu.py`.
-As a script it is one rank of some: it writes what every layout computed to files.
+How it runs: `gpu_ranks.py`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +17,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_ranks import (
     EPS,
     LR,
+    be_one_rank,
     has_scores,
     make_batch,
     make_objective,
-    on_rank,
     run_ranks,
     scored,
     small_model,
     started,
     stored,
+    written,
 )
 
 LAYOUTS = {
@@ -54,19 +52,15 @@ BOUNDS = {
 }
 
 
-def folder_of(out, name, dtype):
-    """Where a case writes."""
-    return out / f"{name}-{dtype}".replace(" ", "_").replace(",", "")
-
-
-def compute(layout, dtype, model, out, rank, world):
+def compute(case, model, out, rank, world):
     """One case on one rank: what it finds is written by the rank that has it."""
     from dovetail.telemetry.metrics import values
     from dovetail.training.lora import LoraSection
     from dovetail_train_megatron.config import MegatronConfig
     from dovetail_train_megatron.engine import MegatronEngine
 
-    config = MegatronConfig(lora=LoraSection(rank=RANK, alpha=ALPHA), **layout)
+    name, dtype = case
+    config = MegatronConfig(lora=LoraSection(rank=RANK, alpha=ALPHA), **LAYOUTS[name][1])
     engine, mine, where, mesh = started(MegatronEngine, config, model, dtype, rank, world)
     names = frozenset({"log_probs", "ref_log_probs"})
     before = engine.forward(mine, names)
@@ -93,18 +87,6 @@ def compute(layout, dtype, model, out, rank, world):
         )
         facts = {"norms": norms, "bytes_while_offloaded": freed}
         (out / f"facts-{where['dp']}.json").write_text(json.dumps(facts))
-
-
-def main(rank, world, model, out):
-    """One rank: every case of so many ranks."""
-
-    def computing(name, dtype):
-        folder = folder_of(out, name, dtype)
-        folder.mkdir(exist_ok=True)
-        compute(LAYOUTS[name][1], dtype, model, folder, rank, world)
-
-    mine = [case for case in CASES if LAYOUTS[case[0]][0] == world]
-    on_rank(rank, world, out, [partial(computing, *case) for case in mine])
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +141,7 @@ def updated(model, start):
 def test_adapters_agree_with_the_same_arithmetic_on_plain_transformers(
     computed, model, name, dtype
 ):
-    pytest.importorskip("megatron.core", reason="needs megatron-core")
-    world, _ = LAYOUTS[name]
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} GPUs")
-    folder, failed = folder_of(computed, name, dtype), computed / f"failed-{world}.txt"
-    complete = (folder / "facts-0.json").exists()
-    assert complete, failed.read_text()[-4000:] if failed.exists() else "nothing was written"
+    folder = written(computed, (name, dtype), LAYOUTS[name][0], "facts-0.json")
     start, end = stored(folder / "start"), stored(folder)
     norms, before, after, expected = updated(model, start)
     assert end.keys() == expected.keys()
@@ -194,4 +170,4 @@ def test_adapters_agree_with_the_same_arithmetic_on_plain_transformers(
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    be_one_rank({case: LAYOUTS[case[0]][0] for case in CASES}, compute)

@@ -21,8 +21,8 @@ def stub(package: str) -> str:
     for name, home in module._MODULE_OF.items():  # noqa: SLF001 - the table that its own __getattr__ reads
         homes.setdefault(f"{package}.{home}", []).append((name, name))
     if package == "dovetail.interfaces":
-        homes["dovetail.config.fields"] = [(name, name) for name in module._SECTIONS]  # noqa: SLF001
-        homes["dovetail.plugins.load"] = [(real, name) for name, real in module._LOADING.items()]  # noqa: SLF001
+        for name, (home, real) in module._ELSEWHERE.items():  # noqa: SLF001
+            homes.setdefault(home, []).append((real, name))
     lines = [
         f"# Written by `{COMMAND}` from the table of names in __init__.py.",
         "# fmt: off",

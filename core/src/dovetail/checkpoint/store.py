@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dovetail.checkpoint.best import BEST, BestCheckpoint
 from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
 from dovetail.checkpoint.manifest import MANIFEST, Manifest, walk
+from dovetail.checkpoint.mark import BEST, BestCheckpoint
 from dovetail.errors import CheckpointError, DovetailError
 
 LATEST = "latest"

@@ -243,13 +243,18 @@ def _start(spec: ProfileSpec, role: str, rank: int, device: str) -> None:
             _recording = _Recording(spec, rank, recorder, [role], {(role, rank)})
         elif _recording.spec != spec or (role, rank) in _recording.running:
             raise DovetailError(
-                f"{role} can't be profiled over steps {spec.first} to {spec.last}: this process already records "
-                f"{' and '.join(_recording.roles)} over steps {_recording.spec.first} to {_recording.spec.last}"
+                f"{role} can't be profiled over {_steps(spec)}: this process already records "
+                f"{' and '.join(_recording.roles)} over {_steps(_recording.spec)}"
             )
         else:
             if role not in _recording.roles:
                 _recording.roles.append(role)
             _recording.running.add((role, rank))
+
+
+def _steps(spec: ProfileSpec) -> str:
+    one = spec.first == spec.last
+    return f"step {spec.first}" if one else f"steps {spec.first} to {spec.last}"
 
 
 def _stop(role: str, rank: int) -> str | None:

@@ -68,13 +68,14 @@ def build(
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import Issued, PromptLoader
     from dovetail.flow.profile import check_profile
-    from dovetail.flow.reward_functions import build_functions, check_sources
     from dovetail.hooks import Observers
     from dovetail.interfaces import make_plugin
+    from dovetail.scoring.functions import configured_functions
+    from dovetail.scoring.rows import check_sources
     from dovetail.telemetry import Timers
 
     refs = plan.refs
-    functions = build_functions(config.reward, PluginContext(seed=config.seed))
+    functions = configured_functions(config.reward, PluginContext(seed=config.seed))
     for prompts in (data.train, data.val):
         if prompts is not None:
             check_sources(functions, prompts.prompts)

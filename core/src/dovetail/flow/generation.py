@@ -15,7 +15,7 @@ from dovetail.numerics.streams import SampleStream
 if TYPE_CHECKING:
     from dovetail.data.loader import Issued
     from dovetail.flow.rollout_pool import RolloutPool
-    from dovetail.flow.scorer import Scorer
+    from dovetail.scoring.scorer import Scorer
 
 BASELINE = "baseline"
 """Purpose of the greedy responses: it names their requests and their random streams."""

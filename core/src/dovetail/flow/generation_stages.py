@@ -19,11 +19,11 @@ from dovetail.flow.passive_checks import PassiveChecks
 from dovetail.flow.refill import Rollout, Rounds
 from dovetail.flow.sample_columns import rollout_metrics
 from dovetail.flow.sampling import training_sampling, validation_sampling
-from dovetail.flow.scorer import Scorer
 from dovetail.flow.validation import validation_metrics
 from dovetail.flow.weight_stages import WeightStages
 from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.rollout import SamplingParams
+from dovetail.scoring.scorer import Scorer
 from dovetail.telemetry.metrics import values
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import numpy as np
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
-from dovetail.flow.scorer import BrokenAnswer
 from dovetail.plugins.index import default_index
+from dovetail.scoring.scorer import BrokenAnswer
 from dovetail.telemetry.metrics import Metric
 
 if TYPE_CHECKING:

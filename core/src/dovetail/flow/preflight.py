@@ -221,10 +221,11 @@ class _Examiner:
         return data
 
     def _rewards(self, data: Data | None) -> None:
-        from dovetail.flow.reward_functions import build_functions, check_sources
+        from dovetail.scoring.functions import configured_functions
+        from dovetail.scoring.rows import check_sources
 
         context = PluginContext(seed=self.config.seed)
-        functions = self._try("reward", lambda: build_functions(self.config.reward, context))
+        functions = self._try("reward", lambda: configured_functions(self.config.reward, context))
         if functions is None or data is None:
             return
         before = len(self.findings)

@@ -20,9 +20,9 @@ from dovetail.flow.flow import Flow
 from dovetail.flow.parts import Data, Parts
 from dovetail.flow.plan import Plan
 from dovetail.flow.preflight import enforce
-from dovetail.flow.reward_functions import functions_found_by_rows
 from dovetail.flow.state import RunState, restore_checkpoint, with_earlier_seconds
 from dovetail.plugins import lock
+from dovetail.scoring.rows import functions_found_by_rows
 
 if TYPE_CHECKING:
     from dovetail.interfaces.runtime import PluginRef

@@ -1,17 +1,8 @@
-"""The interfaces that plugins implement, each with a version of its own. Names load on first use."""
+"""The interfaces that plugins implement, each with a version of its own. Names load on first use; type checkers read the stub."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dovetail.config.fields import PluginSection as PluginSection
-    from dovetail.config.fields import PresetSection as PresetSection
-    from dovetail.plugins import load as _load
-
-    load_plugin_class = _load.load_class
-    make_plugin = _load.make
 
 _HOME = {
     "plugin": ("LocalReduction", "Plugin", "PluginContext", "Reduction"),
@@ -39,7 +30,7 @@ _HOME = {
         "Score",
     ),
     "reward_answers": ("finite_float", "outcome_from", "outcomes_from"),
-    "reward_calls": ("RewardCall", "RewardFunctions", "configured_functions", "failure_from"),
+    "reward_calls": ("RewardCall", "RewardFunctions", "failure_from"),
     "advantage": ("ADVANTAGE_API", "AdvantageEstimator", "Advantages", "Groups"),
     "policy_loss": (
         "LOSS_AGGREGATION_API",
@@ -84,20 +75,24 @@ _HOME = {
     "preflight": ("PREFLIGHT_API", "Finding", "PreflightRule"),
     "dispatch_mode": ("DISPATCH_MODE_API", "Call", "DispatchMode"),
 }
-_SECTIONS = ("PluginSection", "PresetSection")
-"""What the Config of a plugin, or of a preset, extends; they live with the config."""
-_LOADING = {"load_plugin_class": "load_class", "make_plugin": "make"}
-"""What a plugin needs to rebuild another one from its PluginRef, as a worker does."""
+_ELSEWHERE = {
+    "PluginSection": ("dovetail.config.fields", "PluginSection"),
+    "PresetSection": ("dovetail.config.fields", "PresetSection"),
+    "configured_functions": ("dovetail.scoring.functions", "configured_functions"),
+    "load_plugin_class": ("dovetail.plugins.load", "load_class"),
+    "make_plugin": ("dovetail.plugins.load", "make"),
+}
+"""What plugins need besides, and where it lives: what their Config extends, what rebuilds another plugin from its PluginRef as a
+worker does, and what makes the reward functions that a section selects."""
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted([*_MODULE_OF, *_LOADING, *_SECTIONS])  # noqa: PLE0605 - computed from the table above
+__all__ = sorted([*_MODULE_OF, *_ELSEWHERE])  # noqa: PLE0605 - computed from the tables above
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    if name in _SECTIONS:
-        return getattr(importlib.import_module("dovetail.config.fields"), name)
-    if name in _LOADING:
-        return getattr(importlib.import_module("dovetail.plugins.load"), _LOADING[name])
+    if name in _ELSEWHERE:
+        module, real = _ELSEWHERE[name]
+        return getattr(importlib.import_module(module), real)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,7 +57,6 @@ from dovetail.interfaces.reward_answers import outcome_from as outcome_from
 from dovetail.interfaces.reward_answers import outcomes_from as outcomes_from
 from dovetail.interfaces.reward_calls import RewardCall as RewardCall
 from dovetail.interfaces.reward_calls import RewardFunctions as RewardFunctions
-from dovetail.interfaces.reward_calls import configured_functions as configured_functions
 from dovetail.interfaces.reward_calls import failure_from as failure_from
 from dovetail.interfaces.rollout import BaseRollout as BaseRollout
 from dovetail.interfaces.rollout import Completion as Completion
@@ -99,6 +98,7 @@ from dovetail.interfaces.transport_checks import matched as matched
 from dovetail.interfaces.transport_checks import received_whole as received_whole
 from dovetail.plugins.load import load_class as _load_class
 from dovetail.plugins.load import make as _make
+from dovetail.scoring.functions import configured_functions as configured_functions
 
 load_plugin_class = _load_class
 make_plugin = _make

@@ -5,6 +5,7 @@ What they return is judged by `reward_answers`, whose names stand here too.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,8 +25,6 @@ from dovetail.interfaces.reward_answers import (
 from dovetail.interfaces.reward_signature import PARAMETERS, Form, signature_of
 
 if TYPE_CHECKING:
-    from dovetail.config.sections import RewardSection
-    from dovetail.interfaces.plugin import PluginContext
     from dovetail.interfaces.runtime import PluginRef
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "PARAMETERS",
     "RewardCall",
     "RewardFunctions",
-    "configured_functions",
     "failure_from",
     "finite_float",
     "outcome_from",
@@ -164,18 +162,6 @@ class RewardFunctions:
         return call
 
 
-def configured_functions(section: RewardSection, context: PluginContext) -> RewardFunctions:
-    """The reward functions that a section selects, as core makes them for a run; for managers that have their own.
-
-    Raises:
-        PluginError: a selected function can't be loaded.
-        ConfigError: a user's function needs parameters that rewards are not given.
-    """
-    from dovetail.flow.reward_functions import build_functions
-
-    return build_functions(section, context)
-
-
 def failure_from(error: BaseException, call: RewardCall) -> Failure:
     """What an exception inside a reward function means, with the line that raised it.
 
@@ -211,3 +197,10 @@ def _first(answer: Any) -> Any:
 
 async def _first_later(answer: Awaitable[Any]) -> Any:
     return _first(await answer)
+
+
+def __getattr__(name: str) -> Any:
+    """`configured_functions` is found here too, for plugins that import it from this module."""
+    if name == "configured_functions":
+        return getattr(importlib.import_module("dovetail.scoring.functions"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

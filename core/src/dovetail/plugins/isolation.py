@@ -20,7 +20,14 @@ from dovetail.plugins.needs import ISOLATED, packages_of
 CORE = "dovetail-core"
 TIMEOUT = 120.0
 """Seconds that an environment may take to tell what it has."""
-_ASK = "import sys; del sys.path[0]; from dovetail.plugins.isolation import tell; tell(int(sys.argv[1]))"
+_ASK = """
+import os, platform, sys
+del sys.path[0]
+os.write(int(sys.argv[1]), (platform.python_version() + "\\n").encode())
+from dovetail.plugins.isolation import tell
+tell(int(sys.argv[1]))
+"""
+"""Any Python can run it, and tells at least which one it is: what keeps dovetail from being there may be that."""
 _OF_ROLLOUTS = frozenset({"rollout", "weight_transport"})
 _OF_TRAINERS = frozenset(
     {"engine", "weight_transport", "policy_loss", "loss_aggregation", "rollout_correction"}
@@ -112,7 +119,7 @@ def facts_of(
     """What the environment of another interpreter has; it is asked in a process of its own.
 
     Raises:
-        PluginIncompatibleError: it has no dovetail-core, or gives no answer.
+        PluginIncompatibleError: it has another Python or no dovetail-core, or gives no answer.
     """
     asked = json.dumps({"plugins": list(plugins), "packages": list(packages)})
     with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as noise:
@@ -133,9 +140,10 @@ def facts_of(
         answer.seek(0)
         noise.seek(0)
         text, last = answer.read(), (noise.read().strip().splitlines() or ["no message"])[-1]
-    if not text:
-        raise _no_answer(interpreter, f"it ended with exit code {code}: {last}")
-    return Facts(**json.loads(text))
+    python, _, told = text.partition("\n")
+    if not told:
+        raise _no_answer(interpreter, f"it ended with exit code {code}: {last}", python)
+    return Facts(**json.loads(told))
 
 
 def tell(descriptor: int) -> None:
@@ -153,11 +161,10 @@ def problems(here: Facts, there: Facts, *, accelerators: bool = False) -> Iterat
         there: the role's.
         accelerators: whether weights go from the accelerators of one to those of the other.
     """
-    minor = [facts.python.rsplit(".", 1)[0] for facts in (here, there)]
-    if minor[0] != minor[1]:
+    if _minor(there.python) != _minor(here.python):
         yield Problem(
             f"it has Python {there.python}, and the controller {here.python}",
-            f"make it with Python {minor[0]}",
+            f"make it with Python {_minor(here.python)}",
         )
     for name, version in here.packages.items():
         found = there.packages.get(name)
@@ -240,8 +247,8 @@ def _of_accelerators(here: Facts, there: Facts) -> Iterator[Problem]:
 def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
     from dovetail.interfaces.runtime import PluginRef
     from dovetail.plugins.load import find
-    from dovetail.plugins.lock import lock_for
     from dovetail.plugins.needs import install_command
+    from dovetail.plugins.pinned import pinned
 
     told = {key: item.get(key) for key in ("kind", "name", "distribution")}
     ref = PluginRef(
@@ -249,7 +256,7 @@ def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
     )
     try:
         entry = find(ref)
-        (locked,) = lock_for([ref])["plugins"]
+        locked = pinned(ref)
     except PluginError as error:
         return {**told, "missing": error.message, "unmet": []}
     return {
@@ -280,7 +287,18 @@ def _nccl() -> str | None:
     return next((version for version in found if version), None)
 
 
-def _no_answer(interpreter: Path, why: str) -> PluginIncompatibleError:
+def _minor(python: str) -> str:
+    return ".".join(python.split(".")[:2])
+
+
+def _no_answer(interpreter: Path, why: str, python: str = "") -> PluginIncompatibleError:
+    """It could not tell what it has, maybe because it has another Python."""
+    ours = platform.python_version()
+    if python and _minor(python) != _minor(ours):
+        return PluginIncompatibleError(
+            f"the environment of {interpreter} has Python {python}, and the controller {ours}",
+            hint=f"make it with Python {_minor(ours)}, and install there what the role needs",
+        )
     return PluginIncompatibleError(
         f"the environment of {interpreter} does not tell what it has: {why}",
         hint=f"{interpreter} -m pip install {CORE}=={_version(CORE)}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping
@@ -11,14 +10,10 @@ from typing import Any
 
 from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.distributions import Installed
-from dovetail.plugins.files import content_hash, load_file_class, resolve
-from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.load import find
+from dovetail.plugins.isolation import facts_of, interpreter_of, used_by
 from dovetail.plugins.lock_differences import compare, differences
-from dovetail.plugins.manifest import normalised, package_directories
 from dovetail.plugins.needs import packages_of
+from dovetail.plugins.pinned import pinned
 
 __all__ = [
     "FILE_NAME",
@@ -52,7 +47,7 @@ def lock_for(
     Raises:
         PluginError: one of the plugins is no longer there.
     """
-    return _assembled([_locked(ref) for ref in refs], environments or {})
+    return _assembled([pinned(ref) for ref in refs], environments or {})
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -60,7 +55,7 @@ def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     plugins, gone = [], {}
     for ref in refs_of(old):
         try:
-            plugins.append(_locked(ref))
+            plugins.append(pinned(ref))
         except PluginError as error:
             gone[f"{ref.kind}/{ref.name}"] = error.message
     paths = {role: found["path"] for role, found in old.get("environments", {}).items()}
@@ -131,8 +126,6 @@ def _environment(
     role: str, path: str, plugins: Iterable[Mapping[str, Any]]
 ) -> dict[str, str | dict[str, str]]:
     """What the environment of a role has, as far as its plugins depend on it."""
-    from dovetail.plugins.isolation import facts_of, interpreter_of, used_by
-
     try:
         there = facts_of(
             interpreter_of(path, f"runtime.environments.{role}"), used_by([role], plugins)
@@ -140,53 +133,3 @@ def _environment(
     except DovetailError:
         return {"path": path}
     return {"path": path, "python": there.python, "packages": dict(there.uses)}
-
-
-def _locked(ref: PluginRef) -> dict[str, Any]:
-    if ref.path is not None:
-        place = resolve(ref.path)
-        cls = load_file_class(KINDS[ref.kind], str(place), ref.attribute or ref.name)
-        return {
-            "kind": ref.kind,
-            "name": ref.name,
-            "path": str(place),
-            "attribute": ref.attribute,
-            "api": cls.api,
-            "sha256": content_hash(place),
-        }
-    entry = find(ref)
-    locked: dict[str, Any] = {
-        "kind": entry.kind,
-        "name": entry.name,
-        "distribution": entry.distribution,
-        "version": entry.version,
-        "api": entry.interface,
-        "target": entry.target,
-    }
-    if _editable(_distribution(entry.distribution)):
-        locked["sha256"] = _package_hash(entry.target.split(":")[0].split(".")[0])
-    return locked
-
-
-def _distribution(name: str) -> Installed:
-    return next(d for d in default_index().distributions if normalised(d.name) == normalised(name))
-
-
-def _editable(distribution: Installed) -> bool:
-    """Whether pip installed it in place, so that its version says nothing about its code."""
-    text = distribution.metadata.read_text("direct_url.json")
-    try:
-        return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
-    except ValueError:
-        return False
-
-
-def _package_hash(package: str) -> str:
-    """SHA-256 over the names and contents of a package's files, in order of name."""
-    digest = hashlib.sha256()
-    for place in package_directories(package):
-        for file in sorted(place.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(str(file.relative_to(place)).encode() + b"\0")
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()

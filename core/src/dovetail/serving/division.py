@@ -32,6 +32,11 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
         _refuse_experts(text, model.path, spread)
 
 
+def experts_of(config: Any) -> int:
+    """How many experts a layer of a model has, by its Hugging Face config (the text part's); 0 in a model without."""
+    return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
+
+
 def divisors(number: int) -> str:
     """Every divisor of a number, as a hint names them."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
@@ -69,7 +74,7 @@ def _share(heads: int, ranks: int) -> bool:
 
 
 def _refuse_experts(text: Any, path: str, spread: int) -> None:
-    experts = next((getattr(text, name) for name in _EXPERTS if getattr(text, name, None)), 0)
+    experts = experts_of(text)
     if experts % spread or not experts:
         raise ConfigError(
             f"rollout.expert_parallel_size={spread} spreads experts, and a layer of {path} has {experts or 'none'}",

@@ -11,6 +11,7 @@ from dovetail.config.adapter import PlannedAdapter
 from dovetail.config.fields import AT_LEAST_ONE
 from dovetail.config.sections import RolloutSection
 from dovetail.serving.adapter_check import unapplied
+from dovetail.serving.division import divisors
 
 
 def _joinable(section: Any, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
@@ -36,6 +37,16 @@ def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
         why = "joins servers (rollout.urls)" if section.urls else f"has mode {mode!r}"
         raise ValueError(
             f"rollout.port={port} is for servers that the run starts, and this rollout {why}: leave it out"
+        )
+
+
+def spread_over_ranks(section: Any, _: attrs.Attribute[Any], size: int | None) -> None:
+    """Validator of `expert_parallel_size`: experts are spread over a replica's tensor-parallel ranks, in groups that divide them."""
+    ranks = section.tensor_parallel_size
+    if size is not None and ranks % size:
+        raise ValueError(
+            f"rollout.expert_parallel_size={size} does not divide rollout.tensor_parallel_size={ranks}, over whose ranks "
+            f"experts are spread: set it to one of {divisors(ranks)}"
         )
 
 

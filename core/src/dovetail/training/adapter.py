@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.transport import AdapterSpec
 from dovetail.training.lora import LoraSection
 
@@ -69,3 +70,34 @@ def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
     start_RI = torch.empty(rank, inputs)
     nn.init.kaiming_uniform_(start_RI, a=math.sqrt(5), generator=generator)
     return start_RI
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module has a weight matrix of its own, which an adapter can be put on."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2
+
+
+def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
+    """What is wrong with a target that names a module without a weight matrix, such as `mlp`.
+
+    Args:
+        target: as `lora.target_modules` has it.
+        module: the module's whole name.
+        layers: whole names of the model's linear layers, to name those inside it.
+    """
+    inside = {name.rpartition(".")[2] for name in layers if name.startswith(f"{module}.")}
+    return ConfigError(
+        f"lora.target_modules names {target!r}, and the model's {module} is no layer with a weight matrix",
+        hint=f"name the layers inside it: {', '.join(sorted(inside))}"
+        if inside
+        else "adapt linear layers and embeddings only",
+    )
+
+
+def shared_weight(layer: str) -> ConfigError:
+    """What is wrong with a layer of that name whose weight is another layer's too, such as a tied output layer."""
+    return ConfigError(
+        f"lora.target_modules names {layer!r}, whose weight is another layer's too",
+        hint="leave it out: the two would part when the update is merged",
+    )

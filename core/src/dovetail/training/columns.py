@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
+from dovetail.dispatch.division import PADDING
 from dovetail.errors import ColumnError
 
 READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
@@ -33,6 +34,13 @@ def check_columns(batch: Batch) -> None:
             f"sample {wrong[0]} has temperature {batch['temperature'][wrong[0]]}, which logits can't be divided by",
             hint="log-probabilities need a temperature above 0; greedy samples are scored at 1",
         )
+
+
+def without_padding(mini_batch: Batch) -> Batch:
+    """Without the masked copies that dispatch gives to ranks without samples of their own."""
+    if PADDING not in mini_batch:
+        return mini_batch
+    return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])
 
 
 def scored_lengths(mask: Ragged) -> np.ndarray:

@@ -53,7 +53,7 @@ def try_reward(
 
     Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
     """
-    from dovetail.interfaces.reward_trial import read_trial, try_rewards
+    from dovetail.scoring.trial import read_trial, try_rewards
     from dovetail_rewards.trial_figures import as_json as plain
     from dovetail_rewards.trial_report import show
 

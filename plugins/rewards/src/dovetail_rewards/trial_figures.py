@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import attrs
 
 from dovetail.interfaces.reward import Failure, Score
-from dovetail.interfaces.reward_trial import TrialSample
+from dovetail.scoring.trial import TrialSample
 
 Item = TypeVar("Item")
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dovetail.interfaces.reward import Score
-from dovetail.interfaces.reward_trial import TrialSample
+from dovetail.scoring.trial import TrialSample
 from dovetail_rewards.trial_figures import (
     Spread,
     alike_failures,

@@ -14,11 +14,12 @@ import pytest
 
 from dovetail.config.sections import RewardSection
 from dovetail.errors import ConfigError
-from dovetail.flow.reward_functions import build_functions, check_sources
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import Failure, FailureKind, Score
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources
+from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.remote import RemoteManager
 from dovetail_sdk.testing.reward_service import reward_service
@@ -240,4 +241,4 @@ def test_rows_need_no_function() -> None:
         ground_truth=None,
         where="row 0",
     )
-    check_sources(build_functions(section, PluginContext()), [prompt])
+    check_sources(configured_functions(section, PluginContext()), [prompt])

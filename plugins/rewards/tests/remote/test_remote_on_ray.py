@@ -14,10 +14,10 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.config import config_from_mapping
 from dovetail.config.placement import Pool
-from dovetail.flow.reward_functions import build_functions
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.plugins.load import make, ref_for
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.scorer import Scorer
 from dovetail_sdk.testing import tiny_tokenizer
 
 ray_runtime = pytest.importorskip("dovetail_runtime_ray.runtime")
@@ -42,7 +42,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def scored(reward: dict[str, Any], runtime: Any, samples: Any) -> list[Any]:
     """What the manager of a whole config makes of the samples."""
     config = config_from_mapping({"model": {"path": "none"}, "reward": reward}).config.reward
-    functions = build_functions(config, PluginContext())
+    functions = configured_functions(config, PluginContext())
     context = PluginContext(reward_functions=functions, runtime=runtime)
     manager: Any = make(ref_for("reward_manager", config.manager), context)
     manager.start()

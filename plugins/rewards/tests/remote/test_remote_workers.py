@@ -15,7 +15,7 @@ from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import FailureKind
-from dovetail.interfaces.reward_calls import configured_functions
+from dovetail.scoring.functions import configured_functions
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig, RemoteConfig
 from dovetail_rewards.managers.remote import RemoteManager
 

@@ -19,8 +19,9 @@ from dovetail.interfaces.transport import WeightManifest
 from dovetail.interfaces.transport_checks import received_whole
 from dovetail.media import ImageInputs
 from dovetail.telemetry.metrics import Metric
+from dovetail_rollout_hf.choice import choose_decoder
 from dovetail_rollout_hf.config import HfRolloutConfig
-from dovetail_rollout_hf.decoder import Decoder, choose_decoder
+from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.model import load_model, load_tokenizer
 from dovetail_rollout_hf.scheduler import Scheduler
 from dovetail_rollout_hf.scoring import refuse_to_score, score_tokens

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -21,6 +22,11 @@ def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
 @attrs.frozen(kw_only=True)
 class VllmRolloutConfig(AdaptedSection):
     """Generation by vLLM: an engine of its own for every replica, a server for every replica, or servers that are there."""
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "expert_parallel_size": "vLLM spreads experts over all of its ranks: engine_args={enable_expert_parallel: true}",
+        "max_num_batched_tokens": "vLLM's own arguments are given in engine_args: {max_num_batched_tokens: …}",
+    }
 
     mode: Literal["engine", "server"] = "engine"
     """`engine` drives vLLM's asynchronous engine from the replica's process; `server` starts vLLM's HTTP server for every

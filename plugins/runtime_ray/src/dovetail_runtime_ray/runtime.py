@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dovetail.config.placement import Pool
 from dovetail.dispatch import Mesh, WorkerGroup
@@ -33,8 +31,8 @@ from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replicas import Replicas, Surroundings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
+from dovetail_runtime_ray.setups import Setups
 from dovetail_runtime_ray.timeline import write_timeline
-from dovetail_runtime_ray.wire import Environment
 
 ROLLOUT = "rollout"
 _SETTLE_SECONDS = 3.0
@@ -59,7 +57,7 @@ class RayRuntime(Runtime):
         self._ending = ExitStack()
         self._cluster: Cluster | None = None
         self._codec: DriverCodec | None = None
-        self._plugins: dict[str, Any] | None = None
+        self._setups: Setups | None = None
         self._environments = Environments(config, None)
         self._reserved: dict[str, Reserved] = {}
         self._processes: dict[str, PoolProcesses] = {}
@@ -70,9 +68,10 @@ class RayRuntime(Runtime):
         """Connect to Ray, reserve what the pools need, and start the processes of training ranks."""
         if self._cluster is not None:
             raise DispatchError("the runtime has placed its pools already")
+        plugins = None
         if self.context.run_directory is not None:
-            self._plugins = plugins_here(self.context.run_directory)
-            self._environments = Environments(self.config, self._plugins)
+            plugins = plugins_here(self.context.run_directory)
+            self._environments = Environments(self.config, plugins)
         wanted = shares(pools, self.config.cpus_per_worker)
         cpus = sum(share.needs["CPU"] for share in wanted)
         self._ending.callback(remove_empty, self._run_directory)
@@ -83,13 +82,20 @@ class RayRuntime(Runtime):
         self._ending.callback(
             release, [g for reserved in self._reserved.values() for g in reserved.groups]
         )
+        self._setups = Setups(
+            self.config,
+            self._reserved,
+            run_directory=self._run_directory,
+            plugins=plugins,
+            local=self._cluster.local,
+        )
         self._environments.check(list(self._reserved.values()))
         self._codec = driver_codec()
         self._ending.callback(self._codec.close)
         self._ending.callback(self._health.close)
         for name, reserved in self._reserved.items():
             if any(role != ROLLOUT for role in reserved.pool.roles):
-                self._start_ranks(name, reserved)
+                self._start_ranks(name, reserved, self._setups)
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
         """Start a worker on every rank of the role's pool, and wait until all have started.
@@ -116,14 +122,15 @@ class RayRuntime(Runtime):
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
         reserved = self._home(spec.role)
-        place = self._environments.of(spec.role)
+        place, setups = self._environments.of(spec.role), self._setups
+        assert setups is not None
         launcher = Replicas(
             spec,
             count,
             reserved,
             self._processes.get(reserved.pool.name),
             Surroundings(
-                setup=lambda label, rank: self._setup(label, rank, reserved, place),
+                setup=lambda label, rank: setups.of_rank(label, rank, reserved, place),
                 health=self._health,
                 limits=self._limits,
                 logger=self._logger,
@@ -162,20 +169,10 @@ class RayRuntime(Runtime):
 
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
         """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
-        if self._cluster is None:
+        if self._cluster is None or self._setups is None:
             raise DispatchError(f"{spec.label} workers were asked for before pools were placed")
         around = TaskSurroundings(
-            setup=lambda number: launch.setup_of(
-                self.config,
-                label=spec.label,
-                rank=number,
-                accelerator=spec.accelerators > 0,
-                run_directory=self._run_directory,
-                threads=max(1, int(spec.cpus)),
-                deterministic=False,
-                loopback=self._cluster is not None and self._cluster.local,
-                plugins=self._plugins,
-            ),
+            setup=partial(self._setups.of_task, spec),
             nodes=self._cluster.nodes,
             health=self._health,
             logger=self._logger,
@@ -230,13 +227,13 @@ class RayRuntime(Runtime):
             hint="call place() with a pool for every role first",
         )
 
-    def _start_ranks(self, name: str, reserved: Reserved) -> None:
+    def _start_ranks(self, name: str, reserved: Reserved, setups: Setups) -> None:
         pool = reserved.pool
         training = [role for role in pool.roles if role != ROLLOUT]
         label, place = "-".join(training), self._environments.of(*training)
         parts = 2 if ROLLOUT in pool.roles else 1
         actors = [
-            launch.rank(reserved, rank, parts, self._setup(label, rank, reserved, place))
+            launch.rank(reserved, rank, parts, setups.of_rank(label, rank, reserved, place))
             for rank in range(pool.ranks)
         ]
         processes = PoolProcesses(
@@ -255,40 +252,6 @@ class RayRuntime(Runtime):
         meeting = None if directory is None else f"file://{directory}/meeting-{name}"
         processes.begin(self.config.start_timeout, meeting)
 
-    def _setup(self, label: str, rank: int, reserved: Reserved, place: Environment) -> Any:
-        threads = self._threads(
-            reserved, rank % reserved.pool.ranks
-        )  # replicas may outnumber ranks
-        return launch.setup_of(
-            self.config,
-            label=label,
-            rank=rank,
-            accelerator=reserved.pool.accelerators,
-            run_directory=self._run_directory,
-            threads=threads,
-            deterministic=_deterministic(),
-            loopback=self._cluster is not None and self._cluster.local,
-            plugins=self._plugins,
-            place=place,
-            spread=len({node.node_id for r in self._reserved.values() for node in r.nodes}) > 1,
-        )
-
-    def _threads(self, reserved: Reserved, rank: int) -> int:
-        """The node's cores shared out over the ranks that reserve there; roles of one pool take turns."""
-        if self.config.cpus_per_worker is not None:
-            return int(self.config.cpus_per_worker)
-        node = reserved.node(rank)
-        ranks = sum(
-            other.pool.ranks_per_node
-            for other in self._reserved.values()
-            for place in other.nodes
-            if place.node_id == node.node_id
-        )
-        cores = node.total.get("CPU", 1.0)
-        if self._cluster is not None and self._cluster.local:
-            cores = min(cores, float(os.cpu_count() or 1))
-        return max(1, int(cores // ranks))
-
 
 def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:
     """A node for each share; a cluster hears of what was given back a moment ago a moment late."""
@@ -300,9 +263,3 @@ def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-
-
-def _deterministic() -> bool:
-    """Whether the controller allows deterministic kernels only, as `trainer.deterministic` sets it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.are_deterministic_algorithms_enabled())

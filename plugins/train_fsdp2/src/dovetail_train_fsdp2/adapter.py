@@ -18,7 +18,16 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces.transport import AdapterSpec
-from dovetail.training.adapter import ADAPTER, MAGNITUDE, described, drawn_a, wire_name
+from dovetail.training.adapter import (
+    ADAPTER,
+    MAGNITUDE,
+    described,
+    drawn_a,
+    has_matrix,
+    no_matrix,
+    shared_weight,
+    wire_name,
+)
 from dovetail.training.lora import ALL_LINEAR, LoraSection
 from dovetail_train_fsdp2.shards import fill, whole
 
@@ -212,16 +221,20 @@ def _targets(
     """What peft is told to adapt. It would pass over a name that fits nothing as long as another one fits."""
     if section.target_modules == (ALL_LINEAR,):
         return ALL_LINEAR
-    modules = [name for name, _ in model.named_modules()]
+    modules = dict(model.named_modules())
     targets = [target for target in section.target_modules if target != ALL_LINEAR]
     # A critic's trunk lacks some of what a section for actor and critic may name; nothing at all, peft refuses.
     whole = model.get_output_embeddings() is not None
     for target in targets:
-        if whole and not any(name == target or name.endswith(f".{target}") for name in modules):
+        named = [name for name in modules if name == target or name.endswith(f".{target}")]
+        if whole and not named:
             raise ConfigError(
                 f"lora.target_modules names {target!r}, and the model has no module of that name",
                 hint=_choice(linear),
             )
+        for name in named:
+            if not has_matrix(modules[name]):
+                raise no_matrix(target, name, linear)
     if ALL_LINEAR not in section.target_modules:
         return targets
     head = model.get_output_embeddings()
@@ -244,12 +257,4 @@ def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:
                 hint="name the layers to adapt one by one, such as [q_proj, k_proj, v_proj, o_proj]",
             )
         if names[id(weight)] > 1:
-            raise ConfigError(
-                f"lora.target_modules names {name!r}, whose weight is another layer's too",
-                hint="leave it out: the two would part when the update is merged",
-            )
-        if weight.dim() != 2:
-            raise ConfigError(
-                f"lora.target_modules names {name!r}, whose weight has {weight.dim()} dimensions, not 2",
-                hint="adapt linear layers and embeddings only",
-            )
+            raise shared_weight(name)

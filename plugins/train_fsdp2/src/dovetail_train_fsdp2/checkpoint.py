@@ -29,6 +29,7 @@ from dovetail.training.random_state import (
     stored_random_state,
 )
 from dovetail.training.ranks import Ranks
+from dovetail.training.state import MOMENTS, WEIGHTS, read_facts, unwritable, write_facts
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.model import quietly
 from dovetail_train_fsdp2.optim import Optimizer
@@ -39,10 +40,8 @@ from dovetail_train_fsdp2.weights import gathered
 if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import Scorer
 
-FORMAT = 1
 FILE_BYTES = 2 * 2**30
 """Size of a file of one rank, at most, or that of one tensor's shard."""
-TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
 def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks) -> None:
@@ -62,7 +61,7 @@ def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
                     shutil.rmtree(directory / part, ignore_errors=True)
             save_file(random_state(scorer.device), directory / random_file(ranks.rank))
         except OSError as error:
-            raise _unwritable(directory, error) from error
+            raise unwritable(directory, error) from error
     _write(directory / WEIGHTS, _kept(scorer), ranks)
     moments = optimizer.moments() if optimizer is not None else {}
     if moments:
@@ -72,20 +71,7 @@ def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
         trained = {"steps": optimizer.steps, "parameters": optimizer.parameter_steps()}
     with ranks.together():
         if ranks.first:
-            facts = {"format": FORMAT, "ranks": ranks.size, "optimizer": trained}
-            try:
-                (directory / TRAINING).write_text(json.dumps(facts, indent=1) + "\n")
-            except OSError as error:
-                raise _unwritable(directory, error) from error
-
-
-def was_trained(directory: Path) -> bool:
-    """Whether a checkpoint holds an optimizer.
-
-    Raises:
-        CheckpointError: there is no checkpoint.
-    """
-    return _facts(directory)["optimizer"] is not None
+            write_facts(directory, ranks=ranks.size, optimizer=trained)
 
 
 def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks) -> None:
@@ -101,7 +87,7 @@ def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
     """
     with ranks.together():
-        facts = _facts(directory)
+        facts = read_facts(directory)
         kept = _kept(scorer)
         _check_fits(directory, WEIGHTS, kept)
         moments: dict[str, Tensor] = {}
@@ -197,7 +183,7 @@ def _write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None
                 no_dist=ranks.size == 1,
             )
     except (OSError, CheckpointException) as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
 def _files_of(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
@@ -252,32 +238,6 @@ def _check_fits(directory: Path, part: str, expected: Mapping[str, Tensor]) -> N
             f"checkpoint {directory} is of another model: {wrong[0]!r} does not fit",
             hint="resume with the model, and the adapter, that the checkpoint was made with",
         )
-
-
-def _facts(directory: Path) -> dict[str, Any]:
-    file = directory / TRAINING
-    try:
-        facts: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"checkpoint {directory} has no {TRAINING}",
-            hint="it is incomplete, or the run that wrote it did not train this model",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from error
-    if facts.get("format") != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {directory} has format {facts.get('format')!r}; this version reads {FORMAT}",
-            hint="resume with the version of dovetail-train-fsdp2 that wrote it",
-        )
-    return facts
-
-
-def _unwritable(directory: Path, error: BaseException) -> CheckpointError:
-    return CheckpointError(
-        f"the training state can't be written to {directory}: {error}",
-        hint="see that there is room on the disk, and that every rank sees the directory",
-    )
 
 
 def _unreadable(place: Path, error: BaseException) -> CheckpointError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -31,6 +32,14 @@ Recompute = bool | Literal["auto", "selective"]
 @attrs.frozen(kw_only=True)
 class Fsdp2Config(EngineSection):
     """PyTorch's own means: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "context_parallel_size": "fsdp2 has sequence_parallel_size for ranks that share each sequence",
+        **dict.fromkeys(
+            ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"),
+            "fsdp2 shards parameters over all ranks, or shard_size of them; megatron has it",
+        ),
+    }
 
     gradient_checkpointing: Recompute = "auto"
     """Compute activations again in the backward pass instead of keeping them: in no layer (`false`), in every layer

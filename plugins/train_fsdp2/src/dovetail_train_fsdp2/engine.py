@@ -12,16 +12,16 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.config.sections import TrainingSection
-from dovetail.dispatch.division import PADDING
 from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.numerics import build_objective, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
-from dovetail.training.columns import READS, check_columns
+from dovetail.training.columns import READS, check_columns, without_padding
 from dovetail.training.ranks import Ranks
 from dovetail.training.scored import token_places
+from dovetail.training.state import was_trained
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import failing_rows, traced
@@ -121,7 +121,7 @@ class Fsdp2Engine(TrainEngine):
             goal = build_objective(objective, seed=self.context.seed)
             check_computes(scorer, goal.outputs, self._role)
             check_columns(mini_batch)
-            mini_batch = _without_padding(mini_batch)
+            mini_batch = without_padding(mini_batch)
             mini_batch.require(sorted(goal.requires), "the objective")
         with self._ranks.together():
             prepared = goal.prepare(mini_batch, self.context.reduction)
@@ -199,7 +199,7 @@ class Fsdp2Engine(TrainEngine):
         """
         scorer = self._started()
         with self._ranks.together():
-            trained = checkpoint.was_trained(Path(directory))
+            trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else None
         checkpoint.load(Path(directory), scorer, optimizer, self._ranks)
         self._optimizer = optimizer
@@ -292,10 +292,3 @@ class Fsdp2Engine(TrainEngine):
         self._offloaded = offloaded
         if offloaded:
             torch.accelerator.empty_cache()
-
-
-def _without_padding(mini_batch: Batch) -> Batch:
-    """Without the masked copies that dispatch gives to ranks without samples of their own."""
-    if PADDING not in mini_batch:
-        return mini_batch
-    return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])

@@ -44,15 +44,15 @@ class Adapter:
             ConfigError: the model has no such layers, they can't be adapted here, or a stage would have none.
         """
         self.section = section
-        parallel = network.parallel
-        every = linear_layers(network)
-        self._adapted = chosen(section, every, network)
+        architecture, parallel = network.architecture, network.parallel
+        every = linear_layers(architecture)
+        self._adapted = chosen(section, every, architecture)
         self._updates: dict[int, LowRank] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         for name, parameter in network.module.named_parameters():
             parameter.requires_grad_(requires_grad=name.startswith("value_head."))
         for layer in network.module.decoder.layers:
-            for place in places(layer, network):
+            for place in places(layer, architecture, parallel.tp):
                 names = [n.name for n in place.linears if n.name in self._adapted]
                 if not names:
                     continue
@@ -64,7 +64,7 @@ class Adapter:
                     scale=section.scale,
                     divided=place.divided,
                     ranks=parallel.tp,
-                    sequence_parallel=bool(network.architecture.transformer.sequence_parallel),
+                    sequence_parallel=bool(architecture.transformer.sequence_parallel),
                     device=network.device,
                 )
                 magnitudes = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
+from dovetail.serving.division import experts_of
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 from dovetail_train_megatron.needs import has_transformer_engine, imported
@@ -114,7 +115,7 @@ class Architecture:
 
     def _settings(self, config: MegatronConfig) -> dict[str, Any]:
         """Of Megatron's config, what is not in the model's own."""
-        experts = getattr(self.hf, "num_experts", None) or getattr(self.hf, "num_local_experts", 0)
+        experts = experts_of(self.hf)
         settings: dict[str, Any] = {
             "sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,
             # Sums, never means: denominators are the objective's.

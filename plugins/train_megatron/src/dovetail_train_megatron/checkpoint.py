@@ -11,11 +11,9 @@ on the layout, so that any other reads them; and nothing is unpickled. All ranks
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +26,12 @@ from dovetail.training.random_state import (
     stored_random_state,
 )
 from dovetail.training.ranks import Ranks
+from dovetail.training.state import MOMENTS, WEIGHTS, read_facts, unwritable, write_facts
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer
 from dovetail_train_megatron.shelf import Shelf, Writer
 from dovetail_train_megatron.weights import gathered, tied_copy
-
-FORMAT = 1
-TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
 def save(
@@ -80,20 +76,7 @@ def save(
         trained = {"steps": steps, "parameters": counts}
     with ranks.together():
         if ranks.first:
-            facts = {"format": FORMAT, "ranks": ranks.size, "optimizer": trained}
-            try:
-                (directory / TRAINING).write_text(json.dumps(facts, indent=1) + "\n")
-            except OSError as error:
-                raise unwritable(directory, error) from error
-
-
-def was_trained(directory: Path) -> bool:
-    """Whether a checkpoint holds an optimizer.
-
-    Raises:
-        CheckpointError: there is no checkpoint.
-    """
-    return _facts(directory)["optimizer"] is not None
+            write_facts(directory, ranks=ranks.size, optimizer=trained)
 
 
 @torch.no_grad()
@@ -106,7 +89,7 @@ def load(
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
     """
     with ranks.together():
-        facts = _facts(directory)
+        facts = read_facts(directory)
         shelf = Shelf(directory / WEIGHTS)
         shelf.check(_expected(network, table))
         moments: Shelf | None = None
@@ -155,14 +138,6 @@ def kept_name(name: str, network: Network) -> str:
     return f"trunk.{name.removeprefix('model.')}"
 
 
-def unwritable(directory: Path, error: BaseException) -> CheckpointError:
-    """What is raised where a directory can't be written to."""
-    return CheckpointError(
-        f"the training state can't be written to {directory}: {error}",
-        hint="see that there is room on the disk, and that every rank sees the directory",
-    )
-
-
 def _gathered(
     network: Network, table: Table, optimizer: Optimizer | None, kind: str, ranks: Ranks
 ) -> Iterator[tuple[str, Tensor]]:
@@ -198,22 +173,3 @@ def _expected(
                 prefix = f"{kind}." if kind else ""
                 shapes[prefix + kept_name(name, network)] = tuple(tensor.shape)
     return shapes
-
-
-def _facts(directory: Path) -> dict[str, Any]:
-    file = directory / TRAINING
-    try:
-        facts: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"checkpoint {directory} has no {TRAINING}",
-            hint="it is incomplete, or the run that wrote it did not train this model",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {file} can't be read: {error}") from error
-    if facts.get("format") != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {directory} has format {facts.get('format')!r}; this version reads {FORMAT}",
-            hint="resume with the version of the engine that wrote it",
-        )
-    return facts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -26,6 +27,11 @@ def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
 @attrs.frozen(kw_only=True)
 class MegatronConfig(EngineSection):
     """Megatron-Core: tensor, pipeline, context and expert parallelism, with its distributed optimizer."""
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "sequence_parallel_size": "megatron has context_parallel_size for ranks that share each sequence",
+        "shard_size": "megatron divides parameters by tensor_parallel_size and pipeline_parallel_size",
+    }
 
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Ranks over which every weight matrix is divided (axis `tp`). It divides the model's query heads and its key and value

@@ -8,20 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from dovetail.batch import Batch
 from dovetail.config.sections import ModelSection, TrainingSection
-from dovetail.dispatch.division import PADDING
 from dovetail.errors import DispatchError, ModelError, NumericsError
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import AnyObjectiveSpec
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
 from dovetail.telemetry.metrics import Last, Max, Mean, Metric
-from dovetail.training.columns import READS, check_columns
+from dovetail.training.columns import READS, check_columns, without_padding
 from dovetail.training.ranks import Ranks
+from dovetail.training.state import was_trained
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
@@ -120,7 +119,7 @@ class MegatronEngine(TrainEngine):
             goal = build_objective(objective, seed=self.context.seed)
             check_computes(network, goal.outputs, self._role)
             check_columns(mini_batch)
-            mini_batch = _without_padding(mini_batch)
+            mini_batch = without_padding(mini_batch)
             mini_batch.require(sorted(goal.requires), "the objective")
         with self._ranks.together():
             prepared = goal.prepare(mini_batch, self.context.reduction)
@@ -195,7 +194,7 @@ class MegatronEngine(TrainEngine):
         """
         network = self._ready("load")
         with self._ranks.together():
-            trained = checkpoint.was_trained(Path(directory))
+            trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else self._optimizer
         checkpoint.load(Path(directory), network, self._table, optimizer, self._ranks)
 
@@ -278,10 +277,3 @@ class MegatronEngine(TrainEngine):
                 f"{method}() was called while the model is offloaded", hint="call onload() first"
             )
         return network
-
-
-def _without_padding(mini_batch: Batch) -> Batch:
-    """Without the masked copies that dispatch gives to ranks without samples of their own."""
-    if PADDING not in mini_batch:
-        return mini_batch
-    return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.serving.division import experts_of
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.stages import check_last_stage, check_stages
 
@@ -32,6 +33,7 @@ def read_config(section: ModelSection) -> PretrainedConfig:
     Raises:
         ModelError: it can't be read.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     path = Path(section.path).expanduser()
@@ -44,9 +46,10 @@ def read_config(section: ModelSection) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             str(path), revision=section.revision, trust_remote_code=section.trust_remote_code
         )
-    except _UNREADABLE as error:
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"model {section.path!r} can't be loaded: {first[0]}") from error
+    except (*_UNREADABLE, StrictDataclassError) as error:
+        first, *more = str(error).strip().splitlines() or [type(error).__name__]
+        said = f"{first} {more[0].strip()}" if first.endswith(":") and more else first
+        raise ModelError(f"model {section.path!r} can't be loaded: {said}") from error
     return config
 
 
@@ -58,7 +61,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
     """
     kind = str(hf.model_type)
     if kind not in MODEL_TYPES:
-        alike = MIXTURES if _experts(hf) else DENSE
+        alike = MIXTURES if experts_of(hf) else DENSE
         raise ModelError(
             f"the engine megatron has no architecture {kind!r} ({section.path}); it has {', '.join(MODEL_TYPES)}, of which "
             f"{nearest(kind, alike) or alike[0]!r} is nearest",
@@ -69,7 +72,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
         lacking = f"attends within windows of {hf.sliding_window} tokens (sliding_window)"
     elif hf.hidden_act not in _GATES:
         lacking = f"has the activation {hf.hidden_act!r} (hidden_act)"
-    elif _experts(hf) and _mixes_dense_layers(hf):
+    elif experts_of(hf) and _mixes_dense_layers(hf):
         lacking = "has dense layers between those of experts (mlp_only_layers, decoder_sparse_step)"
     elif kind != "qwen2" and (
         getattr(hf, "attention_bias", False) or getattr(hf, "mlp_bias", False)
@@ -99,7 +102,7 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
         config.context_parallel_size,
         config.expert_parallel_size,
     )
-    stages, experts = config.pipeline_parallel_size, _experts(hf)
+    stages, experts = config.pipeline_parallel_size, experts_of(hf)
     if experts and cp > 1 and stages > 1:
         raise ConfigError(
             f"context_parallel_size {cp} with pipeline_parallel_size {stages} is not possible in a mixture of experts",
@@ -146,14 +149,6 @@ def _check_divides(key: str, size: int, divided: Mapping[str, int]) -> None:
                 f"{key} {size} does not divide the model's {number} {of}",
                 hint=f"use {'one of ' if len(fitting) > 1 else ''}{', '.join(map(str, fitting))}",
             )
-
-
-def _experts(hf: PretrainedConfig) -> int | None:
-    """How many experts a layer has; None in a model without."""
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if number := getattr(hf, key, None):
-            return int(number)
-    return None
 
 
 def _mixes_dense_layers(hf: PretrainedConfig) -> bool:

@@ -28,6 +28,16 @@ def imported(module: str) -> Any:
         ) from error
 
 
+_ITS_OWN = ("full scope is deprecated", "TypedStorage is deprecated")
+"""How warnings begin with which Megatron-Core speaks to itself, on every rank."""
+
+
+def quieten() -> None:
+    """Ignore, in this process, the warnings of Megatron-Core about what it does itself; those that a user can heed stay."""
+    for beginning in _ITS_OWN:
+        warnings.filterwarnings("ignore", message=beginning, module=r"megatron\.core")
+
+
 def has_transformer_engine() -> bool:
     """Whether Transformer Engine is installed."""
     return find_spec("transformer_engine") is not None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
+from dovetail.training.state import unwritable
 
 FILE_BYTES = 2 * 2**30
 """Size of a file, at most, or that of one tensor."""
@@ -44,10 +45,7 @@ class Writer:
         if self._waiting:
             self._write()
         if self._failure is not None:
-            raise CheckpointError(
-                f"the training state can't be written to {self._folder}: {self._failure}",
-                hint="see that there is room on the disk, and that every rank sees the directory",
-            ) from self._failure
+            raise unwritable(self._folder, self._failure) from self._failure
 
     def _write(self) -> None:
         from safetensors.torch import save_file

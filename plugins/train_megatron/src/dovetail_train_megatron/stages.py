@@ -53,12 +53,18 @@ def check_last_stage(last: int, layers: int, stages: int) -> None:
     Raises:
         ConfigError: they can't; names what would fit. Or there are more stages than layers.
     """
-    fitting = _fitting(layers, stages)
+    fitting, others = _fitting(layers, stages), stages - 1
     if last not in fitting:
+        left = f"{max(layers - last, 0)} of the model's {layers} layers"
+        whose = "the other stage" if others == 1 else f"the other {others} stages"
+        why = (
+            "which they can't share evenly"
+            if layers - last >= others
+            else "and every stage needs one"
+        )
         raise ConfigError(
-            f"last_stage_layers {last} leaves {layers - last} of the model's {layers} layers, which the other "
-            f"{stages - 1} stages can't share evenly",
-            hint=f"use one of {', '.join(map(str, fitting))}, or null",
+            f"last_stage_layers {last} leaves {left} to {whose}, {why}",
+            hint=f"use {'one of ' if len(fitting) > 1 else ''}{', '.join(map(str, fitting))}, or leave it out",
         )
 
 

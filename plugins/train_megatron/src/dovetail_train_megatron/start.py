@@ -13,7 +13,7 @@ from dovetail_train_megatron.adapter import Adapter
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.names import Table
-from dovetail_train_megatron.needs import imported
+from dovetail_train_megatron.needs import imported, quieten
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.weights import read_weights
@@ -46,6 +46,7 @@ def load_network(
         PluginNeedsError: megatron-core or mbridge is missing.
         ConfigError: the layout does not divide the model, or an adapter does not fit it.
     """
+    quieten()
     # Megatron asks its generators in sequence parallelism, where there is no dropout either.
     imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(context.seed)
     with ranks.together():

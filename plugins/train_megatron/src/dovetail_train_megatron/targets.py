@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.training.lora import ALL_LINEAR, LoraSection
+from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.low_rank import Fuse, Linear, by_groups, side_by_side
-
-if TYPE_CHECKING:
-    from dovetail_train_megatron.network import Network
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -32,22 +30,22 @@ class Place:
     """The dimension of its weight that is divided over tensor-parallel ranks."""
 
 
-def linear_layers(network: Network) -> dict[str, int]:
+def linear_layers(architecture: Architecture) -> dict[str, int]:
     """Every linear layer of the model that can be adapted, by Hugging Face's name, in its order, with its input features."""
-    hf = network.architecture.hf
-    attended = int(hf.num_attention_heads) * network.architecture.head_size
+    hf = architecture.hf
+    attended = int(hf.num_attention_heads) * architecture.head_size
     inputs = {"self_attn.o_proj": attended, "mlp.down_proj": int(hf.intermediate_size)}
     return {
         f"model.layers.{number}.{name}": inputs.get(name, int(hf.hidden_size))
-        for number, dense in enumerate(_dense_layers(network))
+        for number, dense in enumerate(_dense_layers(architecture))
         for name in (*ATTENTION, *(DENSE if dense else ()))
     }
 
 
-def _dense_layers(network: Network) -> list[bool]:
+def _dense_layers(architecture: Architecture) -> list[bool]:
     """Of every layer of the model, whether it has one inner network rather than experts."""
-    transformer, hf = network.architecture.transformer, network.architecture.hf
-    layers = int(hf.num_hidden_layers)
+    transformer = architecture.transformer
+    layers = int(architecture.hf.num_hidden_layers)
     if transformer.num_moe_experts is None:
         return [True] * layers
     pattern: Any = transformer.moe_layer_freq
@@ -56,7 +54,9 @@ def _dense_layers(network: Network) -> list[bool]:
     return [not mixed for mixed in pattern]
 
 
-def chosen(section: LoraSection, every: Mapping[str, int], network: Network) -> frozenset[str]:
+def chosen(
+    section: LoraSection, every: Mapping[str, int], architecture: Architecture
+) -> frozenset[str]:
     """The layers that the section names.
 
     Raises:
@@ -65,7 +65,7 @@ def chosen(section: LoraSection, every: Mapping[str, int], network: Network) -> 
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in every))
     found: set[str] = set()
     if ALL_LINEAR in section.target_modules:
-        if not all(_dense_layers(network)):
+        if not all(_dense_layers(architecture)):
             raise ConfigError(
                 f"lora.target_modules {ALL_LINEAR} reaches experts, which are not adapted",
                 hint="name the layers to adapt one by one, such as [q_proj, k_proj, v_proj, o_proj]",
@@ -84,11 +84,11 @@ def chosen(section: LoraSection, every: Mapping[str, int], network: Network) -> 
     return frozenset(found)
 
 
-def places(layer: Any, network: Network) -> list[Place]:
-    """The linear layers of one of this rank's decoder layers."""
-    hf, tp = network.architecture.hf, network.parallel.tp
+def places(layer: Any, architecture: Architecture, tp: int) -> list[Place]:
+    """The linear layers of one of this rank's decoder layers, which `tp` ranks divide."""
+    hf = architecture.hf
     prefix = f"model.layers.{int(layer.layer_number) - 1}"
-    hidden, size = int(hf.hidden_size), network.architecture.head_size
+    hidden, size = int(hf.hidden_size), architecture.head_size
     heads, groups = int(hf.num_attention_heads) // tp, int(hf.num_key_value_heads) // tp
     attention = layer.self_attention
 

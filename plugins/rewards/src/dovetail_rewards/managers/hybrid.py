@@ -21,7 +21,8 @@ from dovetail.interfaces.reward import (
     RunningTime,
     Score,
 )
-from dovetail.interfaces.reward_calls import configured_functions, finite_float
+from dovetail.interfaces.reward_calls import finite_float
+from dovetail.scoring.functions import configured_functions
 from dovetail_rewards.manager_config import HybridConfig, ScorerSection
 from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class, manager_ref
 

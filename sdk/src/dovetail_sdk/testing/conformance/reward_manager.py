@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Failure,
@@ -25,7 +24,8 @@ from dovetail.interfaces.reward import (
     RewardSample,
     Score,
 )
-from dovetail.interfaces.reward_calls import configured_functions
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.scorer import Scorer
 from dovetail_sdk.testing import failing_reward
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 

@@ -1,8 +1,8 @@
-"""Which reward function scores which row: resolved from the reward section, and checked before anything is generated."""
+"""Which reward function scores which row, as the reward section and the plugin index say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -11,15 +11,11 @@ from typing import Any, Protocol, cast
 import attrs
 
 from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.errors import ConfigError, DataError, PluginNotFoundError, nearest
-from dovetail.interfaces.data import Prompt
+from dovetail.errors import ConfigError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardFunction, RewardManager
 from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions
 from dovetail.interfaces.runtime import PluginRef
-
-SHOWN = 5
-"""Complaints of one kind that a message lists."""
 
 
 class FunctionLoader(Protocol):
@@ -197,10 +193,11 @@ class ConfiguredFunctions(RewardFunctions):
         return {**self.__dict__, "_rules": {}}
 
 
-def build_functions(
+def configured_functions(
     section: RewardSection, context: PluginContext, *, loader: FunctionLoader | None = None
 ) -> ConfiguredFunctions:
-    """The reward functions of a run; those that the config selects are made at once.
+    """The reward functions that a section selects, as core makes them for a run, and as managers with functions of
+    their own do; those that the config names are made at once.
 
     Args:
         section: the `reward` section.
@@ -217,72 +214,6 @@ def build_functions(
     if section.function is not None:
         functions.rule_for(None)
     return functions
-
-
-def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
-    """Check that every row can be scored: its source has a function where the manager needs one, the functions accept its
-    ground truth, and those that score whole groups get whole groups.
-
-    Raises:
-        ConfigError: some sources have no function, each named with its first row; or a function scores groups, and
-            the manager single samples.
-        DataError: some ground truths can't be scored; names the first rows.
-        PluginError: the manager can't be loaded.
-    """
-    judges = functions.judges()
-    unmapped: dict[str | None, Prompt] = {}
-    bad_rows = []
-    grouped: set[str] = set()
-    for prompt in prompts:
-        rules = list(judges.own)
-        if judges.needs_functions:
-            rule = functions.rule_for(prompt.data_source)
-            if rule is None:
-                unmapped.setdefault(prompt.data_source, prompt)
-                continue
-            rules.append(rule)
-        for rule in rules:
-            problem = rule.check_row(prompt.ground_truth)
-            if problem:
-                bad_rows.append(f"{prompt}: {rule.call.name} can't score it: {problem}")
-            if rule.call.unit == "group":
-                grouped.add(rule.call.name)
-    if unmapped:
-        problems = [functions.complaint(source, str(row)) for source, row in unmapped.items()]
-        raise ConfigError(
-            _listed(problems), hint=functions.mend(next(iter(unmapped))), problems=problems
-        )
-    if grouped and judges.unit != "group":
-        raise ConfigError(
-            f"{', '.join(sorted(grouped))} scores whole groups, and reward.manager.name={judges.manager} brings "
-            "single samples",
-            hint="set reward.manager.name=group",
-        )
-    if bad_rows:
-        raise DataError(
-            _listed(bad_rows),
-            hint="mend reward_model.ground_truth of these rows, or choose another function",
-        )
-
-
-def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:
-    """The installed functions that rows find by their `data_source`, without a word of the config."""
-    from dovetail.plugins.load import ref_for
-
-    loader = InstalledFunctions()
-    if section.function is not None or not loader.manager(section.manager).needs_functions(
-        section.manager
-    ):
-        return []
-    sources = {prompt.data_source for prompt in prompts} - section.functions.keys()
-    sections = [loader.section_for(source) for source in sorted(s for s in sources if s)]
-    return [ref_for("reward_function", found) for found in sections if found is not None]
-
-
-def _listed(problems: list[str]) -> str:
-    """The first problems, and how many more there are."""
-    more = len(problems) - SHOWN
-    return "\n".join([*problems[:SHOWN], *([f"… and {more} more"] if more > 0 else [])])
 
 
 def _rule(function: RewardFunction, section: PluginSection | None) -> _Rule:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dovetail.config.sections import PluginSection
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Failure,
@@ -20,6 +19,7 @@ from dovetail.interfaces.reward import (
     RewardUnit,
     Score,
 )
+from dovetail.scoring.scorer import Scorer
 
 
 class ScriptedManager(RewardManager):

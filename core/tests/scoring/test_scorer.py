@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RewardError
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.reward import RewardUnit, Score
+from dovetail.scoring.scorer import Scorer
 
 
 def test_scoring_begins_while_others_still_generate(scripted) -> None:

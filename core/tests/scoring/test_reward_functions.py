@@ -12,10 +12,11 @@ import pytest
 
 from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.flow.reward_functions import InstalledFunctions, build_functions, check_sources
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardFunction, RewardManager, RewardSample
+from dovetail.scoring.functions import InstalledFunctions, configured_functions
+from dovetail.scoring.rows import check_sources
 
 
 class Fours(RewardFunction):
@@ -85,7 +86,7 @@ class Own(RewardManager):
 
 
 def functions(**section: Any) -> Any:
-    return build_functions(RewardSection(**section), PluginContext(), loader=Shelf())
+    return configured_functions(RewardSection(**section), PluginContext(), loader=Shelf())
 
 
 def value(found: Any, source: str | None) -> Any:
@@ -115,7 +116,7 @@ def test_the_order_is_source_then_function_then_installed_name() -> None:
 def test_selected_functions_are_made_at_once_and_others_when_a_row_needs_them() -> None:
     shelf = Shelf()
     section = RewardSection(functions={"a": PluginSection(name="fives")})
-    found = build_functions(section, PluginContext(), loader=shelf)
+    found = configured_functions(section, PluginContext(), loader=shelf)
     assert shelf.made == ["fives"]
     for _ in range(3):
         value(found, "fours")
@@ -165,7 +166,7 @@ def test_a_users_file_scores_every_row(tmp_path: Path) -> None:
     file = tmp_path / "my_reward.py"
     file.write_text("def compute_score(solution_str, ground_truth):\n    return 7.0\n")
     section = RewardSection(function=PluginSection(path=str(file)))
-    found = build_functions(section, PluginContext())
+    found = configured_functions(section, PluginContext())
     assert value(found, "anything") == 7.0
     assert found.function_for(None).name.endswith("my_reward.py:compute_score")
     assert found.function_for(None).file == str(file)
@@ -175,7 +176,7 @@ def test_a_users_function_with_other_parameters_is_refused(tmp_path: Path) -> No
     file = tmp_path / "my_reward.py"
     file.write_text("def compute_score(answer):\n    return 7.0\n")
     with pytest.raises(ConfigError, match=r"my_reward.py:compute_score needs a parameter 'answer'"):
-        build_functions(RewardSection(function=PluginSection(path=str(file))), PluginContext())
+        configured_functions(RewardSection(function=PluginSection(path=str(file))), PluginContext())
 
 
 def test_functions_of_a_managers_own_are_checked_and_need_no_source() -> None:
@@ -194,7 +195,7 @@ def test_a_function_on_groups_needs_a_manager_that_brings_groups(tmp_path: Path)
     rank = PluginSection(path=str(file))
     for manager, fits in (("naive", False), ("group", True)):
         section = RewardSection(function=rank, manager=PluginSection(name=manager))
-        found = build_functions(section, PluginContext())
+        found = configured_functions(section, PluginContext())
         if fits:
             check_sources(found, [row(0)])
             continue
@@ -211,7 +212,7 @@ def test_files_of_functions_are_named_for_other_processes(tmp_path: Path) -> Non
     section = RewardSection(
         function=PluginSection(path=str(file)), functions={"a": PluginSection(name="fives")}
     )
-    found = build_functions(section, PluginContext(), loader=Both())
+    found = configured_functions(section, PluginContext(), loader=Both())
     assert [(ref.path, ref.attribute) for ref in found.files()] == [(str(file), "compute_score")]
 
 
@@ -222,3 +223,14 @@ class Both(Shelf):
         if section.path is None:
             return super().selected(section, context)
         return InstalledFunctions().selected(section, context)
+
+
+def test_plugins_find_what_selects_and_tries_rewards_beside_the_interfaces_too() -> None:
+    from dovetail import interfaces
+    from dovetail.interfaces import reward_calls, reward_trial
+    from dovetail.scoring import trial
+
+    assert interfaces.configured_functions is configured_functions
+    assert reward_calls.configured_functions is configured_functions
+    for name in ("TrialRow", "TrialSample", "read_trial", "try_rewards"):
+        assert getattr(reward_trial, name) is getattr(trial, name)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.reward import FailureKind, RewardUnit, Score
+from dovetail.scoring.scorer import Scorer
 
 
 def test_a_unit_that_hangs_times_out_and_is_counted(scripted) -> None:

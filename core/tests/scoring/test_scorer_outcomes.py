@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.flow.scorer import Scorer
 from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
+from dovetail.scoring.scorer import Scorer
 
 
 @pytest.mark.parametrize(

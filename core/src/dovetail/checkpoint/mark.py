@@ -1,0 +1,74 @@
+"""The file `best` beside a run's checkpoints: which one is marked as the best, and by which metric."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import CheckpointError
+
+BEST = "best"
+"""The file beside the checkpoints that names the best one."""
+
+
+@attrs.frozen(kw_only=True)
+class BestCheckpoint:
+    """What the file `best` says."""
+
+    path: Path
+    """The checkpoint."""
+    metric: str
+    """The metric of validation by which it is the best."""
+    value: float
+    """What the metric was at its step."""
+
+    @property
+    def step(self) -> int:
+        """The finished steps that it holds."""
+        return int(self.path.name.rpartition("_")[2])
+
+    def to_summary(self) -> dict[str, Any]:
+        """What `summary.json` tells of it: `step`, `metric`, `value`, `path`."""
+        return {
+            "step": self.step,
+            "metric": self.metric,
+            "value": self.value,
+            "path": str(self.path),
+        }
+
+    def to_json(self) -> str:
+        """What `best` holds.
+
+        Raises:
+            CheckpointError: the value is not finite.
+        """
+        if not math.isfinite(self.value):
+            raise CheckpointError(
+                f"{self.path.name} can't be the best one: its {self.metric or 'value'} is {self.value}"
+            )
+        fields = {"checkpoint": self.path.name, "metric": self.metric, "value": self.value}
+        return json.dumps(fields) + "\n"
+
+    @classmethod
+    def read(cls, directory: Path) -> BestCheckpoint | None:
+        """What `best` in this folder says; None where there is no such file.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        file = directory / BEST
+        try:
+            fields = json.loads(file.read_text())
+            path = directory / Path(fields["checkpoint"]).name
+            return cls(path=path, metric=str(fields["metric"]), value=float(fields["value"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise CheckpointError(
+                f"{file} is damaged: {type(error).__name__}: {error}",
+                hint="delete it; the next validation then marks the best checkpoint anew",
+            ) from error

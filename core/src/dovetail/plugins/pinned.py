@@ -1,0 +1,70 @@
+"""One plugin as it is here: its version, and the hash of its code where that can change without a new version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.distributions import Installed
+from dovetail.plugins.files import content_hash, load_file_class, resolve
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.load import find
+from dovetail.plugins.manifest import normalised, package_directories
+
+
+def pinned(ref: PluginRef) -> dict[str, Any]:
+    """A plugin's entry in a lock: what it is, its version, and the SHA-256 of what a version does not pin.
+
+    Raises:
+        PluginError: it is not there.
+    """
+    if ref.path is not None:
+        place = resolve(ref.path)
+        cls = load_file_class(KINDS[ref.kind], str(place), ref.attribute or ref.name)
+        return {
+            "kind": ref.kind,
+            "name": ref.name,
+            "path": str(place),
+            "attribute": ref.attribute,
+            "api": cls.api,
+            "sha256": content_hash(place),
+        }
+    entry = find(ref)
+    locked: dict[str, Any] = {
+        "kind": entry.kind,
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "api": entry.interface,
+        "target": entry.target,
+    }
+    if _editable(_distribution(entry.distribution)):
+        locked["sha256"] = _package_hash(entry.target.split(":")[0].split(".")[0])
+    return locked
+
+
+def _distribution(name: str) -> Installed:
+    return next(d for d in default_index().distributions if normalised(d.name) == normalised(name))
+
+
+def _editable(distribution: Installed) -> bool:
+    """Whether pip installed it in place, so that its version says nothing about its code."""
+    text = distribution.metadata.read_text("direct_url.json")
+    try:
+        return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
+    except ValueError:
+        return False
+
+
+def _package_hash(package: str) -> str:
+    """SHA-256 over the names and contents of a package's files, in order of name."""
+    digest = hashlib.sha256()
+    for place in package_directories(package):
+        for file in sorted(place.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(place)).encode() + b"\0")
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

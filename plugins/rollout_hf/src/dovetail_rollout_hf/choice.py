@@ -1,0 +1,117 @@
+"""The choice between the two decoders, and the proof that the chosen one is right.
+
+Legend: N rows, P prompts, L prompt columns, T tokens of one sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+
+from dovetail.errors import ModelError
+from dovetail_rollout_hf.cache import Arrival, KvCache, empty_index
+from dovetail_rollout_hf.decoder import Decoder
+from dovetail_rollout_hf.lean import LeanDecoder, why_not_lean
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""Largest difference of logits that proves a decoder, relative to one plus the largest logit."""
+
+
+def choose_decoder(
+    model: Any, wanted: Literal["auto", "lean", "transformers"], logger: Any
+) -> Decoder:
+    """Make the wanted decoder and prove it against the model's own forward pass.
+
+    Raises:
+        ModelError: the wanted decoder does not fit the model, or does not reproduce it.
+    """
+    from dovetail_rollout_hf.transformers_decoder import TransformersDecoder
+
+    reason = why_not_lean(model) if wanted != "transformers" else "not asked for"
+    if wanted == "lean" and reason:
+        raise ModelError(
+            f"decoder `lean` does not fit {type(model).__name__}: {reason}",
+            hint="use rollout.decoder=auto or transformers",
+        )
+    if not reason:
+        lean = LeanDecoder(model)
+        complaint = _complaint(lean, model)
+        if complaint is None:
+            return lean
+        message = f"the lean decoder does not reproduce {type(model).__name__}: {complaint}"
+        if wanted == "lean":
+            raise ModelError(message, hint="use rollout.decoder=transformers")
+        logger.warning("%s; using the transformers decoder", message)
+    elif wanted == "auto":
+        logger.info("using the transformers decoder: %s", reason)
+    general = TransformersDecoder(model)
+    complaint = _complaint(general, model)
+    if complaint is not None:
+        raise ModelError(
+            f"{type(model).__name__} can't be decoded over a cache of keys and values: {complaint}",
+            hint="its state is of another kind; use another rollout engine for this architecture",
+        )
+    return general
+
+
+def _complaint(decoder: Decoder, model: Any) -> str | None:
+    """What is wrong with a decoder; None where it is proven."""
+    try:
+        excess = prove(decoder, model)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    if excess <= 1:
+        return None
+    return f"its logits are off by {excess:.3g} times the tolerance"
+
+
+@torch.inference_mode()
+def prove(decoder: Decoder, model: Any) -> float:
+    """Compare a decoder with plain forward passes of the model, on two prompts of unequal length.
+
+    Returns:
+        The largest difference of logits as a multiple of the tolerance; NaN counts as infinite.
+    """
+    device, size = model.device, int(model.config.get_text_config().vocab_size)
+    lengths, steps = (9, 5), 3
+    sequences = [
+        torch.arange(3, 3 + 11 * (length + steps), 11, device=device) % size for length in lengths
+    ]
+    longest = max(lengths)
+    pad_P = torch.tensor([longest - length for length in lengths], device=device)
+    ids_PL = torch.zeros((2, longest), dtype=torch.int64, device=device)
+    for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
+        ids_PL[row, longest - length :] = sequence[:length]
+    prefill = decoder.prefill(ids_PL, pad_P)
+    source_N = torch.tensor([0, 0, 1], device=device)
+    cache = KvCache()
+    cache.rebuild(
+        kept_N=empty_index(device),
+        span=(0, 0),
+        end=longest,
+        capacity=longest + steps,
+        arrivals=[Arrival(prefill, source_N)],
+    )
+    decoder.begin(cache, pad_P[source_N])
+    steps_logits = [prefill.logits_PV[source_N]]
+    for step in range(steps):
+        tokens_P = torch.stack([s[n + step] for s, n in zip(sequences, lengths, strict=True)])
+        steps_logits.append(decoder.step(tokens_P[source_N], longest + step))
+    worst = 0.0
+    for row, prompt in enumerate(source_N.tolist()):
+        plain_TV = model(sequences[prompt][None], use_cache=False).logits[0].float()
+        plain_TV = plain_TV[lengths[prompt] - 1 :]
+        ours_TV = torch.stack([logits_NV[row] for logits_NV in steps_logits])
+        scale = 1 + plain_TV.abs().max()
+        difference = ((ours_TV - plain_TV).abs().max() / scale).item()
+        worst = max(worst, difference if math.isfinite(difference) else math.inf)
+    return worst / _TOLERANCE[model.dtype]
