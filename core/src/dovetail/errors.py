@@ -48,6 +48,8 @@ class ConfigError(DovetailError, ValueError):
     """The config is wrong; `problems` holds every complaint found, each a full sentence."""
 
     exit_code = 2
+    lists_problems = False
+    """Whether the message lists the problems itself, or counts those that it does not list."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, problems: Iterable[str] = ()

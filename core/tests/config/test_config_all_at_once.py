@@ -90,7 +90,9 @@ def test_the_value_of_an_unknown_key_is_told_as_it_stands(problems):
     (problem,) = problems(None, "trainer.default_local_dir={out")
     assert problem.startswith('trainer.default_local_dir = "{out" (override #1')
     (problem,) = problems(None, "strange[0].first=1", "strange[1]=2")
-    assert problem.startswith("strange (override #2 'strange[1]=2'): unknown key; ")
+    assert problem.startswith(
+        "strange (override #1 'strange[0].first=1', override #2 'strange[1]=2'): unknown key; "
+    )
 
 
 def test_a_sign_before_a_key_hides_nothing_that_is_wrong_with_it(problems, build):
@@ -117,12 +119,12 @@ def test_what_a_section_has_is_said_once(problems):
 
 def test_of_very_many_the_first_are_listed_and_the_others_counted(build):
     with pytest.raises(ConfigError) as caught:
-        build({"trainer": {f"key_{number}": number for number in range(10, 85)}})
+        build({"trainer": {f"key_{number}": number for number in range(100, 315)}})
     first, *listed, last = str(caught.value).splitlines()
-    assert first == "mapping: 75 problems in the config"
-    assert keys(line.strip() for line in listed) == [f"trainer.key_{n}" for n in range(10, 70)]
-    assert last == "  … and 15 more"
-    assert len(caught.value.problems) == 75
+    assert first == "mapping: 215 problems in the config"
+    assert keys(line.strip() for line in listed) == [f"trainer.key_{n}" for n in range(100, 300)]
+    assert last == "  … and 15 more: mend these and check again"
+    assert len(caught.value.problems) == 215
 
 
 @attrs.frozen(kw_only=True)

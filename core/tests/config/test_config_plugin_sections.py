@@ -65,9 +65,9 @@ def test_all_that_is_dropped_of_a_section_is_one_warning(load):
     (warning,) = loaded.warnings
     assert warning.startswith('rollout.engine_args = {"a": 1}, rollout.tensor_parallel_size = 2, ')
     assert "rollout.gpu_memory_utilization = 0.4 (" in warning
-    assert "a.yaml, " in warning
+    assert "a.yaml:2, " in warning
     assert warning.endswith(
-        "b.yaml): dropped: rollout 'hf', chosen by override #1 'rollout.name=hf', has no such keys"
+        "b.yaml:1): dropped: rollout 'hf', chosen by override #1 'rollout.name=hf', has no such keys"
     )
 
 

@@ -34,7 +34,11 @@ from dovetail.config.keys import parse_path
         ("actor_rollout_ref.actor.lora.r", "actor.engine.lora.rank"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space", "rollout.engine_args"),
         ("actor_rollout_ref.rollout.max_num_seqs", "rollout.max_num_seqs"),
-        ("reward_model.model.path", "reward.function.model"),
+        ("actor_rollout_ref.rollout.online_quant", "rollout.quantization"),
+        ("ray_kwargs.timeline_json_file", "runtime.timeline"),
+        ("ray_kwargs.ray_init.num_cpus", "runtime.ray_init"),
+        ("reward_model.model.path", "reward.manager.model"),
+        ("reward.reward_model.sandbox_fusion.url", "reward.function.service"),
         ("actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage", "actor.engine.last_stage_layers"),
     ],
 )  # fmt: skip
@@ -68,3 +72,38 @@ def test_keys_of_a_section_whose_plugin_was_not_chosen_are_explained_all_the_sam
     found = problems({"algorithm": {"rollout_correction": {"rollout_is_threshold": 2.0}}})
     assert any("selects no plugin" in problem for problem in found)
     assert any("Dovetail's is algorithm.rollout_correction.weight_upper" in problem for problem in found)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rollout.tensor_parallel_size",  # another engine's than the one that is chosen
+        "rollout.stop",
+        "actor.optim.eps",
+        "model.revision",
+    ],
+)
+def test_a_key_that_both_have_under_verls_prefix_leads_to_the_one_without(problems, key):
+    (problem,) = problems(None, f"actor_rollout_ref.{key}=1")
+    assert problem.endswith(f": this is verl's key; Dovetail's is {key}")
+
+
+def test_unknown_keys_of_several_layers_are_each_told_with_theirs(problems, load):
+    given = ("actor_rollout_ref.rollout.odd=1", "actor_rollout_ref.actor.odder=2")
+    found = problems(None, *given, "actor_rollout_ref.rollout.oddest=3")
+    assert [problem.partition(" ")[0] for problem in found] == [
+        "actor_rollout_ref.rollout.odd",
+        "actor_rollout_ref.rollout.oddest",
+        "actor_rollout_ref.actor.odder",
+    ]
+    for problem in found:
+        assert f"'{problem.partition(' ')[0]}=" in problem
+    assert len(problems({"actor_rollout_ref": {"nothing": {"odd": 1, "odder": 2}}})) == 1
+    assert len(problems({"async_training": {"odd": 1, "odder": 2}})) == 1
+    assert len(problems(None, "async_training.odd=1", "async_training.odder=2")) == 2
+
+
+def test_a_misspelt_section_is_told_once_with_every_layer_that_gives_it(problems):
+    (problem,) = problems(None, *(f"trainr.key_{number}=1" for number in range(5)))
+    assert problem.startswith("trainr (override #1 'trainr.key_0=1', override #2 ")
+    assert problem.endswith(", and 2 more): unknown key; did you mean trainer?")

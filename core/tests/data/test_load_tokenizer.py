@@ -36,6 +36,20 @@ def test_what_is_neither_template_nor_file_is_refused(tokenizer_directory, given
         load_tokenizer(section)
 
 
+def test_a_tokenizer_that_does_not_tell_what_was_added_is_taken(
+    tokenizer_directory, monkeypatch
+) -> None:
+    """As that of mistral-common."""
+
+    class Silent:
+        def get_vocab(self) -> dict[str, int]:
+            return {"one": 0}
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Silent())
+    loaded = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+    assert isinstance(loaded, Silent)
+
+
 def test_a_missing_directory_names_the_nearest(tokenizer_directory) -> None:
     wrong = tokenizer_directory.parent / f"{tokenizer_directory.name[:-1]}x"
     with pytest.raises(ModelError, match=r"there is no directory model\.path=") as error:

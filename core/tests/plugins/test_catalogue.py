@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from dovetail.config.keys import parse_path
 from dovetail.config.schema import fields_of
+from dovetail.config.sections import RunConfig
+from dovetail.config.verl_keys import VERL_KEYS, VERL_SECTIONS
 from dovetail.plugins.catalogue import FIRST_PARTY
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
@@ -41,3 +46,34 @@ def test_every_plugin_of_a_package_in_the_catalogue_is_in_it() -> None:
 def test_what_a_plugin_says_that_it_lacks_is_no_key_of_its_own(entry: PluginEntry) -> None:
     cls = config_class(entry.kind, {"name": entry.name})
     assert not set(cls.lacks) & set(fields_of(cls))
+
+
+def test_what_serving_engines_share_is_told_of_by_the_engine_that_is_none() -> None:
+    classes = {
+        entry.name: config_class(entry.kind, {"name": entry.name})
+        for entry in ENTRIES
+        if entry.kind == "rollout"
+    }
+    if not {"hf", "vllm", "sglang"} <= classes.keys():
+        pytest.skip("needs the rollout plugins hf, vllm and sglang")
+    hf = classes["hf"]
+    shared = fields_of(classes["vllm"]).keys() & fields_of(classes["sglang"]).keys()
+    assert shared <= fields_of(hf).keys() | hf.lacks.keys()
+
+
+NAMED = {
+    (advice.partition(" ")[0], found[1])
+    for advice in (*VERL_KEYS.values(), *VERL_SECTIONS.values())
+    if (found := re.search(r"[( ]of (\w+)\)$", advice))
+}
+"""Keys that a key of verl's is answered with, and the plugin that is said to have them."""
+
+
+@pytest.mark.parametrize(("path", "plugin"), sorted(NAMED))
+def test_a_plugin_that_is_named_for_a_key_of_verls_has_that_key(path: str, plugin: str) -> None:
+    cls: type = RunConfig
+    for key in parse_path(path):
+        field = fields_of(cls)[str(key)]
+        cls = config_class(field.kind, {"name": plugin}) if field.kind else field.section or cls
+        if field.section is None:
+            break  # a mapping that is the engine's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,14 @@ def test_another_interpreter_tells_what_it_has(other: Path) -> None:
         problem.message == f"it has attrs 1.2.3, and the controller attrs {here.packages['attrs']}"
     )
     assert problem.hint.startswith(f"{other}/bin/python -m pip install attrs==")
+
+
+def test_files_of_the_working_directory_are_not_imported_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "platform.py").write_text("python_version = lambda: '9.9.9'\n")
+    monkeypatch.chdir(tmp_path)
+    assert facts_of(interpreter_of(sys.executable, KEY)).python == platform.python_version()
 
 
 def test_an_environment_without_dovetail_says_how_to_get_it(tmp_path: Path) -> None:

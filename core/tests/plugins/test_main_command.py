@@ -61,6 +61,11 @@ def test_an_error_is_one_message_without_a_traceback(failing) -> None:
     assert done.stderr == "error: seed is 'x'\n  - more\n  → give a number\n"
 
 
+def test_problems_that_a_message_of_several_lines_leaves_out_follow_it(failing) -> None:
+    done = failing(ConfigError("one\ntwo\n… and 1 more", problems=["one", "two", "three"]))
+    assert done.stderr == "error: one\ntwo\n… and 1 more\n  - three\n"
+
+
 def test_the_traceback_is_one_variable_away(failing) -> None:
     done = failing(ConfigError("seed is 'x'"), DOVETAIL_TRACEBACK="1")
     assert isinstance(done.exception, ConfigError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import MixtralConfig, Qwen2Config
+from transformers import AfmoeConfig, MixtralConfig, Qwen2Config
 
 GAE = "algorithm.advantage=gae"
 NAMES = "down_proj, embed_tokens, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
@@ -98,8 +98,12 @@ def test_a_tied_weight_is_refused_where_both_its_layers_are(
     assert judge("adapter_targets", tied, own, GAE) == []
 
 
-def test_a_router_of_experts_has_a_matrix_of_its_own(judge, tmp_path) -> None:
-    MixtralConfig(**SIZES, num_local_experts=2).save_pretrained(tmp_path)
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_router_of_experts_has_a_matrix_of_its_own(judge, tmp_path, linear) -> None:
+    """Whether it is a linear layer or a module of the model's own."""
+    moe = {"moe_intermediate_size": 8, "num_dense_layers": 0, "num_experts": 2}
+    config = AfmoeConfig(**SIZES, **moe) if linear else MixtralConfig(**SIZES, num_local_experts=2)
+    config.save_pretrained(tmp_path)
     section = {"model": {"path": str(tmp_path)}}
     assert judge("adapter_targets", section, engine("gate")) == []
     (finding,) = judge("adapter_targets", section, engine("experts"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,12 +21,27 @@ WORDS = (END, "one", "two", "three", "four")
 Build = Callable[..., str]
 
 
+class Silent:
+    """A tokenizer of another library, which does not tell its added tokens."""
+
+    eos_token = END
+    chat_template = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {END: 0, "one": 1}
+
+
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
     """Writes a model's config and, where words are given, its tokenizer into a directory."""
 
     def build(
-        name: str, words: Sequence[str] | None = WORDS, *, added: Sequence[str] = (), rows: int = 16
+        name: str,
+        words: Sequence[str] | None = WORDS,
+        *,
+        added: Sequence[str] = (),
+        special: Mapping[str, str] = MappingProxyType({}),
+        rows: int = 16,
     ) -> str:
         path = tmp_path / name
         sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
@@ -37,7 +53,7 @@ def build(tmp_path: Path) -> Build:
             ids = {word: number for number, word in enumerate(words)}
             backend = Tokenizer(WordLevel(ids, words[0]))
             backend.add_special_tokens(list(added))
-            PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(path)
+            PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(path)
         return str(path)
 
     return build
@@ -79,8 +95,56 @@ def test_tokens_that_were_only_added_are_a_warning(judge: Any, build: Build) -> 
         finding.message
     )
     (finding,) = judge(RULE, sections(policy), KL, f"ref.path={build('tight', rows=5)}")
-    assert finding.severity == "error"
+    assert finding.severity == "warning"
     assert "larger ones to 2 tokens, such as '<think>' (5), '<end>' (6)" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("special", "template", "severity"),
+    [
+        ({"eos_token": "<end>"}, None, "error"),
+        ({"pad_token": "<end>"}, None, "warning"),
+        ({}, "{% for m in messages %}{{ m.content }}<end>{% endfor %}", "error"),
+        ({"bos_token": "<end>"}, "{{ bos_token }}{{ messages }}", "error"),
+        ({"bos_token": "<end>"}, "{{ messages }}", "warning"),
+    ],
+)
+def test_an_added_token_beyond_the_embeddings_is_an_error_where_samples_hold_it(
+    judge: Any, build: Build, special: dict[str, str], template: str | None, severity: str
+) -> None:
+    policy = build("policy", added=["<end>"], special=special)
+    small = build("small", None, rows=5)
+    model = {"chat_template": template} if template else {}
+    (finding,) = judge(RULE, sections(policy, **model), KL, f"ref.path={small}")
+    assert finding.severity == severity
+    assert "larger ones to 1 token, such as '<end>' (5): it can't read" in finding.message
+
+
+def test_a_policy_may_have_fewer_embeddings_than_tokens_were_added(
+    judge: Any, build: Build
+) -> None:
+    """Whether its tokenizer lies beside it or elsewhere."""
+    ends = {"eos_token": "<image>"}
+    for number, special in enumerate(({}, ends)):
+        policy = build(f"policy{number}", added=["<image>"], special=special, rows=5)
+        copy = build(f"copy{number}", added=["<image>"], special=special)
+        assert judge(RULE, sections(policy), GAE) == []
+        assert judge(RULE, sections(policy, tokenizer_path=copy), GAE) == []
+    bare = build("bare", None, rows=5)
+    padded = build("padded", added=["<pad>"], special={"pad_token": "<pad>"})
+    assert judge(RULE, sections(bare, tokenizer_path=padded)) == []
+    (finding,) = judge(
+        RULE, sections(bare, tokenizer_path=build("ends", added=["<image>"], special=ends))
+    )
+    assert finding.severity == "error"
+
+
+def test_tokenizers_that_do_not_tell_what_was_added_are_not_compared(
+    judge: Any, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, other = build("policy"), build("other", (END, "two", "one", "three"))
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Silent())
+    assert judge(RULE, sections(policy), KL, f"ref.path={other}") == []
 
 
 def test_padding_and_tokens_that_no_sample_holds_are_not_spoken_of(

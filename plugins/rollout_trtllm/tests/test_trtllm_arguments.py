@@ -33,6 +33,7 @@ from dovetail_rollout_trtllm.calls import (
 from dovetail_rollout_trtllm.engine_args import engine_arguments
 from dovetail_rollout_trtllm.failures import FAILURES
 from dovetail_rollout_trtllm.names import TensorNames
+from dovetail_rollout_trtllm.server import main
 from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE, variables
 
 
@@ -272,3 +273,11 @@ def test_one_name_of_tied_tensors_is_enough(context: Any) -> None:
     for name in tied[0]:
         names.refuse_other(1, [*others, name])
     names.refuse_other(1, [*others, *tied[0]])
+
+
+def test_a_server_by_hand_wants_all_that_a_rollout_asks_about(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--arguments", '{"model": "m", "dtype": "bfloat16"}'])
+    assert "lacks tensor_parallel_size, trust_remote_code" in capsys.readouterr().err

@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("ray")
 
 STARTS = """
-import json, ray
+import json
 from dovetail_rollout_trtllm.engine_imports import start_ray
 
 start_ray(2)
+import ray
 addresses = [node["NodeManagerAddress"] for node in ray.nodes()]
 print(json.dumps([addresses, ray.cluster_resources()["GPU"]]))
 """
@@ -23,7 +24,7 @@ print(json.dumps([addresses, ray.cluster_resources()["GPU"]]))
 
 @pytest.mark.ray
 @pytest.mark.nightly
-def test_it_listens_on_loopback_alone_and_has_the_replicas_accelerators() -> None:
+def test_its_node_is_on_loopback_and_has_the_replicas_accelerators() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", STARTS],

@@ -62,6 +62,26 @@ def test_all_linear_may_stand_beside_other_names(tiny, make_engine):
         make_engine(tiny, config=Fsdp2Config(lora=section))
 
 
+def test_a_router_of_experts_is_adapted_where_the_plan_lets_it_pass(make_engine, tmp_path):
+    from transformers import AutoModelForCausalLM, MixtralConfig
+
+    sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    shape = MixtralConfig(
+        vocab_size=32, intermediate_size=8, num_hidden_layers=1, num_local_experts=2, **sizes
+    )
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
+    lora = {"rank": 2, "target_modules": ["q_proj", "gate"]}
+    mapping = {
+        "model": {"path": str(tmp_path)},
+        "actor": {"engine": {"name": "fsdp2", "lora": lora}},
+    }
+    config = config_from_mapping(mapping).config
+    rule = AdapterTargets(AdapterTargets.Config(), PluginContext())
+    assert list(rule.check(config, make_plan(config))) == []
+    engine = make_engine(tmp_path, config=config.actor.engine)
+    assert "model.layers.0.mlp.gate" in engine._scorer.adapter._layers
+
+
 @pytest.mark.parametrize("target", ["mlp", "lm_head", "model.embed_tokens"])
 def test_what_no_adapter_can_be_put_on_is_refused_in_the_plans_own_words(tiny, make_engine, target):
     lora = {"rank": 2, "target_modules": ["q_proj", target]}

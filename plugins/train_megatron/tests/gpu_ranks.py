@@ -160,11 +160,21 @@ def run_ranks(script, model, out):
             )
             for rank in range(world)
         ]
-        for process in ranks:
-            said, _ = process.communicate(timeout=240)
-            if process.returncode:
-                (out / f"failed-{world}.txt").write_bytes(said)
+        reports = [_report_of(process) for process in ranks]
+        failed = [said for said, status in reports if status]
+        if failed:
+            (out / f"failed-{world}.txt").write_bytes(b"\n".join(failed))
     return out
+
+
+def _report_of(process, patience=240.0):
+    """What a rank said, and its exit status; one that takes longer than so many seconds is ended."""
+    try:
+        said, _ = process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+    return said, process.returncode
 
 
 def scored(network, batch):

@@ -14,8 +14,8 @@ from dovetail.errors import DovetailError
 def error(failure: DovetailError) -> None:
     """Print an error on stderr: the message, its problems where the message does not list them itself, the hint."""
     click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True)
-    # A message of several lines lists them itself.
-    for problem in getattr(failure, "problems", ()) if "\n" not in failure.message else ():
+    listed = getattr(failure, "lists_problems", False)
+    for problem in getattr(failure, "problems", ()) if not listed else ():
         if problem not in failure.message and "\n" not in problem:
             click.echo(f"  - {problem}", err=True)
     if failure.hint:

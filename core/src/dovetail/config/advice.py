@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
-from dovetail.config.aliases import foreign_advice, trl_advice, verl_advice
+from dovetail.config.aliases import foreign_advice, prefixed_advice, trl_advice, verl_advice
 from dovetail.config.keys import KeyPath, format_path
 
 _PRESET = "algorithm.preset"
@@ -14,17 +15,17 @@ _VERL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 _KL = (("algorithm", "kl", "in_loss"), ("algorithm", "kl", "in_reward"))
 
 
-def key_advice(path: KeyPath, value: Any) -> str | None:
-    """What to say of an unknown key with that value; None where the key means nothing elsewhere either."""
-    return replacement(path, value) or foreign_advice(path)
+def key_advice(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> str | None:
+    """What to say of an unknown key with that value; None where the key means nothing elsewhere either; `known` are the config's own keys."""
+    return replacement(path, value, known) or foreign_advice(path)
 
 
-def replacement(path: KeyPath, value: Any) -> str | None:
+def replacement(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> str | None:
     """What to write in place of an unknown key with that value, or why nothing; None where nothing is known of it."""
     if path in _MISPLACED_PRESETS:
         name = value if isinstance(value, str) else "NAME"
         return f"unknown key; a preset is chosen by {_PRESET}={name}"
-    return verl_advice(path) or trl_advice(path)
+    return verl_advice(path) or prefixed_advice(path, known) or trl_advice(path)
 
 
 def section_advice(path: KeyPath, value: Any) -> str | None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.verl_keys import NEEDLESS_KEYS, VERL_KEYS, VERL_SECTIONS
 
-_DROPPED_PREFIX = "actor_rollout_ref"
+DROPPED_PREFIX = "actor_rollout_ref"
+"""The section of verl's whose sections stand at the top here."""
 _FOREIGN_ROOTS = frozenset(
-    {_DROPPED_PREFIX, "custom_reward_function", "ray_kwargs", "async_training", "global_profiler"}
+    {DROPPED_PREFIX, "custom_reward_function", "ray_kwargs", "async_training", "global_profiler"}
 )
 _HYDRAS_ROOTS = frozenset({"defaults", "hydra"})
 
 
 def verl_advice(path: KeyPath) -> str | None:
     """What to write in place of a key of verl's; None where Dovetail has nothing for it."""
-    keys = path[1:] if path[0] == _DROPPED_PREFIX else path
+    keys = path[1:] if path[0] == DROPPED_PREFIX else path
     given, theirs = format_path(path), format_path(keys)
     if needless := NEEDLESS_KEYS.get(given) or NEEDLESS_KEYS.get(theirs):
         return f"this is verl's key; leave it out: {needless}"
@@ -86,6 +89,8 @@ TRL_KEYS: dict[str, str] = {
     "vllm_enable_sleep_mode": "rollout.offload",
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "vllm_importance_sampling_correction": "algorithm.rollout_correction",
+    "vllm_mode": "rollout.mode (engine where TRL has colocate), and rollout.offload where both take turns",
+    "vllm_server_base_url": "rollout.urls, beside rollout.mode=server",
     "vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
     "warmup_steps": "actor.optim.warmup_steps",
     "weight_decay": "actor.optim.weight_decay",
@@ -102,3 +107,21 @@ def trl_advice(path: KeyPath) -> str | None:
     if path[0] == "critic" and ours.startswith("actor."):
         ours = "critic." + ours.removeprefix("actor.")
     return None if ours == format_path(path) else f"this is TRL's key; Dovetail's is {ours}"
+
+
+_NAMED_HERE = frozenset(
+    part.partition(" ")[0].rstrip(",")
+    for text in (*VERL_KEYS.values(), *TRL_KEYS.values())
+    for part in text.split(" and ")
+)
+"""Dovetail's keys that the tables name, those of plugins that were not chosen included."""
+
+
+def prefixed_advice(path: KeyPath, known: Container[KeyPath]) -> str | None:
+    """That a key is Dovetail's but for verl's prefix; None where it is neither of the config's own keys nor in the tables."""
+    if path[0] != DROPPED_PREFIX or len(path) == 1:
+        return None
+    ours = format_path(path[1:])
+    if path[1:] in known or ours in _NAMED_HERE:
+        return f"this is verl's key; Dovetail's is {ours}"
+    return None

@@ -44,8 +44,8 @@ def in_words(dropped: Iterable[Dropped], choice: str) -> Iterator[str]:
             yield str(Problem(path=key.path, value=key.value, origin=origin, text=text))
         else:
             named = ", ".join(f"{format_path(key.path)} = {show_value(key.value)}" for key in keys)
-            layers = ", ".join(dict.fromkeys(key.layer.name for key in keys))
-            yield f"{named} ({layers}): {text}"
+            places = ", ".join(dict.fromkeys(key.layer.at(key.path) for key in keys))
+            yield f"{named} ({places}): {text}"
 
 
 def _known(dropped: Dropped) -> bool:

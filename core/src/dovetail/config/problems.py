@@ -11,7 +11,7 @@ import attrs
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.errors import ConfigError
 
-_MOST = 60
+_MOST = 200
 """So many problems are listed."""
 ABSENT: Any = object()
 """Stands for the value of a key that was not given."""
@@ -46,8 +46,10 @@ def config_error(source: str, problems: Iterable[Problem]) -> ConfigError:
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
     listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])
     if len(sentences) > _MOST:
-        listed += f"\n  … and {len(sentences) - _MOST} more"
-    return ConfigError(f"{source}: {count} in the config\n{listed}", problems=sentences)
+        listed += f"\n  … and {len(sentences) - _MOST} more: mend these and check again"
+    error = ConfigError(f"{source}: {count} in the config\n{listed}", problems=sentences)
+    error.lists_problems = True
+    return error
 
 
 def show_value(value: Any, limit: int = 80) -> str:

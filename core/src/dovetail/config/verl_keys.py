@@ -86,14 +86,14 @@ _LORA = {
         ("actor.peft.lora_rank", ".rank"),
         ("actor.peft.lora_alpha", ".alpha"),
         ("actor.peft.target_modules", ".target_modules"),
-        ("model.lora_rank", ".rank"),
+        ("model.lora_rank", ".rank (leave lora out for 0)"),
         ("model.lora_alpha", ".alpha"),
         ("model.target_modules", ".target_modules"),
     )
 } | {
-    "critic.model.lora_rank": "critic.engine.lora.rank",
-    "critic.model.lora_alpha": "critic.engine.lora.alpha",
-    "critic.model.target_modules": "critic.engine.lora.target_modules",
+    "critic.model.lora_rank": "critic.engine.lora.rank (with critic.engine.name; leave lora out for 0)",
+    "critic.model.lora_alpha": "critic.engine.lora.alpha (with critic.engine.name)",
+    "critic.model.target_modules": "critic.engine.lora.target_modules (with critic.engine.name)",
 }
 _LOSS = {
     "actor.shuffle": "actor.shuffle",
@@ -169,24 +169,24 @@ _OVERLONG = {
     )
 }
 _REWARD_MODEL = {
-    f"{section}.{theirs}": f"reward.function.{ours}"
+    f"{section}.{theirs}": f"reward.{ours}"
     for section in ("reward_model", "reward.reward_model")
     for theirs, ours in (
-        ("enable", "name (reward_model; or leave it out)"),
-        ("model.path", "model (of reward_model)"),
-        ("model.trust_remote_code", "trust_remote_code (of reward_model)"),
-        ("max_length", "max_length (of reward_model)"),
-        ("micro_batch_size", "max_tokens_per_batch (in tokens; of reward_model)"),
-        ("micro_batch_size_per_gpu", "max_tokens_per_batch (in tokens; of reward_model)"),
-        ("forward_max_token_len_per_gpu", "max_tokens_per_batch (of reward_model)"),
-        ("sandbox_fusion.url", "service (of code)"),
+        ("enable", "manager.name (reward_model; or leave it out)"),
+        ("model.path", "manager.model (of reward_model)"),
+        ("model.trust_remote_code", "manager.trust_remote_code (of reward_model)"),
+        ("max_length", "manager.max_length (of reward_model)"),
+        ("micro_batch_size", "manager.max_tokens_per_batch (in tokens; of reward_model)"),
+        ("micro_batch_size_per_gpu", "manager.max_tokens_per_batch (in tokens; of reward_model)"),
+        ("forward_max_token_len_per_gpu", "manager.max_tokens_per_batch (of reward_model)"),
+        ("sandbox_fusion.url", "function.service (of code)"),
     )
 }
 _ROLES = {
     "critic.cliprange_value": "critic.value_clip",
     "critic.enable": "algorithm.advantage.name (there is a critic where the estimator requires values, as gae does)",
     "critic.loss_agg_mode": "critic.loss_aggregation.name",
-    "critic.model.enable_gradient_checkpointing": "critic.engine.gradient_checkpointing",
+    "critic.model.enable_gradient_checkpointing": "critic.engine.gradient_checkpointing (with critic.engine.name)",
     "critic.model.path": "critic.path",
     "ref.log_prob_max_token_len_per_gpu": "ref.max_tokens_per_micro_batch",
     "ref.log_prob_micro_batch_size": "ref.max_tokens_per_micro_batch (in tokens)",
@@ -228,6 +228,7 @@ VERL_KEYS: dict[str, str] = {
     "model.tokenizer_path": "model.tokenizer_path",
     "model.use_liger": "actor.engine.liger (of fsdp2)",
     "model.trust_remote_code": "model.trust_remote_code",
+    "ray_kwargs.timeline_json_file": "runtime.timeline (of ray)",
     "reward.custom_reward_function.name": "reward.function.attribute",
     "reward.custom_reward_function.path": "reward.function.path",
     "reward.reward_manager.name": "reward.manager.name",
@@ -236,7 +237,7 @@ VERL_KEYS: dict[str, str] = {
     "reward_model.reward_fn.name": "reward.function.attribute",
     "reward_model.reward_fn.path": "reward.function.path",
     "reward_model.reward_manager": "reward.manager.name",
-    "rollout.dtype": "model.dtype",
+    "rollout.dtype": "model.dtype (fp8 is rollout.quantization)",
     "rollout.enable_prefix_caching": "rollout.prefix_caching",
     "rollout.enforce_eager": "rollout.enforce_eager",
     "rollout.expert_parallel_size": "rollout.expert_parallel_size",
@@ -251,7 +252,9 @@ VERL_KEYS: dict[str, str] = {
     "rollout.max_num_seqs": "rollout.max_num_seqs",
     "rollout.n": "rollout.n",
     "rollout.name": "rollout.name",
+    "rollout.online_quant": "rollout.quantization",
     "rollout.pipeline_model_parallel_size": "rollout.pipeline_parallel_size (of vllm)",
+    "rollout.prometheus.port": "rollout.metrics_port (of vllm)",
     "rollout.prompt_length": "data.max_prompt_length",
     "rollout.quantization": "rollout.quantization",
     "rollout.response_length": "data.max_response_length",
@@ -283,6 +286,7 @@ VERL_KEYS: dict[str, str] = {
 """verl's key, less the prefix `actor_rollout_ref.`, to Dovetail's key, with a remark where the meaning differs."""
 
 VERL_SECTIONS: dict[str, str] = {
+    "ray_kwargs.ray_init": "runtime.ray_init (of ray)",
     "rollout.engine_kwargs": "rollout.engine_args (the engine's own names, without its name before them)",
 }
 """A section of verl's whose keys are not Dovetail's to know, to where they go."""
@@ -301,6 +305,6 @@ NEEDLESS_KEYS: dict[str, str] = {
     "rollout.calculate_log_probs": "log-probabilities are asked for where something requires them",
     "rollout.log_prob_use_dynamic_bsz": "micro-batches are always cut by tokens",
     "trainer.balance_batch": "ranks get about as many tokens each anyway",
-    "trainer.resume_mode": "`dovetail resume` and a run's directory go on with it",
+    "trainer.resume_mode": "`dovetail resume RUN_DIRECTORY` goes on with a run",
 }
 """verl's keys that Dovetail needs no key for, and why; with the prefix where a plugin here has a key of the same name."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import attrs
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
 from dovetail.config.advice import key_advice, replacement, value_advice
+from dovetail.config.aliases import DROPPED_PREFIX
 from dovetail.config.fields import PluginSection
-from dovetail.config.keys import KeyPath, format_path, leaves
+from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
 from dovetail.config.problems import ABSENT, Problem
@@ -23,9 +24,11 @@ Origins = Mapping[KeyPath, str]
 """The layer that gave a key, by key path."""
 
 _ATTRS_MESSAGE = re.compile(r"'\w+' must be (?P<bound>.+?): .*", re.DOTALL)
+_LINE = re.compile(r":\d+$")
+"""The line in a file, at the end of an origin."""
 _UNKNOWN = "unknown key"
 _FEW = 3
-"""So many places of a key are worth naming instead of a similar key."""
+"""So many places of a key are worth naming instead of a similar key, and so many layers that gave one."""
 
 
 def problems_of(fault: Fault, tree: SectionDict, origins: Origins) -> Iterator[Problem]:
@@ -98,32 +101,58 @@ def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> I
     """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
     own = _own_advice(path, cls)
-    if own is None and any(key_advice(key, given) for key, given in _values(value, path)):
-        for key, given in _told_apart(value, path):
+    known = frozenset(key_paths(tree))
+    if own is None and any(key_advice(key, given, known) for key, given in _values(value, path)):
+        for key, given in _told_apart(value, path, known, origins):
             yield Problem(
                 path=key,
                 value=ABSENT if isinstance(given, Mapping) and given else given,
-                origin=origin_of(origins, key) or origin_of(origins, next(leaves(given, key))[0]),
-                text=key_advice(key, given) or f"{_UNKNOWN}; Dovetail has none of that name",
+                origin=_givers(given, key, origins),
+                text=key_advice(key, given, known) or f"{_UNKNOWN}; Dovetail has none of that name",
             )
         return
     yield Problem(
         path=path,
         value=ABSENT if isinstance(value, Mapping) else value,
-        origin=origin_of(origins, path) or origin_of(origins, next(leaves(value, path))[0]),
+        origin=_givers(value, path, origins),
         text=own or _nearest_key(path, cls, tree),
     )
 
 
-def _told_apart(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value below a key, but sections of which nothing is known as a whole."""
+def _told_apart(
+    value: Any, path: KeyPath, known: Container[KeyPath], origins: Origins
+) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value below a key; a section that one layer gives and of which nothing is known is told as a whole."""
+    if not (isinstance(value, Mapping) and value):
+        yield path, value
+        return
     below = list(_values(value, path))
-    unheard_of = len(below) > 1 and not any(replacement(key, given) for key, given in below)
-    if unheard_of or not (isinstance(value, Mapping) and value):
+    # verl's prefix is no section here, and what stands under it may be one of ours with keys that are not.
+    ours = path[0] == DROPPED_PREFIX and (len(path) == 1 or path[1:] in known)
+    unheard_of = len(below) > 1 and not any(replacement(key, given, known) for key, given in below)
+    if unheard_of and not ours and len(_layers(value, path, origins)) <= 1:
         yield path, value
         return
     for key, child in value.items():
-        yield from _told_apart(child, (*path, key))
+        yield from _told_apart(child, (*path, key), known, origins)
+
+
+def _givers(value: Any, path: KeyPath, origins: Origins) -> str | None:
+    """What gave a key, or the keys below it where several layers did."""
+    layers = list(_layers(value, path, origins).values()) if isinstance(value, Mapping) else []
+    if len(layers) <= 1:
+        return origin_of(origins, path)
+    more = [f"and {len(layers) - _FEW} more"] if len(layers) > _FEW else []
+    return ", ".join([*layers[:_FEW], *more])
+
+
+def _layers(value: Any, path: KeyPath, origins: Origins) -> dict[str, str]:
+    """The layers that gave the values below a key, each with the first place where it did."""
+    layers: dict[str, str] = {}
+    for key, _ in _values(value, path):
+        origin = origin_of(origins, key) or ""
+        layers.setdefault(_LINE.sub("", origin), origin)
+    return layers
 
 
 def _own_advice(path: KeyPath, cls: type) -> str | None:

@@ -42,9 +42,12 @@ def load_tokenizer(model: ModelSection) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             path, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
+        # That of mistral-common does not tell which tokens were added.
+        added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        empty = len(tokenizer.get_vocab()) <= len(added)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others here
         raise _unloadable(path, key, error, local=local) from error
-    if len(tokenizer.get_vocab()) <= len(tokenizer.get_added_vocab()):
+    if empty:
         # transformers makes an empty one where the files of the vocabulary are missing
         raise ModelError(
             f"the tokenizer in {key}={path!r} has no vocabulary",

@@ -45,7 +45,8 @@ class ModelShape:
     modules: frozenset[str]
     """Names of all modules."""
     matrices: frozenset[str]
-    """Names of those with a weight matrix of their own: `layers`, and what else keeps one."""
+    """Names of those with a weight matrix of their own: `layers`, and what else keeps one, as routers of experts do: peft adapts
+    those of many models, as parameters."""
     vocabulary: int
     """Token ids that it has embeddings for, padding included."""
     stored_dtype: str | None

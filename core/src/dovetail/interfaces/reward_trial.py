@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module("dovetail.scoring.trial"), name)

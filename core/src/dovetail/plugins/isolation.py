@@ -21,8 +21,9 @@ CORE = "dovetail-core"
 TIMEOUT = 120.0
 """Seconds that an environment may take to tell what it has."""
 _ASK = """
-import os, platform, sys
+import sys
 del sys.path[0]
+import os, platform
 os.write(int(sys.argv[1]), (platform.python_version() + "\\n").encode())
 from dovetail.plugins.isolation import tell
 tell(int(sys.argv[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -30,6 +30,8 @@ class _Vocabulary:
     ids: Mapping[str, int]
     added: frozenset[str]
     """Those that came after it was trained: special tokens, and a chat template's."""
+    needed: frozenset[str]
+    """Of them, those that samples are sure to hold or likely to: what ends a sequence, and what its chat template writes."""
 
     def below(self, rows: int | None) -> _Vocabulary:
         """Without ids from `rows` on."""
@@ -41,9 +43,14 @@ class _Vocabulary:
 class VocabularyDiffers(PreflightRule):
     """A reference, a critic or the policy would read other tokens than the run's tokenizer means: its figures say nothing.
 
-    A model has to have embeddings for all ids that the tokenizer gives. Where it comes with a tokenizer of its own, the two have
-    to give the same ids to the same tokens: an error where those of the trained vocabulary differ, a warning where only added
-    tokens do. Rows that pad an embedding mean nothing. Models that are not on this machine are not looked at.
+    A reference or a critic has to have embeddings for all ids that a sample can hold: those that the run's tokenizer gives and
+    the policy has embeddings for. An error where it lacks tokens of the trained vocabulary, the one that ends a sequence, or one
+    that the chat template writes; a warning where it lacks only other added tokens, which samples need not hold. The policy
+    itself may lack those, and what a tokenizer of its own puts as far out.
+
+    Where a model comes with a tokenizer of its own, the two have to give the same ids to the same tokens: an error where those of
+    the trained vocabulary differ, a warning where only added tokens do. Rows that pad an embedding mean nothing. Models that are
+    not on this machine are not looked at, and tokenizers that do not tell their tokens are not compared.
     """
 
     name = "vocabulary_differs"
@@ -59,12 +66,13 @@ class VocabularyDiffers(PreflightRule):
             if role.role == "actor" or role.path != section.path
             if (place := _directory(role.path, section)) is not None and place != home
         ]
-        own = _vocabulary(home, section) if others and home is not None else None
+        template = section.chat_template
+        own = _vocabulary(home, section, template) if others and home is not None else None
         if own is None:
             return  # whoever reads the run's tokenizer says what is wrong with it
         tokenizer = f"model.{'tokenizer_path' if section.tokenizer_path else 'path'} = {given}"
         # What the policy has no embedding for is in no sample.
-        sampled = own.below(_rows(policy, section) if policy is not None else None)
+        sampled = own.below(_rows(section.path, section) if policy is not None else None)
         for role, place in others:
             meant = own if role.role == "actor" else sampled
             yield from self._judge(role, place, meant, tokenizer, section)
@@ -74,20 +82,26 @@ class VocabularyDiffers(PreflightRule):
     ) -> Iterator[Finding]:
         """At most one finding about one model: the gravest."""
         model = f"{_key(role)} = {role.path}"
-        theirs, rows = _vocabulary(place, section), _rows(place, section)
-        moved = [t for t, n in own.ids.items() if theirs is not None and theirs.ids.get(t) != n]
+        theirs, rows = _vocabulary(place, section), _rows(role.path, section)
+        there = theirs.ids if theirs is not None else {}
+        moved = [t for t, n in own.ids.items() if theirs is not None and there.get(t) != n]
         trained = [token for token in moved if token not in own.added]
         beyond = [t for t, n in own.ids.items() if rows is not None and n >= rows]
+        if role.role == "actor":
+            # With this tokenizer in its own directory nothing would be said.
+            beyond = [t for t in beyond if there.get(t) != own.ids[t]]
+        grave = [t for t in beyond if t not in own.added or t in own.needed]
         if trained and theirs is not None:
             yield self.error(
                 f"{model} reads other tokens than the run's tokenizer ({tokenizer}) writes: {len(trained):,} of "
                 f"{len(own.ids):,} tokens have another id there, or none, such as {_shown(trained, own, theirs)}",
                 hint=_mend(role),
             )
-        elif beyond:
-            yield self.error(
+        elif grave or (beyond and role.role != "actor"):
+            find = self.error if grave else self.warning
+            yield find(
                 f"{model} has embeddings for {rows:,} token ids, and the run's tokenizer ({tokenizer}) gives larger ones to "
-                f"{_count(beyond)}, such as {_shown(beyond, own)}: it can't read a sample with one",
+                f"{_count(grave or beyond)}, such as {_shown(grave or beyond, own)}: it can't read a sample with one",
                 hint=_mend(role),
             )
         elif moved and theirs is not None:
@@ -113,24 +127,41 @@ def _directory(path: str, section: ModelSection) -> Path | None:
     return None
 
 
-def _vocabulary(directory: Path, section: ModelSection) -> _Vocabulary | None:
-    """Of the tokenizer in a directory; None where it holds none that can be read."""
+def _vocabulary(
+    directory: Path, section: ModelSection, template: str | None = None
+) -> _Vocabulary | None:
+    """Of the tokenizer in a directory, with a chat template or its own; None where it holds none that tells its tokens."""
     from dovetail.data.tokenizer import load_tokenizer
 
-    there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=None)
+    there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)
     try:
         tokenizer = load_tokenizer(there)
     except ModelError:
         return None
-    return _Vocabulary(ids=tokenizer.get_vocab(), added=frozenset(tokenizer.get_added_vocab()))
+    if not hasattr(tokenizer, "get_added_vocab"):
+        return None  # such as that of mistral-common, where all tokens are one vocabulary
+    added = frozenset(tokenizer.get_added_vocab())
+    return _Vocabulary(
+        ids=tokenizer.get_vocab(), added=added, needed=frozenset(_needed(tokenizer, added))
+    )
 
 
-def _rows(directory: Path, section: ModelSection) -> int | None:
-    """How many token ids the model in a directory has embeddings for; None where it can't be read."""
+def _needed(tokenizer: Any, added: frozenset[str]) -> Iterator[str]:
+    """The added tokens that end a sequence or stand in the chat template, under their own or a special token's name."""
+    templates = tokenizer.chat_template or ""
+    text = templates if isinstance(templates, str) else "\n".join(templates.values())
+    yield from (token for token in added if token == tokenizer.eos_token or token in text)
+    if tokenizer.bos_token in added and "bos_token" in text:
+        yield tokenizer.bos_token
+
+
+def _rows(path: str, section: ModelSection) -> int | None:
+    """How many token ids a model has embeddings for; None where it can't be read."""
     from dovetail.flow.model_shape import read_shape
 
     try:
-        return read_shape(section, str(directory)).vocabulary
+        # By the path as the config has it: the other rules read the same shape.
+        return read_shape(section, path).vocabulary
     except ModelError:
         return None
 

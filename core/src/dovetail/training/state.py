@@ -46,7 +46,7 @@ def read_facts(directory: Path) -> dict[str, Any]:
     """
     file = directory / TRAINING
     try:
-        facts: dict[str, Any] = json.loads(file.read_text())
+        facts: Any = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise CheckpointError(
             f"checkpoint {directory} has no {TRAINING}",
@@ -54,12 +54,13 @@ def read_facts(directory: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {file} can't be read: {error}") from error
-    if facts.get("format") != FORMAT:
+    found = facts.get("format") if isinstance(facts, dict) else None
+    if found != FORMAT:
         raise CheckpointError(
-            f"checkpoint {directory} has format {facts.get('format')!r}; this version reads {FORMAT}",
+            f"checkpoint {directory} has format {found!r}; this version reads {FORMAT}",
             hint="resume with the version of the engine that wrote it",
         )
-    return facts
+    return dict(facts)
 
 
 def was_trained(directory: Path) -> bool:

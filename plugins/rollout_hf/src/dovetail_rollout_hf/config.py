@@ -14,17 +14,30 @@ from dovetail.config.sections import RolloutSection
 class HfRolloutConfig(RolloutSection):
     """Generation by a transformers model in this process."""
 
-    lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "gpu_memory_utilization",
-            "max_model_len",
-            "max_num_seqs",
-            "mode",
-            "tensor_parallel_size",
-            "urls",
+    lacks: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (
+                "enforce_eager",
+                "engine_args",
+                "expert_parallel_size",
+                "gpu_memory_utilization",
+                "kv_cache_dtype",
+                "max_adapter_rank",
+                "max_model_len",
+                "mode",
+                "pipeline_parallel_size",
+                "port",
+                "prefix_caching",
+                "quantization",
+                "seeding",
+                "start_timeout",
+                "tensor_parallel_size",
+                "urls",
+            ),
+            "hf generates in the trainer's process; serving engines have it, such as rollout.name=vllm",
         ),
-        "hf generates in the trainer's process; serving engines have it, such as rollout.name=vllm",
-    )
+        "max_num_seqs": "what serving engines call max_num_seqs is max_batch_size here",
+    }
 
     max_batch_size: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     """Most sequences decoded at once; further requests wait, and enter as rows become free."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.errors import RolloutError
 from dovetail_rollout_trtllm.engine_types import Engine
 
 WHERE = {
@@ -90,11 +93,13 @@ def start_ray(accelerators: int) -> None:
 
     It would otherwise join the cluster that the run itself is on, and ask that for accelerators which are the replica's
     already.
+
+    Raises:
+        RolloutError: it listens where other machines reach it.
     """
+    # Else Ray, on Linux, puts an address that other machines reach in the place of 127.0.0.1. Read when it is imported.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray = importlib.import_module("ray")
-    # There is no public way on Linux: Ray replaces 127.0.0.1 by an address that other machines reach.
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    constants.ENABLE_RAY_CLUSTER = False
     ray.init(
         address="local",
         num_gpus=accelerators,
@@ -103,3 +108,9 @@ def start_ray(accelerators: int) -> None:
         log_to_driver=True,
         runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
     )
+    addresses = [str(node["NodeManagerAddress"]) for node in ray.nodes()]
+    if outer := [one for one in addresses if not ipaddress.ip_address(one).is_loopback]:
+        raise RolloutError(
+            f"the Ray of TensorRT-LLM's workers listens at {outer[0]}, where other machines reach it, and not on loopback",
+            hint="this release of Ray does not heed RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0: use Ray 2.60",
+        )

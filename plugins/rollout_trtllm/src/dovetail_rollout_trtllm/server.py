@@ -22,10 +22,26 @@ from dovetail_rollout_trtllm.versions import require
 log = logging.getLogger("dovetail.trtllm")
 
 
+_NEEDED = (
+    "model",
+    "dtype",
+    "tensor_parallel_size",
+    "trust_remote_code",
+    "skip_tokenizer_init",
+    "ray_worker_extension_cls",
+)
+"""Arguments of an engine that a rollout asks about when it joins."""
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Start an engine and serve it until the process is ended."""
-    told = _parser().parse_args(words)
+    parser = _parser()
+    told = parser.parse_args(words)
     arguments: dict[str, Any] = json.loads(told.arguments)
+    if lacking := [name for name in _NEEDED if name not in arguments]:
+        parser.error(
+            f"--arguments lacks {', '.join(lacking)}: a run whose rollout.urls name this server prints the whole command"
+        )
     logging.basicConfig(
         level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s"
     )
@@ -39,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> None:
         # Tensors of an update are handed over on one stream, and are to be read on the same.
         "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL": "1",
     }
-    start_ray(int(arguments.get("tensor_parallel_size", 1)))
+    start_ray(int(arguments["tensor_parallel_size"]))
     asyncio.run(serve(arguments, host=told.host, port=told.port, openai=told.openai))
 
 

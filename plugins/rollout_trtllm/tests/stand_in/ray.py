@@ -10,3 +10,8 @@ STARTED: list[dict[str, Any]] = []
 def init(**settings: Any) -> None:
     """Note what a cluster was asked for."""
     STARTED.append(settings)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Where its one node listens."""
+    return [{"NodeManagerAddress": "127.0.0.1"}]
