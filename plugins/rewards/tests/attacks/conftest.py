@@ -155,8 +155,8 @@ def _make(variant: str) -> Sandbox | str:
         if os.geteuid() != 0:
             return "this is a plain user already"
         user = PLAIN + VARIANTS.index(variant)
-    sandbox = Sandbox(level=level, python=python, user=user, tried=True)
     try:
+        sandbox = Sandbox(level=level, python=python, user=user, tried=True)
         sandbox.run(Program(source=""), Limits())
     except SandboxError as error:
         return error.message
