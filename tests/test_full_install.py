@@ -27,7 +27,7 @@ def test_everything_installs_into_an_environment_of_its_own(
         "--constraint",
         str(root / "constraints-cpu.txt"),
     ]
-    command += ["--find-links", str(wheels), "dovetail", "dovetail-sdk"]
+    command += ["--find-links", str(wheels), "dovetail-rl", "dovetail-sdk"]
     subprocess.run(command, check=True, cwd=tmp_path)
     listing = subprocess.run(
         [str(home / "bin" / "dovetail"), "plugins", "list", "--json", "--probe"],

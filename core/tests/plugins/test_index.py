@@ -176,6 +176,8 @@ def test_the_name_of_a_preset_in_place_of_a_part_leads_to_the_preset(kind: str, 
         ("rollout", "vllm", "pip install dovetail-rollout-vllm"),
         ("runtime", "ray", "pip install dovetail-runtime-ray"),
         ("engine", "megatron", "pip install dovetail-train-megatron"),
+        ("rollout", "vllm@dovetail", "pip install dovetail-rollout-vllm"),
+        ("rollout", "vllm@acme-rollouts", "pip install acme-rollouts"),
         ("rollout", "vlm", "did you mean 'vllm'? It comes with: pip install dovetail-rollout-vllm"),
     ],
 )

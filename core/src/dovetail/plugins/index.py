@@ -120,7 +120,8 @@ class PluginIndex:
         near = nearest(name, [*usable, *(alias for e in usable.values() for alias in e.aliases)])
         home = provider(kind, name)
         installed = {normalised(d.name) for d in self.distributions}
-        if distribution and normalised(distribution) not in installed:
+        # `dovetail` on the package index is another project: this one's distributions are called dovetail-*.
+        if distribution and normalised(distribution) not in {*installed, "dovetail"}:
             hint = f"pip install {distribution}"
         elif home:
             hint = f"pip install {'--upgrade ' if home in installed else ''}{home}"
