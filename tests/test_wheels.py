@@ -62,11 +62,15 @@ def test_every_plugin_is_compatible_and_loads(clean_python: Path, tmp_path: Path
         assert plugin["probe"] == "loadable", plugin
 
 
-def test_wheels_are_typed_and_carry_their_manifest(wheels: Path) -> None:
+def test_wheels_are_typed_and_carry_licence_and_manifest(wheels: Path, root: Path) -> None:
     import zipfile
 
+    licence = (root / "LICENSE").read_bytes()
     for wheel in wheels.glob("*.whl"):
-        names = zipfile.ZipFile(wheel).namelist()
+        archive = zipfile.ZipFile(wheel)
+        names = archive.namelist()
+        [place] = [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+        assert archive.read(place) == licence, wheel.name
         if wheel.name.startswith("dovetail_rl-"):
             continue
         assert any(name.endswith("/py.typed") for name in names), wheel.name
