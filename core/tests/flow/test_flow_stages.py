@@ -15,7 +15,7 @@ import pytest
 from dovetail.batch import Batch
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.algorithm import AlgorithmSection, GateSection, KlInRewardSection, KlSection
-from dovetail.config.builtin import AdaptiveKlConfig, SequentialConfig
+from dovetail.config.builtin import AdaptiveKlConfig, OnPolicyConfig, SequentialConfig
 from dovetail.config.placement import Pool
 from dovetail.config.sections import (
     ActorSection,
@@ -34,6 +34,7 @@ from dovetail.errors import NumericsError, StopRequested
 from dovetail.flow.broadcast import Trackers
 from dovetail.flow.counts import Counts
 from dovetail.flow.flow import Flow
+from dovetail.flow.on_policy import OnPolicyTrainer
 from dovetail.flow.parts import Parts
 from dovetail.flow.placement import Placement
 from dovetail.flow.plan import Plan
@@ -194,6 +195,7 @@ def make_flow(tmp_path: Path, *, plan: dict[str, Any] | None = None, **parts: An
         "actor": Group(),
         "critic": None,
         "ref": None,
+        "trainer": made(OnPolicyTrainer, OnPolicyConfig()),
         "pool": RolloutPool([engine]),
         "manager": made(Manager),
         "estimator": made(Estimator),

@@ -137,6 +137,7 @@ def build(
         started.callback(trackers.close)
         trackers.start()
         ledger = Ledger()
+        trainer: Any = make_plugin(refs["trainer"], context)
         sampler: Any = make_plugin(refs["data.sampler"], context)
         check_sampler(sampler, len(data.train.prompts))
         return Parts(
@@ -153,6 +154,7 @@ def build(
             actor=groups["actor"],
             critic=groups.get("critic"),
             ref=groups.get("ref"),
+            trainer=trainer,
             pool=pool,
             manager=manager,
             estimator=estimator,

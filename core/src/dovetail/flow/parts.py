@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.reward import RewardManager
     from dovetail.interfaces.rollout_correction import RolloutCorrection
     from dovetail.interfaces.sample_filter import SampleFilter
+    from dovetail.interfaces.trainer import Trainer
     from dovetail.telemetry import RunDirectory, Timers
 
 
@@ -60,6 +61,7 @@ class Parts:
     """Worker group of the critic; None where nothing requires it."""
     ref: Any
     """Worker group of the reference policy; None where nothing requires it."""
+    trainer: Trainer
     pool: RolloutPool
     manager: RewardManager
     estimator: AdvantageEstimator
@@ -81,6 +83,7 @@ class Parts:
     def stateful(self) -> dict[str, Plugin]:
         """Plugins on the controller whose state a checkpoint keeps, by name."""
         plugins: dict[str, Plugin | None] = {
+            "trainer": self.trainer,
             "estimator": self.estimator,
             "reward_manager": self.manager,
             "rollout_correction": self.correction,

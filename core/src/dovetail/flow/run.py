@@ -148,21 +148,15 @@ def _used(plan: Plan) -> list[PluginRef]:
 
 
 def _run(parts: Parts, state: RunState) -> dict[str, Any]:
-    from dovetail.interfaces import make_plugin
-    from dovetail.interfaces.plugin import PluginContext
     from dovetail.telemetry.logging import close_logging
 
-    context = PluginContext(
-        seed=parts.config.seed, run_directory=parts.run_directory.path, logger=parts.logger
-    )
     with ExitStack() as ending:
         ending.callback(close_logging)
         ending.callback(parts.close)
         flow = Flow(parts, state)
         ending.callback(_wind_up, parts, flow)
         ending.callback(parts.runtime.before_exit)
-        trainer: Any = make_plugin(parts.plan.refs["trainer"], context)
-        trainer.run(flow)
+        parts.trainer.run(flow)
     return flow.summary()
 
 
