@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.checkpoint.plugin_states import read_states, write_states
 from dovetail.errors import CheckpointError, RunDirectoryError
 
 if TYPE_CHECKING:
@@ -37,9 +38,15 @@ class RunState:
 
 
 def save_checkpoint(parts: Parts, state: RunState) -> Path:
-    """Write model, optimizer, loader, ledger and every plugin's state, atomically."""
+    """Write model, optimizer, loader, ledger and every plugin's state, atomically.
+
+    Raises:
+        CheckpointError: the disk is full or not writable, or a plugin's state holds what a checkpoint can't keep.
+    """
 
     def write(directory: Path) -> None:
+        # First, since it may refuse a state: weights take long to write.
+        plugins = write_states(directory, parts.stateful())
         for role, group in parts.trained().items():
             group.save(directory / role).result()
         document = {
@@ -47,7 +54,7 @@ def save_checkpoint(parts: Parts, state: RunState) -> Path:
             "run": attrs.asdict(state),
             "loader": parts.loader.state(),
             "ledger": parts.ledger.state(),
-            "plugins": {name: dict(plugin.state()) for name, plugin in parts.stateful().items()},
+            "plugins": plugins,
         }
         (directory / "state.json").write_text(json.dumps(document, indent=1))
 
@@ -87,7 +94,7 @@ def restore_checkpoint(parts: Parts, path: Path) -> RunState:
     parts.loader.load_state(document["loader"])
     parts.ledger.load_state(document["ledger"])
     plugins = parts.stateful()
-    for name, plugin_state in document["plugins"].items():
+    for name, plugin_state in read_states(path, document["plugins"]).items():
         if name in plugins:
             plugins[name].load_state(plugin_state)
     return RunState(**document["run"])

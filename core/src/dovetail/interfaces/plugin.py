@@ -113,8 +113,25 @@ class Plugin(ABC):
         """Release everything; safe to call twice."""
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must keep: JSON values and NumPy arrays."""
+        """Return what a checkpoint must keep.
+
+        Asked are the trainer, the advantage estimator, the reward manager, the rollout correction where it comes before the update, KL
+        controllers and sample filters. Other plugins are not: their state is not kept.
+
+        Returns:
+            None, bool, int, float, str, NumPy arrays of any shape and NumPy scalars, in mappings with string keys, lists and tuples, nested
+            in any way. NumPy's dtypes are bool, int8 to int64, uint8 to uint64, float16, float32 and float64. Arrays need no copy: they are
+            written before the run goes on.
+
+        Anything else ends the run with a CheckpointError when the checkpoint is written, which names the plugin, the place in its state and
+        the type. A set can be kept as a sorted list, bytes as `np.frombuffer(data, np.uint8)`, complex64 as `array.view(np.float32)`.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned, before the first step of a resumed run.
+
+        Args:
+            state: arrays with the dtype, shape and bits that they had, contiguous, writable, and in the machine's byte order; NumPy scalars
+                of the type that they had; mappings as dicts, lists and tuples as lists.
+        """

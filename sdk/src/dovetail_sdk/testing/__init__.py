@@ -16,6 +16,7 @@ _HOME = {
     "groups": ("SimulatedGroup",),
     "processes": ("ProcessRanks", "Rank"),
     "replicas": ("replica_context", "send_weights"),
+    "resumed": ("resumed_state",),
     "table_engine": ("TableEngine",),
     "temporary": ("temporary_plugins",),
     "tiny": ("tiny_model", "tiny_model_and_tokenizer", "tiny_tokenizer"),

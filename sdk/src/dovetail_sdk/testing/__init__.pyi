@@ -13,6 +13,7 @@ from dovetail_sdk.testing.processes import ProcessRanks as ProcessRanks
 from dovetail_sdk.testing.processes import Rank as Rank
 from dovetail_sdk.testing.replicas import replica_context as replica_context
 from dovetail_sdk.testing.replicas import send_weights as send_weights
+from dovetail_sdk.testing.resumed import resumed_state as resumed_state
 from dovetail_sdk.testing.scripted_rollout import Script as Script
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout as ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine as TableEngine

@@ -1,0 +1,118 @@
+"""Plugins' states in a checkpoint: JSON values in `state.json`, NumPy arrays and scalars in `state.safetensors` beside it.
+
+An array's name in the file is its path in the states as JSON, such as `["estimator", "baselines", 2]`. In the JSON its place
+holds a description, which reading replaces: no JSON value is ever taken for an array.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import CheckpointError
+from dovetail.interfaces.plugin import Plugin
+
+ARRAYS = "state.safetensors"
+"""The file of arrays; absent where no state has any."""
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+"""What an array or a NumPy scalar may be made of."""
+_ALLOWED = (
+    "a checkpoint keeps None, bool, int, float, str, lists, tuples, mappings with string keys, "
+    f"numpy.ndarray and NumPy scalars of {', '.join(DTYPES)}"
+)
+
+
+def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, Any]:
+    """Write the arrays in the plugins' states to `state.safetensors`, and nothing where there are none.
+
+    Returns:
+        The states by the plugins' names, for `json.dumps`; a description in the place of each array.
+
+    Raises:
+        CheckpointError: a state holds what a checkpoint can't keep; names the plugin, the path in its state and the type.
+    """
+    states: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    for name, plugin in plugins.items():
+        state = plugin.state()
+        try:
+            if not isinstance(state, Mapping):
+                raise _refused((), f"a {_type(state)}", "return a mapping with string keys")
+            states[name] = _plain(state, (name,), kept)
+        except CheckpointError as error:
+            error.during(f"the checkpoint can't keep the state of {name} ({_type(plugin)})")
+            raise
+        except RecursionError as error:
+            raise CheckpointError(
+                f"the state of {name} ({_type(plugin)}) contains itself, or is nested too deep"
+            ) from error
+    if kept:
+        from safetensors.numpy import save_file
+
+        # safetensors reads memory as it lies, so rows must be contiguous; `ascontiguousarray` would give 0-d arrays an axis.
+        arrays = {name: np.asarray(value, order="C") for name, value in kept.items()}
+        scalars = [name for name, value in kept.items() if isinstance(value, np.generic)]
+        save_file(arrays, directory / ARRAYS, metadata={"scalars": json.dumps(scalars)})
+    return states
+
+
+def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
+    """Put the arrays of a verified checkpoint back into the states, in place, and return them.
+
+    Args:
+        directory: the checkpoint.
+        states: what `write_states` returned, through JSON.
+    """
+    if (directory / ARRAYS).exists():
+        from safetensors import safe_open
+
+        with safe_open(directory / ARRAYS, framework="np") as stored:
+            scalars = set(json.loads(stored.metadata()["scalars"]))
+            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                *parents, last = json.loads(name)
+                array = stored.get_tensor(name)
+                reduce(getitem, parents, states)[last] = array[()] if name in scalars else array
+    return states
+
+
+def _plain(value: Any, path: tuple[str | int, ...], kept: dict[str, Any]) -> Any:
+    """The value for JSON; NumPy's are put into `kept` by name. `path` begins with the plugin's name."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, np.generic) or type(value) is np.ndarray:  # np.float64 is a float too
+        dtype = value.dtype.newbyteorder("=").name
+        if dtype not in DTYPES:
+            raise _refused(path[1:], f"a {_type(value)} of dtype {value.dtype}")
+        kept[json.dumps(path)] = value
+        return f"{dtype} {list(value.shape)} in {ARRAYS}"
+    if isinstance(value, float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, (*path, place), kept) for place, item in enumerate(value)]
+    if not isinstance(value, Mapping):
+        raise _refused(path[1:], f"a {_type(value)}")
+    plain = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise _refused(path[1:], f"a mapping with the key {key!r} of type {_type(key)}")
+        plain[key] = _plain(item, (*path, key), kept)
+    return plain
+
+
+def _refused(path: tuple[str | int, ...], what: str, hint: str = _ALLOWED) -> CheckpointError:
+    place = "".join(f"[{part!r}]" for part in path)
+    return CheckpointError(f"state(){place} is {what}", hint=hint)
+
+
+def _type(value: Any) -> str:
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"

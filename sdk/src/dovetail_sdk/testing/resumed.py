@@ -1,0 +1,33 @@
+"""A plugin's state as a resumed run gets it: through a checkpoint on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dovetail.checkpoint.plugin_states import read_states, write_states
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.interfaces.plugin import Plugin
+
+
+def resumed_state(plugin: Plugin, directory: Path) -> dict[str, Any]:
+    """Write the plugin's state to a checkpoint, and return what `load_state` gets when a run resumes from it.
+
+    Args:
+        plugin: whose `state` is called.
+        directory: where the checkpoint is written.
+
+    Raises:
+        CheckpointError: the state holds what a checkpoint can't keep.
+    """
+
+    def write(folder: Path) -> None:
+        (folder / "state.json").write_text(json.dumps(write_states(folder, {"plugin": plugin})))
+
+    store = CheckpointStore(directory)
+    checkpoint = store.save(0, write)
+    store.verify(checkpoint)
+    states = json.loads((checkpoint / "state.json").read_text())
+    state: dict[str, Any] = read_states(checkpoint, states)["plugin"]
+    return state
