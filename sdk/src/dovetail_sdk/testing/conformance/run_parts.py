@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from dovetail.interfaces.kl_controller import KlController
 from dovetail.interfaces.tracker import Tracker
 from dovetail.interfaces.trainer import Trainer
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.resumed import resumed_state
 
 
 class KlControllerConformance(PluginConformance):
@@ -47,9 +47,9 @@ class KlControllerConformance(PluginConformance):
         factors = [self.after(kl).value for kl in (0.001, 0.05, 0.5, 5.0)]
         assert factors == sorted(factors)
 
-    def test_its_state_goes_through_json_and_brings_it_back(self) -> None:
+    def test_its_state_goes_through_a_checkpoint_and_brings_it_back(self, tmp_path: Path) -> None:
         first, second = self.after(0.5, 0.01, 2.0), self.make()
-        second.load_state(json.loads(json.dumps(dict(first.state()))))
+        second.load_state(resumed_state(first, tmp_path))
         for controller in (first, second):
             controller.update(0.7, 64)
         assert second.value == first.value
