@@ -15,8 +15,7 @@ from dovetail.flow.run import train
 from dovetail_sdk.testing import square, tiny_vision_model
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
+def write_config(directory: Path) -> Path:
     """Red asks for a token whose first letter has an even number, blue for an odd one: half of all guesses are right."""
     rows = [
         {
@@ -27,8 +26,8 @@ def config(tmp_path: Path) -> Path:
         for i in range(8)
         for name, colour in (("red", (230 - i, 20 + i, 20)), ("blue", (20, 20 + i, 230 - i)))
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    (tmp_path / "reward.py").write_text(
+    pq.write_table(pa.Table.from_pylist(rows), directory / "train.parquet")
+    (directory / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    even = ord(solution_str[0]) % 2 == 0 if solution_str else True\n"
         "    return float(even == (ground_truth == 'red'))\n"
@@ -37,10 +36,10 @@ def config(tmp_path: Path) -> Path:
         "seed": 3,
         "project": "tests",
         "experiment": "run",
-        "output_dir": str(tmp_path / "runs"),
-        "model": {"path": str(tiny_vision_model(tmp_path / "model")), "dtype": "float32"},
+        "output_dir": str(directory / "runs"),
+        "model": {"path": str(tiny_vision_model(directory / "model")), "dtype": "float32"},
         "data": {
-            "train_files": [str(tmp_path / "train.parquet")],
+            "train_files": [str(directory / "train.parquet")],
             "train_batch_size": 16,
             "max_prompt_length": 96,
             "max_response_length": 1,
@@ -48,12 +47,17 @@ def config(tmp_path: Path) -> Path:
         "rollout": {"name": "hf", "n": 8},
         "actor": {"optim": {"lr": 5e-3}},
         "algorithm": {"advantage": "grpo", "policy_loss": "ppo_clip"},
-        "reward": {"function": {"path": str(tmp_path / "reward.py")}},
+        "reward": {"function": {"path": str(directory / "reward.py")}},
         "trainer": {"total_steps": 16, "save_every": 0, "validate_after": False},
     }
-    path = tmp_path / "config.yaml"
+    path = directory / "config.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
 
 
 def metrics_of(config: Path, *overrides: str) -> list[dict[str, float]]:

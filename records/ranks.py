@@ -1,0 +1,103 @@
+"""Supervised steps of a training engine on two processes that gloo joins: metrics of every step, then its training state.
+
+    python records/ranks.py fsdp2|megatron --prepared DIR --out DIR --steps 10
+
+The engine is driven as a runtime drives it, by `ProcessRanks`; Megatron divides every weight over both ranks, on the CPU with what its
+tests put in CUDA's place. The batches are those of the demo's warm start, with a KL term and an entropy bonus besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from scenarios import EXAMPLE, MEGATRON_ON_CPU
+
+sys.path.insert(0, str(EXAMPLE))
+sys.path.insert(0, str(MEGATRON_ON_CPU.parent))
+
+from transformers import AutoTokenizer
+from warm_start import OBJECTIVE, demonstrations
+
+from dovetail.batch import Batch
+from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.dispatch import Mesh
+from dovetail.interfaces import KlTerm, PluginContext, PluginRef, WorkerSpec, load_plugin_class
+from dovetail.telemetry.metrics import values
+from dovetail_sdk.testing.processes import ProcessRanks
+
+RANKS = 2
+
+
+def engine_and_mesh(name: str) -> tuple[PluginRef, Mesh]:
+    """Which engine it is, and what its ranks divide."""
+    if name == "fsdp2":
+        from dovetail_train_fsdp2.config import Fsdp2Config
+
+        return PluginRef(kind="engine", name=name, config=Fsdp2Config(name=name)), Mesh(dp=RANKS)
+    from dovetail_train_megatron.config import MegatronConfig
+
+    config = MegatronConfig(name=name, tensor_parallel_size=RANKS)
+    plugin = PluginRef(
+        kind="engine",
+        name="MegatronOnCpu",
+        path=str(MEGATRON_ON_CPU),
+        attribute="MegatronOnCpu",
+        config=config,
+    )
+    load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
+    return plugin, Mesh.over(RANKS, **config.mesh_axes())
+
+
+def with_reference(batch: Batch) -> Batch:
+    """The batch with log-probabilities of a reference: made up, the same for all."""
+    mask = batch["response_mask"]
+    column = mask.with_values(np.full(len(mask.values), -1.0, np.float32))
+    return batch.with_columns({"ref_log_probs": column})
+
+
+def main() -> None:
+    """Train and save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", choices=("fsdp2", "megatron"))
+    parser.add_argument("--prepared", type=Path, required=True, help="model and data")
+    parser.add_argument("--out", type=Path, required=True, help="directory")
+    parser.add_argument("--steps", type=int, default=10)
+    arguments = parser.parse_args()
+
+    plugin, mesh = engine_and_mesh(arguments.engine)
+    model = arguments.prepared / "model"
+    context = PluginContext(
+        role="actor",
+        seed=1,
+        model=ModelSection(path=str(model), dtype="float32"),
+        training=TrainingSection(max_tokens_per_micro_batch=1024, optim=OptimSection(lr=1e-3)),
+        total_steps=arguments.steps,
+    )
+    batches = demonstrations(
+        arguments.prepared / "data" / "train.parquet", AutoTokenizer.from_pretrained(str(model)), 1
+    )
+    objective = attrs.evolve(OBJECTIVE, kl=KlTerm(estimator="k3", coef=0.1), entropy_coef=0.01)
+    rows: list[dict[str, Any]] = []
+    with ProcessRanks(RANKS) as ranks:
+        group: Any = ranks.worker_group(
+            WorkerSpec(role="actor", plugin=plugin, context=context), mesh
+        )
+        for step in range(1, arguments.steps + 1):
+            metrics = group.update(with_reference(next(batches)), objective).result()
+            rows.append({"step": step, **values(metrics)})
+        checkpoint = arguments.out / "checkpoints" / f"step_{arguments.steps}" / "actor"
+        checkpoint.mkdir(parents=True)
+        group.save(checkpoint).result()
+        group.close()
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (arguments.out / "metrics.jsonl").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()
