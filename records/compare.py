@@ -147,12 +147,14 @@ def compare_scenario(
 
 
 def _not_recorded(base: list[dict[str, Any]], present: list[dict[str, Any]]) -> Result | None:
-    """Why there is nothing to compare: a failure, unless both states skipped the scenario; None where there is."""
+    """Why there is nothing to compare: a failure, unless both states skipped the scenario or it is new; None where there is."""
+    if not base:
+        return Result(note="new: the base has no such scenario")
     lacking = {"status": "missing", "reason": "there is no recording"}
     found = [
         (state, record["status"], record["reason"])
-        for state, records in (("base", base), ("present", present))
-        for record in records or [lacking]
+        for state, records in (("base", base), ("present", present or [lacking]))
+        for record in records
         if record["status"] != "recorded"
     ]
     if not found:
@@ -228,7 +230,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def report(results: Mapping[str, Result], limit: int | None = SHOWN) -> str:
     """What differs, and then every scenario in a line."""
-    rows = [("scenario", "name", "step", "base", "present")]
+    rows: list[tuple[str, ...]] = [("scenario", "name", "step", "base", "present")]
     for scenario, result in results.items():
         rows += [
             (scenario, found.name, str(found.step), found.base, found.present)
@@ -236,7 +238,7 @@ def report(results: Mapping[str, Result], limit: int | None = SHOWN) -> str:
         ]
         if limit is not None and len(result.differences) > limit:
             rows.append((scenario, f"and {len(result.differences) - limit} more", "", "", ""))
-    scenarios = [("scenario", "result", "compared", "not repeatable")]
+    scenarios: list[tuple[str, ...]] = [("scenario", "result", "compared", "not repeatable")]
     for scenario, result in results.items():
         word = f"{len(result.differences)} differ" if result.differences else "agrees"
         unsteady = ", ".join(result.not_repeatable[:4])
@@ -260,7 +262,7 @@ def main() -> int:
         states = [{k: v for k, v in state.items() if k in wanted} for state in states]
     if not all(states):
         sys.exit("there are no recordings to compare; expected DIR/N/SCENARIO.json in both")
-    results = compare(*states, read_renames(RENAMED.read_text()))
+    results = compare(states[0], states[1], read_renames(RENAMED.read_text()))
     print(report(results, None if arguments.all else SHOWN))
     return int(any(result.failed for result in results.values()))
 

@@ -22,8 +22,13 @@ from typing import Any
 
 Series = dict[str, list[tuple[int, Any]]]
 
-MACHINE = ("time", "time/*", "perf/*", "*/train_seconds", "*/directory")
-"""What depends on the machine: wall-clock times are `time/…`, throughputs `perf/…`; no other metric has a time in it."""
+MACHINE = (
+    *("time", "time/*", "*/train_seconds", "*/time_to_first_token"),
+    *("perf/*", "*/tokens_per_second"),
+    *("rollout/*/*_requests*", "rollout/*/kv_cache_usage*"),
+    "*/directory",
+)
+"""What depends on the machine: times, throughputs, how many requests an engine was at when it was asked, paths."""
 _SAMPLES = re.compile(r"(\w+)_(\d+)\.jsonl")
 
 

@@ -47,6 +47,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     homes = [arguments.out.resolve() / str(i + 1) for i in range(arguments.recordings)]
+    print(f"Recording {ROOT}", flush=True)
     failed = False
     for scenario in chosen(arguments.scenarios):
         files = [home / f"{scenario.name}.json" for home in homes]

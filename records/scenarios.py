@@ -184,8 +184,17 @@ _SCENARIOS = (
     Scenario("dapo", train(entry="preset: dapo"), WARM),
     Scenario("remax", train(entry="preset: remax"), WARM),
     Scenario("lora", train("actor.engine.lora.rank=8", "actor.optim.lr=3.0e-3"), WARM),
-    Scenario("decoupled", train(entry="correction: decoupled_geo_rs_token_tis"), WARM),
-    Scenario("bypass", train(entry="correction: bypass_pg_geo_rs_seq_tis"), WARM),
+    # Truncated sampling makes the policies of rollout and trainer differ, so that a part of the samples is rejected.
+    Scenario(
+        "decoupled",
+        train("rollout.top_p=0.995", entry="correction: decoupled_geo_rs_token_tis"),
+        WARM,
+    ),
+    Scenario(
+        "bypass",
+        train("rollout.top_p=0.999", entry="correction: bypass_pg_geo_rs_seq_tis"),
+        WARM,
+    ),
     Scenario("adaptive_kl", train(entry="kl: in the loss, adaptive"), WARM),
     Scenario(
         "failing_reward",

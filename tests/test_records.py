@@ -152,7 +152,9 @@ def test_a_scenario_that_failed_or_ran_in_one_state_alone_fails_and_one_skipped_
     skipped = {**failed, "status": "skipped", "reason": "there is no CUDA GPU"}
     assert result([recorded()], [failed]).failed
     assert result([recorded()], [skipped]).failed
+    assert result([skipped], [failed, skipped]).failed
     assert result([recorded()], []).failed
+    assert not result([], [recorded()]).failed
     found = result([skipped], [skipped])
     assert not found.failed
     assert "there is no CUDA GPU" in found.note
