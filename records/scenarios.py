@@ -187,7 +187,7 @@ _SCENARIOS = (
     # Truncated sampling makes the policies of rollout and trainer differ, so that a part of the samples is rejected.
     Scenario(
         "decoupled",
-        train("rollout.top_p=0.995", entry="correction: decoupled_geo_rs_token_tis"),
+        train("rollout.top_p=0.9988", entry="correction: decoupled_geo_rs_token_tis"),
         WARM,
     ),
     Scenario(
