@@ -78,7 +78,7 @@ bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
 	$(BIN)/python benchmarks/grpo_step.py --peer-python .venv-trl/bin/python
 
 # BASE runs its own tree's scenarios, in a worktree and an environment of its own, which sees this one's packages besides:
-# both states compute with the same torch. What is recorded of a commit is kept until `make clean`. A scenario that fails
+# both states compute with the same torch, and PYTHONPATH names no other's. What is recorded of a commit is kept until `make clean`. A scenario that fails
 # stops nothing: the comparison says so.
 records: setup $(RECORDS_VLLM) ## Compare the results of training runs with those of a commit: BASE=COMMIT [SCENARIOS="demo ppo"]
 	@test -n "$(BASE_COMMIT)" || { echo "BASE=$(BASE) is no commit; expected make records BASE=COMMIT" >&2; exit 2; }
@@ -88,8 +88,8 @@ records: setup $(RECORDS_VLLM) ## Compare the results of training runs with thos
 	@test -x $(RECORDS)/base/.venv/bin/python || $(PYTHON) -m venv $(RECORDS)/base/.venv
 	@$(RECORDS)/base/.venv/bin/python tests/see_environment.py $(VENV)
 	@rm -rf $(RECORDS)/present
-	-@$(MAKE) --no-print-directory -C $(RECORDS)/base records-run VENV=.venv OUT=$(RECORDS)/$(BASE_COMMIT) OPTIONS=--missing
-	-@$(MAKE) --no-print-directory records-run OUT=$(RECORDS)/present
+	-@env --unset=PYTHONPATH $(MAKE) --no-print-directory -C $(RECORDS)/base records-run VENV=.venv OUT=$(RECORDS)/$(BASE_COMMIT) OPTIONS=--missing
+	-@env --unset=PYTHONPATH $(MAKE) --no-print-directory records-run OUT=$(RECORDS)/present
 	@$(BIN)/python records/compare.py $(RECORDS)/$(BASE_COMMIT) $(RECORDS)/present --scenarios $(SCENARIOS)
 
 records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR [SCENARIOS="demo ppo"]
