@@ -78,8 +78,8 @@ bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
 	$(BIN)/python benchmarks/grpo_step.py --peer-python .venv-trl/bin/python
 
 # BASE runs its own tree's scenarios, in a worktree and an environment of its own, which sees this one's packages besides:
-# both states compute with the same torch, and PYTHONPATH names no other's. What is recorded of a commit is kept until `make clean`. A scenario that fails
-# stops nothing: the comparison says so.
+# both states compute with the same torch, and PYTHONPATH brings neither the other's packages. What is recorded of a commit is
+# kept until `make clean`. A scenario that fails stops nothing: the comparison says so.
 records: setup $(RECORDS_VLLM) ## Compare the results of training runs with those of a commit: BASE=COMMIT [SCENARIOS="demo ppo"]
 	@test -n "$(BASE_COMMIT)" || { echo "BASE=$(BASE) is no commit; expected make records BASE=COMMIT" >&2; exit 2; }
 	@git cat-file -e $(BASE_COMMIT):records/run.py || { echo "$(BASE) has no records/run.py; expected a commit that has" >&2; exit 2; }

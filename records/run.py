@@ -18,6 +18,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def main() -> int:
     arguments = parser.parse_args()
 
     homes = [arguments.out.resolve() / str(i + 1) for i in range(arguments.recordings)]
-    print(f"Recording {ROOT}", flush=True)
+    found_in = find_spec("dovetail")
+    print(f"Recording {ROOT} with {found_in.origin if found_in else 'no dovetail'}", flush=True)
     failed = False
     for scenario in chosen(arguments.scenarios):
         files = [home / f"{scenario.name}.json" for home in homes]
