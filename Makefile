@@ -28,7 +28,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo test nightly lint bench records records-run wheels manifests docs clean
+.PHONY: setup demo quick test nightly style lint bench records records-run wheels manifests docs clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +41,11 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreac
 
 demo: setup ## Train a tiny model with GRPO on this machine
 	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
+
+# BASE=main counts what is committed on a branch as changed, too. Not among these tests: nightly's, and those that start Ray, vLLM or SGLang.
+BASE ?= HEAD
+quick: style ## Style, types, imports, and the tests nearest to what is not committed, within a minute
+	$(BIN)/python tests/quick.py $(BASE)
 
 test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can run
 	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
@@ -55,11 +60,13 @@ nightly: setup lint $(VLLM_READY) $(SGLANG_READY) ## The larger matrices, and ev
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m sglang $(SGLANG_TESTS))
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/test_algorithms_train.py
 
-lint: setup ## Style, types, imports, manifests, docs pages
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
+
+lint: style ## Style, types, imports, manifests, docs pages
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
 	$(BIN)/python -m dovetail_sdk docs --check --prune --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
