@@ -10,7 +10,7 @@ PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/p
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
 # The environments for vLLM and SGLang are made at once; several goals are reached one after the other.
-MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS)),,--jobs=2)
+MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS))$(filter-out 0,$(MAKELEVEL)),,--jobs=2)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
@@ -28,7 +28,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test nightly style lint bench records records-run wheels manifests docs clean
+.PHONY: setup demo quick test nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs clean
 
 setup: $(VENV)/.ready
 
@@ -53,12 +53,21 @@ test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can ru
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
-nightly: setup lint $(VLLM_READY) $(SGLANG_READY) ## The larger matrices, and every property on fresh random examples
-	DOVETAIL_HYPOTHESIS=random $(PYTEST) $(TOGETHER) -m "not ray" --ignore tests/test_algorithms_train.py
-	DOVETAIL_HYPOTHESIS=random $(PYTEST) -m ray
-	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m vllm $(VLLM_TESTS))
-	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m sglang $(SGLANG_TESTS))
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/test_algorithms_train.py
+# What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
+# less than an hour each on two cores; without PART they follow each other.
+nightly: ## The larger matrices, and every property on fresh random examples
+	set -e; for part in $(if $(PART),$(firstword $(subst /, ,$(PART))),1 2 3); do $(MAKE) nightly-$$part; done
+
+nightly-1: lint
+	DOVETAIL_HYPOTHESIS=random $(PYTEST) $(TOGETHER) -m "(nightly or hypothesis) and not ray" plugins sdk core
+
+nightly-2: setup $(VLLM_READY) $(SGLANG_READY)
+	DOVETAIL_HYPOTHESIS=random $(PYTEST) -m "ray and (nightly or hypothesis)"
+	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and nightly" $(VLLM_TESTS))
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and nightly" $(SGLANG_TESTS))
+
+nightly-3: setup
+	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
 
 style: setup
 	$(BIN)/ruff check .

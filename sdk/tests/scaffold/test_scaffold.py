@@ -100,9 +100,8 @@ def test_a_run_trains_with_nothing_but_written_plugins(main, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_passes_its_own_tests(everything, tmp_path, kind):
-    own_tests(everything, tmp_path, kind)
+def test_every_kind_passes_its_own_tests(everything, tmp_path):
+    own_tests(everything, tmp_path, *KINDS)
 
 
 @pytest.mark.nightly
