@@ -29,12 +29,11 @@ import ray
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.dispatch import Future, Mesh, WorkerGroup
-from dovetail.dispatch.group import run_on_worker
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.runtime import PluginRef, WorkerSpec
-from dovetail.telemetry.metrics import Max
+from dovetail.dispatch import Future, Mesh
+from dovetail.interfaces import PluginContext, PluginRef, TrainEngine, WorkerSpec
+from dovetail.metrics import Max
+from dovetail.workers import WorkerGroup
+from dovetail.workers.group import run_on_worker
 from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.group import RayGroup

@@ -66,8 +66,7 @@ def split(arguments: list[str]) -> tuple[list[str], list[tuple[str | None, str]]
 def prepare(directory: Path, seed: int, device: str) -> Path:
     """Data and a warm-started model, made where they are not there yet; the directory of the model."""
     from data import make_data
-    from model import HIDDEN_SIZE as DEMO_SIZE
-    from model import make_base
+    from model import HIDDEN_SIZE as DEMO_SIZE, make_base
     from warm_start import warm_start
 
     model = directory / "model"

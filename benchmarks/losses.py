@@ -25,10 +25,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dovetail.batch import Batch, Ragged, budget_partition
-from dovetail.interfaces import LossInputs, PluginContext, PluginRef
-from dovetail.interfaces.plugin import LocalReduction
-from dovetail.plugins.load import make
+from dovetail.batch import Batch, Ragged
+from dovetail.batch.partition import budget_partition
+from dovetail.interfaces import LocalReduction, LossInputs, PluginContext, PluginRef
+from dovetail.plugins import make_plugin
 
 LOSSES = (
     "ppo_clip",
@@ -167,7 +167,7 @@ def bandwidth(repeats: int) -> float:
 
 def measure(name: str, batch: Batch, options: argparse.Namespace) -> dict[str, Any]:
     """One loss: seconds of every way to run it, and of the bound."""
-    loss: Any = make(PluginRef(kind="policy_loss", name=name), PluginContext())
+    loss: Any = make_plugin(PluginRef(kind="policy_loss", name=name), PluginContext())
     config = loss.config
     result: dict[str, Any] = {"loss": name}
     prepared: dict[str, Ragged] = {}

@@ -27,12 +27,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, RewardManager, RewardSample
-from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import Failure, PluginContext, RewardFunctions, RewardManager, RewardSample
+from dovetail.scoring import configured_functions
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rewards.managers.parallel import ParallelManager, cores

@@ -15,10 +15,15 @@ import numpy as np
 import torch
 from gpu_workload import make_model
 
-from dovetail.config.sections import ModelSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import (
+    BaseRollout,
+    Completion,
+    PluginContext,
+    RolloutRequest,
+    SamplingParams,
+)
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

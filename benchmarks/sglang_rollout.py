@@ -16,9 +16,8 @@ from typing import Any
 import httpx2
 from rollout_layer import context, measure, parser
 
-from dovetail.interfaces.rollout import RolloutRequest
-from dovetail.serving.backend import Backend
-from dovetail.serving.own_server import OwnServer
+from dovetail.interfaces import RolloutRequest
+from dovetail.serving import Backend, OwnServer
 from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout

@@ -26,10 +26,10 @@ def settings_of(run: str) -> dict[str, Any]:
 
 def make_engine(model: Path, settings: dict[str, Any], rank: int, ranks: int, device: str) -> Any:
     """The engine of one rank, started."""
-    from dovetail.config.sections import ModelSection, TrainingSection
-    from dovetail.dispatch.mesh import Mesh
-    from dovetail.dispatch.processes import reduction_over
+    from dovetail.dispatch import Mesh
     from dovetail.interfaces import PluginContext
+    from dovetail.sections import ModelSection, TrainingSection
+    from dovetail.workers import reduction_over
 
     def part(kind: type, **given: Any) -> Any:
         names = {field.name for field in attrs.fields(kind)}

@@ -29,8 +29,7 @@ from update_speed import parse
 from update_workload import make_batch, make_model, make_objective
 
 from dovetail.batch import Batch
-from dovetail_train_fsdp2 import engine as engine_module
-from dovetail_train_fsdp2 import forward as forward_module
+from dovetail_train_fsdp2 import engine as engine_module, forward as forward_module
 
 Times = dict[str, list[float]]
 

@@ -102,7 +102,7 @@ def work(rank: int, args: argparse.Namespace, model: Path, address: str) -> None
     """One rank: every configuration, one after the other."""
     import torch
 
-    from dovetail.dispatch.processes import join_processes, leave_processes
+    from dovetail.workers import join_processes, leave_processes
 
     kind = args.device or (torch.accelerator.current_accelerator() or torch.device("cpu")).type
     device = Device("cpu" if kind == "cpu" else f"{kind}:{rank}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from rollout_layer import context, measure, parser
 
-from dovetail.interfaces.rollout import RolloutRequest
+from dovetail.interfaces import RolloutRequest
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 

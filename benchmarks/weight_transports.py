@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from dovetail.config.builtin import DiskTransportConfig, InProcessTransportConfig
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightTransport
-from dovetail.numerics import tensor_digests
+from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest, WeightTransport
+from dovetail.numerics.tensor_digest import tensor_digests
 from dovetail.transports.disk import DiskTransport
 from dovetail.transports.in_process import InProcessTransport
 from dovetail_transports.config import CudaIpcConfig, NcclConfig, SharedMemoryConfig

@@ -25,10 +25,11 @@ from transformers import AutoTokenizer
 from warm_start import OBJECTIVE, demonstrations
 
 from dovetail.batch import Batch
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
 from dovetail.dispatch import Mesh
-from dovetail.interfaces import KlTerm, PluginContext, PluginRef, WorkerSpec, load_plugin_class
-from dovetail.telemetry.metrics import values
+from dovetail.interfaces import KlTerm, PluginContext, PluginRef, WorkerSpec
+from dovetail.metrics import values
+from dovetail.plugins import load_plugin_class
+from dovetail.sections import ModelSection, OptimSection, TrainingSection
 from dovetail_sdk.testing.processes import ProcessRanks
 
 RANKS = 2

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from dovetail.plugins.kinds import EXTENSION_GROUPS
+from dovetail_sdk.public import private_imports
 
 LIMIT = 400
 """Lines; most files are well below 300."""
@@ -61,5 +67,38 @@ def test_every_package_has_its_parts(root: Path) -> None:
 def test_the_rules_of_imports_name_every_package(root: Path) -> None:
     rules = (root / ".importlinter").read_text()
     for package in root.glob("plugins/*/src/*"):
-        # In the list of all, and in each of the three rules about plugins.
-        assert rules.count(f"    {package.name}\n") == 4, package.name
+        # In the list of all, and in each of the two rules about plugins.
+        assert rules.count(f"    {package.name}\n") == 3, package.name
+
+
+def test_plugins_import_public_names_only(root: Path) -> None:
+    packages = sorted(root.glob("plugins/*/src"))
+    assert len(packages) > 9
+    assert [line for package in packages for line in private_imports(package)] == []
+
+
+def layers(root: Path) -> dict[str, int]:
+    """The height of every package of core, from the import rules; the lowest is 0."""
+    rules = configparser.ConfigParser()
+    rules.read(root / ".importlinter")
+    lines = rules["importlinter:contract:core-has-layers"]["layers"].strip().splitlines()
+    return {
+        package.strip(): height
+        for height, line in enumerate(reversed(lines))
+        for package in line.split("|")
+    }
+
+
+def test_no_package_of_core_names_a_module_above_it_in_a_string(root: Path) -> None:
+    height, source = layers(root), root / "core" / "src" / "dovetail"
+    named = re.compile(r"dovetail\.(\w+)(\.\w+)*(:\w+)?")
+    upward = [
+        f"{path}:{node.lineno}: {node.value}"
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if (match := named.fullmatch(node.value)) and node.value not in EXTENSION_GROUPS
+        if height.get(match[1], 0)
+        > height.get(path.relative_to(source).parts[0].removesuffix(".py"), 99)
+    ]
+    assert not upward

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from dovetail.config.sections import ModelSection, OptimSection, RewardSection, TrainingSection
-from dovetail.interfaces import PluginContext, PluginRef, RewardSample, make_plugin
+from dovetail.interfaces import PluginContext, PluginRef, RewardSample
 from dovetail.numerics import with_other_scores
+from dovetail.plugins import make_plugin
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import ModelSection, OptimSection, RewardSection, TrainingSection
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_sdk.testing import tiny_model, tiny_tokenizer
 

@@ -18,12 +18,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.telemetry.metrics import values
+from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef
+from dovetail.metrics import values
+from dovetail.plugins import make_plugin
+from dovetail.sections import ModelSection, OptimSection, TrainingSection
 
 STEPS = 200
 BATCH_SIZE = 64

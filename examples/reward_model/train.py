@@ -17,10 +17,11 @@ import numpy as np
 from pairs import Pair, read_pairs
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-from dovetail.interfaces import PluginContext, PluginRef, PreferenceObjectiveSpec, make_plugin
+from dovetail.interfaces import PluginContext, PluginRef, PreferenceObjectiveSpec
+from dovetail.metrics import values
 from dovetail.numerics import preference_scores, with_other_scores
-from dovetail.telemetry.metrics import values
+from dovetail.plugins import make_plugin
+from dovetail.sections import ModelSection, OptimSection, TrainingSection
 
 OBJECTIVE = PreferenceObjectiveSpec()
 Progress = Callable[[int, Mapping[str, float]], None]

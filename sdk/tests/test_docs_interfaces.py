@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.hooks import HOOKS, HookSpec, Observers
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 from dovetail.plugins.conformance import TIERS
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
@@ -155,7 +155,7 @@ def test_every_capability_that_is_claimed_or_asked_for_is_explained():
 
 def test_writing_leaves_other_files_and_removes_pages_of_what_is_gone(tmp_path):
     assert drift(tmp_path)
-    assert write(tmp_path) == len(KINDS) + 3
+    assert write(tmp_path) == len(KINDS) + 4
     assert drift(tmp_path) == []
     page = (tmp_path / "rollout.md").read_text()
     (tmp_path / "gone.md").write_text(page)

@@ -34,7 +34,7 @@ idle = "acme_combinations.plugins:Idle"
 CONFIG = '''
 import attrs
 
-from dovetail.config.sections import PluginSection, PresetSection
+from dovetail.sections import PluginSection, PresetSection
 
 
 @attrs.frozen(kw_only=True)
@@ -77,8 +77,8 @@ ODD = '''
 
 import numpy as np
 
-from dovetail.batch.columns import Column
-from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail.batch import Column
+from dovetail.interfaces import SampleFilter
 from acme_combinations.config import OddConfig
 
 
@@ -108,8 +108,8 @@ class Odd(SampleFilter):
 PLUGINS = '''
 """Two plugins, neither of which is arXiv 1111.11111's."""
 
-from dovetail.interfaces.kl_controller import KlController
-from dovetail.interfaces.preset import Preset
+from dovetail.interfaces import KlController
+from dovetail.interfaces import Preset
 from acme_combinations.config import AcmeConfig
 
 

@@ -9,13 +9,8 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.config import config_from_mapping
 from dovetail.errors import PluginError, PluginNotFoundError
-from dovetail.interfaces import (
-    ObjectiveSpec,
-    PluginContext,
-    PluginRef,
-    Sampler,
-    make_plugin,
-)
+from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef, Sampler
+from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
 from dovetail_sdk.testing import TableEngine, temporary_plugins
 

@@ -28,7 +28,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.sections import RolloutSection, PluginSection
+from dovetail.sections import RolloutSection, PluginSection
 
 
 @attrs.frozen(kw_only=True)
@@ -65,8 +65,8 @@ class SilentConfig(PluginSection):
 '''
 
 PLUGINS = '''
-from dovetail.batch.columns import Column
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.batch import Column
+from dovetail.interfaces import RewardFunction
 from acme_shapes.config import CurveConfig, LooseConfig, SilentConfig, StrictConfig
 
 
@@ -258,7 +258,7 @@ def test_a_package_that_wants_an_environment_of_its_own_says_so(
 
 
 def test_inherited_and_nested_fields_are_described_with_their_docs() -> None:
-    from dovetail.config.sections import RolloutSection
+    from dovetail.sections import RolloutSection
     from dovetail_sdk.config_schema import config_schema
 
     fields = {field["name"]: field for field in config_schema(RolloutSection)["fields"]}

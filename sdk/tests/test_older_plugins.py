@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.placement import RuntimeSection
-from dovetail.config.sections import PluginSection
-from dovetail.dispatch.host import WorkerHost
 from dovetail.errors import RolloutError
 from dovetail.interfaces import (
     AdvantageEstimator,
@@ -18,19 +15,22 @@ from dovetail.interfaces import (
     BaseRollout,
     DatasetSource,
     DispatchMode,
+    PluginContext,
     PolicyLoss,
     RewardFunction,
     RewardManager,
     Runtime,
     Sampler,
+    Score,
+    TokenLosses,
+    WeightReceiver,
+    WeightSender,
     WeightTransport,
 )
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.policy_loss import TokenLosses
-from dovetail.interfaces.reward import Score
-from dovetail.interfaces.transport import WeightReceiver, WeightSender
 from dovetail.plugins.contract import check_api, check_class, import_object
 from dovetail.plugins.kinds import KINDS
+from dovetail.sections import PluginSection, RuntimeSection
+from dovetail.workers import WorkerHost
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.testing.conformance import (
     AdvantageConformance,

@@ -20,7 +20,7 @@ def ranks() -> Iterator[ProcessRanks]:
 
 
 def sum_of_ranks(rank: Rank, values: np.ndarray) -> np.ndarray:
-    from dovetail.dispatch.processes import reduction_over
+    from dovetail.workers import reduction_over
 
     return reduction_over(Mesh(dp=rank.world), rank.rank).sum(values * (rank.rank + 1))
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.interfaces.rollout import BaseRollout, Completion, FinishReason
+from dovetail.interfaces import BaseRollout, Completion, FinishReason
+from dovetail.serving import AdaptedSection
 from dovetail.serving.adapter_check import refuse_adapter
-from dovetail.serving.section import AdaptedSection
 from dovetail_sdk.testing.conformance.rollout.adapters import EVERY_LAYER, AdapterCases
 from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel

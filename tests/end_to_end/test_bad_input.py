@@ -17,7 +17,7 @@ from dovetail.errors import (
     RewardError,
     RunDirectoryError,
 )
-from dovetail.flow.run import train
+from dovetail.run.run import train
 
 
 def message(error: type[DovetailError], config: Path, *overrides: str) -> str:

@@ -23,10 +23,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dovetail.config.sections import ModelSection
-from dovetail.interfaces import PluginContext, PluginRef, make_plugin
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import PluginContext, PluginRef, RolloutRequest, SamplingParams
+from dovetail.plugins import make_plugin
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.flow.run import train
+from dovetail.run.run import train
 
 FAILS_NOW_AND_THEN = """
 import itertools

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dovetail.errors import PlanError
-from dovetail.flow.run import train
+from dovetail.run.run import train
 from dovetail_sdk.testing import square, tiny_vision_model
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from dovetail.flow.run import train
+from dovetail.run.run import train
 from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from dovetail.config import load_config
 from dovetail.errors import NumericsError, PlanError
-from dovetail.flow.build import load_data, plan_from_data
-from dovetail.flow.run import resume, train
+from dovetail.run.build import load_data, plan_from_data
+from dovetail.run.run import resume, train
 
 CRITIC = ["algorithm.advantage=gae", "critic.optim.lr=1.0e-2"]
 PRESETS = (

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail.errors import CheckpointError
-from dovetail.flow.run import resume, train
+from dovetail.run.run import resume, train
 
 PLUGINS = """
 import numpy as np

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.flow.run import train
+from dovetail.run.run import train
 
 
 def snippets(root: Path) -> dict[str, str]:

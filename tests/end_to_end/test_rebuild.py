@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.flow.run import resume, train
+from dovetail.run.run import resume, train
 from dovetail_rollout_hf.rollout import HfRollout
 
 QUIET = ("trainer.validate_before=false", "trainer.validate_after=false")

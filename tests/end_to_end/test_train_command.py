@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail.errors import ConfigError, RewardError, RunDirectoryError, StopRequested
-from dovetail.flow.run import resume, train
+from dovetail.run.run import resume, train
 from dovetail.telemetry import RunDirectory
 
 
@@ -145,7 +145,7 @@ def metrics_lines(run: Path) -> list[str]:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
     """Ask for a stop while this stage of the flow runs for the given step."""
-    from dovetail.flow.flow import Flow
+    from dovetail.run.flow import Flow
 
     original = getattr(Flow, stage)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.flow.run import train
 from dovetail.interfaces import PluginContext
+from dovetail.run.run import train
 
 BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```\n\n```(\w+)\n(.*?)```", re.DOTALL)
 TRAINED = (

@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.batch import GLOSSARY, Batch, Column, Ragged, check_batch, glossary
+from dovetail.batch import Batch, Column, Ragged
+from dovetail.batch.columns import GLOSSARY, check_batch, glossary
 from dovetail.errors import ColumnError
 
 calm = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dovetail.batch import Batch, Ragged, balanced_partition, budget_partition, token_counts
+from dovetail.batch import Batch, Ragged
+from dovetail.batch.partition import balanced_partition, budget_partition, token_counts
 from dovetail.errors import ColumnError
 
 calm = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -8,11 +8,12 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.batch import Batch, Ragged, RaggedRows, Stored, check_batch, token_counts
+from dovetail.batch import Batch, Ragged, RaggedRows, Stored
+from dovetail.batch.columns import check_batch
+from dovetail.batch.partition import token_counts
 from dovetail.errors import ColumnError
 
 calm = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])

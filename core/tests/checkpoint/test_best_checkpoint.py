@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.checkpoint import Best, BestCheckpoint, CheckpointStore
-from dovetail.config.sections import TrainerSection
+from dovetail.checkpoint.best import Best
+from dovetail.checkpoint.mark import BestCheckpoint
+from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError
+from dovetail.sections import TrainerSection
 
 METRIC = "val/mean@1"
 
@@ -88,7 +90,7 @@ def test_a_damaged_mark_is_reported_when_the_folder_is_opened(tmp_path, text):
 KILLED = """
 import sys
 from pathlib import Path
-from dovetail.checkpoint import CheckpointStore
+from dovetail.checkpoint.store import CheckpointStore
 
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
 for step in range(1, 100000):

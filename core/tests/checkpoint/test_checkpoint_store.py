@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.checkpoint import CheckpointStore
+from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError, StopRequested
 
 
@@ -316,7 +316,7 @@ def test_a_save_in_progress_is_not_cleared_by_another_process(tmp_path):
 SAVES_FOR_EVER = """
 import os, sys
 from pathlib import Path
-from dovetail.checkpoint import CheckpointStore
+from dovetail.checkpoint.store import CheckpointStore
 
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
 latest = store.latest()

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import attrs
 import pytest
 
-from dovetail.config.load import LoadedConfig, config_from_mapping, load_config
-from dovetail.config.sections import (
+from dovetail.config import config_from_mapping, load_config
+from dovetail.config.load import LoadedConfig
+from dovetail.errors import ConfigError, PluginNotFoundError, nearest
+from dovetail.sections import (
     EngineSection,
     PluginSection,
     RolloutSection,
@@ -19,8 +21,7 @@ from dovetail.config.sections import (
     TrainerSection,
     plugin_field,
 )
-from dovetail.errors import ConfigError, PluginNotFoundError, nearest
-from dovetail.training.lora import LoraSection
+from dovetail.training import LoraSection
 
 
 @attrs.frozen(kw_only=True)

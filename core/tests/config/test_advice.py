@@ -6,10 +6,10 @@ import importlib.util
 
 import pytest
 
+from dovetail.config import config_from_mapping
 from dovetail.config.aliases import TRL_KEYS, trl_advice
 from dovetail.config.explain import explain
 from dovetail.config.keys import parse_path
-from dovetail.config.load import config_from_mapping
 
 
 @pytest.mark.parametrize(

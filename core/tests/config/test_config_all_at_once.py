@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from dovetail.config.fields import PluginSection
 from dovetail.errors import ConfigError
+from dovetail.sections import PluginSection
 
 
 def keys(problems):
@@ -135,7 +135,7 @@ class Served(PluginSection):
 
 
 def test_a_plugin_tells_of_keys_that_it_lacks(lookup):
-    from dovetail.config.load import config_from_mapping
+    from dovetail.config import config_from_mapping
 
     def find(kind, section):
         return Served if kind == "advantage" else lookup(kind, section)

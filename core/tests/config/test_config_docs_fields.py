@@ -5,10 +5,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from dovetail.config import builtin, field_docs, sections
+from dovetail.config import builtin
+from dovetail.config.docs import field_docs
 from dovetail.config.keys import parse_path
 from dovetail.config.schema import bounds, fields_of, is_section
 from dovetail.config.verl_keys import VERL_KEYS, VERL_SECTIONS
+from dovetail.sections import run as sections
 
 SECTIONS = sorted(
     {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from dovetail.config.load import config_from_mapping
-from dovetail.config.sections import PluginSection, RuntimeSection
+from dovetail.config import config_from_mapping
+from dovetail.sections import PluginSection, RuntimeSection
 
 
 def test_a_section_is_of_the_class_of_the_plugin_that_it_names(build):

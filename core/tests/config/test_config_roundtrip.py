@@ -5,11 +5,11 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dovetail.config import config_from_mapping, dump_yaml, to_mapping
+from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import dump, parse
+from dovetail.config.serialise import dump_yaml, to_mapping
 
 TEXT = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"])),

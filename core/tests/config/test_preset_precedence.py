@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from dovetail.config.load import config_from_mapping, load_config
-from dovetail.config.sections import (
+from dovetail.config import config_from_mapping, load_config
+from dovetail.config.serialise import dump_yaml
+from dovetail.sections import (
     EngineSection,
     PluginSection,
     PresetSection,
@@ -14,7 +15,6 @@ from dovetail.config.sections import (
     RuntimeSection,
     TrainerSection,
 )
-from dovetail.config.serialise import dump_yaml
 
 
 @attrs.frozen(kw_only=True)

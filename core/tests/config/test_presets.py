@@ -9,10 +9,12 @@ import sys
 import attrs
 import pytest
 
+from dovetail.config import config_from_mapping, load_config
 from dovetail.config.explain import annotated_yaml, explain
-from dovetail.config.load import config_from_mapping, load_config
 from dovetail.config.plain_yaml import parse
-from dovetail.config.sections import (
+from dovetail.config.serialise import dump_yaml
+from dovetail.errors import ConfigError, PluginNotFoundError
+from dovetail.sections import (
     EngineSection,
     PluginSection,
     PresetSection,
@@ -20,8 +22,6 @@ from dovetail.config.sections import (
     RuntimeSection,
     TrainerSection,
 )
-from dovetail.config.serialise import dump_yaml
-from dovetail.errors import ConfigError, PluginNotFoundError
 
 
 @attrs.frozen(kw_only=True)

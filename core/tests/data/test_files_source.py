@@ -14,7 +14,7 @@ from dovetail.config.builtin import FilesConfig
 from dovetail.data.files import FilesSource
 from dovetail.data.rows import where
 from dovetail.errors import DataError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 
 ROWS = [
     {

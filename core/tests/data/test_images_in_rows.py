@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.config.sections import DataSection, ModelSection
 from dovetail.data.files import FilesSource
 from dovetail.data.loader import PromptLoader
 from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import DataError, ModelError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
+from dovetail.sections import DataSection, ModelSection
 from dovetail_sdk.testing import square, tiny_vision_model
 
 RED = square((255, 0, 0), 56, 84)

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.config.sections import DataSection, ModelSection
 from dovetail.data.files import FilesSource
 from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import DataError, ModelError
-from dovetail.interfaces.data import DatasetSource
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import DatasetSource, PluginContext
+from dovetail.sections import DataSection, ModelSection
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.config.sections import ModelSection
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ModelError
+from dovetail.sections import ModelSection
 
 
 def test_the_models_own_tokenizer_or_another(tokenizer_directory, tmp_path) -> None:

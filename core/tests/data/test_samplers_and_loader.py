@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.config.builtin import SequentialConfig, ShuffledConfig
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import Issued, PromptLoader
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.errors import DataError, LedgerError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext, Prompt
 
 
 def prompts(count: int, length: int = 3) -> list[Prompt]:

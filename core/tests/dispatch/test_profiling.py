@@ -11,12 +11,11 @@ import attrs
 import pytest
 import torch
 
-from dovetail.dispatch.inline import InlineGroup
-from dovetail.dispatch.mesh import Mesh
+from dovetail.dispatch import Dispatch, Mesh, register
 from dovetail.dispatch.profiling import ProfiledWorker, ProfileSpec
-from dovetail.dispatch.register import Dispatch, register
 from dovetail.errors import ConfigError, DovetailError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
+from dovetail.workers import InlineGroup
 
 
 class Multiplier(ProfiledWorker):

@@ -8,10 +8,17 @@ from abc import ABC, abstractmethod
 
 import pytest
 
-from dovetail.dispatch import Dispatch, Mesh, ModeSpec, Worker, nd, register, registered_methods
+from dovetail.dispatch import (
+    Dispatch,
+    Mesh,
+    ModeSpec,
+    Worker,
+    nd,
+    register,
+    registered_methods,
+)
 from dovetail.errors import DispatchError
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext, TrainEngine
 
 
 class Engine(Worker, ABC):
@@ -135,7 +142,7 @@ def test_a_worker_knows_its_place_from_its_context():
 
 def test_interfaces_and_dispatch_need_no_torch():
     code = (
-        "import sys, dovetail.interfaces.engine, dovetail.dispatch.modes, dovetail.dispatch.inline;"
+        "import sys, dovetail.interfaces.engine, dovetail.workers.modes, dovetail.workers.inline;"
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dovetail.interfaces.advantage import Advantages, Groups
-from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
-from dovetail.numerics.objective import ObjectiveTerm
+from dovetail.interfaces import Advantages, Groups, LossInputs, TokenLosses
+from dovetail.numerics import ObjectiveTerm
 from dovetail_sdk.testing.shapes import checked
 
 

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from dovetail.config.builtin import AdaptiveKlConfig, FixedKlConfig
 from dovetail.errors import ConfigError, NumericsError
 from dovetail.interfaces import PluginContext
-from dovetail.numerics import ESTIMATORS, AdaptiveKl, FixedKl, estimate_kl
+from dovetail.numerics import estimate_kl
+from dovetail.numerics.kl import ESTIMATORS
+from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
 
 FORMULAS = {
     "k1": lambda d: d,

@@ -9,11 +9,18 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.config import builtin
 from dovetail.errors import ColumnError, NumericsError
-from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
-from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
-from dovetail.numerics import PolicyObjective, max_metric, mean_metric, resolve_metrics
+from dovetail.interfaces import (
+    KlTerm,
+    ObjectiveSpec,
+    PluginContext,
+    PluginRef,
+    PolicyLoss,
+    TokenLosses,
+)
+from dovetail.metrics import Last, Max, Mean, values
+from dovetail.numerics import max_metric, mean_metric, resolve_metrics
 from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean, TokenSum
-from dovetail.telemetry.metrics import Last, Max, Mean, values
+from dovetail.numerics.policy_objective import PolicyObjective
 
 
 class Ratio(PolicyLoss):
@@ -252,7 +259,7 @@ def test_metrics_are_fetched_and_merged_whatever_holds_tensors():
 
 
 def test_build_objective_uses_the_index_and_keeps_plugins():
-    from dovetail.numerics import build_objective
+    from dovetail.training import build_objective
 
     def spec(coef):
         return ObjectiveSpec(

@@ -5,17 +5,25 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
-from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef
-from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
-from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
-from dovetail.numerics import PolicyObjective, build_objective, mean_metric, resolve_metrics
+from dovetail.interfaces import (
+    Correction,
+    KlTerm,
+    ObjectiveSpec,
+    PluginContext,
+    PluginRef,
+    PolicyLoss,
+    RolloutCorrection,
+    TokenLosses,
+)
+from dovetail.metrics import values
+from dovetail.numerics import mean_metric, resolve_metrics
 from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean
-from dovetail.telemetry.metrics import values
+from dovetail.numerics.policy_objective import PolicyObjective
+from dovetail.training import build_objective
 
 LENGTHS = [3, 0, 5, 1, 4]
 OFFSETS = np.concatenate([[0], np.cumsum(LENGTHS)])

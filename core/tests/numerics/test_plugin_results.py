@@ -8,11 +8,17 @@ import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef
-from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
-from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
-from dovetail.numerics import PolicyObjective
+from dovetail.interfaces import (
+    Correction,
+    ObjectiveSpec,
+    PluginContext,
+    PluginRef,
+    PolicyLoss,
+    RolloutCorrection,
+    TokenLosses,
+)
 from dovetail.numerics.loss_aggregation import TokenMean
+from dovetail.numerics.policy_objective import PolicyObjective
 from dovetail.numerics.rollout_correction import correct_batch
 
 OFFSETS = np.array([0, 2, 5])
@@ -119,7 +125,7 @@ def test_a_column_that_may_be_missing_can_still_be_asked_for():
         (lambda i: -i.log_probs_T, "returned a float32 tensor of shape [5], not TokenLosses", "return TokenLosses("),
         (lambda i: TokenLosses(losses_T=-i.log_probs_T[:2]), "is a float32 tensor of shape [2]", "a float32 tensor of shape [5]"),
         (lambda i: TokenLosses(losses_T=-i.log_probs_T.double()), "is a float64 tensor of shape [5]", "a float32 tensor"),
-        (lambda i: TokenLosses(losses_T=-i.log_probs_T, metrics={"actor/x": 1.0}), "the metric 'actor/x'", "dovetail.telemetry.metrics"),
+        (lambda i: TokenLosses(losses_T=-i.log_probs_T, metrics={"actor/x": 1.0}), "the metric 'actor/x'", "dovetail.metrics"),
     ],
 )  # fmt: skip
 def test_a_loss_returns_one_loss_a_token(returned, words, mend):

@@ -5,19 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import PreferenceObjectiveSpec
-from dovetail.numerics import (
-    build_objective,
-    preference_scores,
-    resolve_metrics,
-    with_other_scores,
-)
-from dovetail.telemetry.metrics import values
+from dovetail.metrics import values
+from dovetail.numerics import preference_scores, resolve_metrics, with_other_scores
+from dovetail.training import build_objective
 
 SPEC = PreferenceObjectiveSpec()
 

@@ -8,8 +8,7 @@ from math import comb, isclose
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.numerics.resampling import (
     best_at_k,

@@ -7,30 +7,32 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, ConfigError, NumericsError
-from dovetail.interfaces.plugin import LocalReduction, PluginContext, PluginSection
-from dovetail.interfaces.rollout_correction import Correction, CorrectionInputs, RolloutCorrection
+from dovetail.interfaces import (
+    Correction,
+    CorrectionInputs,
+    LocalReduction,
+    PluginContext,
+    RolloutCorrection,
+)
+from dovetail.metrics import EffectiveShare, Std, merge_metrics, values
 from dovetail.numerics import (
-    CRITERIA,
     Criterion,
     bounded_weights,
-    correct_batch,
+    divergence_metrics,
     importance_ratios,
     kept_tokens,
     log_ratios,
     normalized_weights,
-    resolve_metrics,
-)
-from dovetail.numerics.rollout_correction_metrics import (
-    divergence_metrics,
     rejection_metrics,
+    resolve_metrics,
     weight_metrics,
 )
-from dovetail.telemetry.metrics import EffectiveShare, Std, merge_metrics, values
+from dovetail.numerics.rollout_correction import CRITERIA, correct_batch
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing.ranks import on_ranks
 from dovetail_sdk.testing.shapes import checked
 

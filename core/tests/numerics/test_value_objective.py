@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import PluginRef, ValueObjectiveSpec
-from dovetail.numerics import ExplainedVariance, ValueObjective, build_objective, resolve_metrics
-from dovetail.telemetry.metrics import merge_metrics, values
+from dovetail.metrics import merge_metrics, values
+from dovetail.numerics import resolve_metrics
+from dovetail.numerics.explained_variance import ExplainedVariance
+from dovetail.numerics.value_objective import ValueObjective
+from dovetail.training import build_objective
 
 AGGREGATIONS = ("token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean")
 

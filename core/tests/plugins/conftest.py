@@ -14,7 +14,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 TRACKER = """
-from dovetail.interfaces.tracker import Tracker
+from dovetail.interfaces import Tracker
 
 class {cls}(Tracker):
     name = "{name}"
@@ -26,7 +26,7 @@ class {cls}(Tracker):
 
 GOOD_CONFIG = '''
 import attrs
-from dovetail.config.sections import PluginSection
+from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class MeanConfig(PluginSection):
@@ -38,7 +38,7 @@ class MeanConfig(PluginSection):
 
 GOOD = """
 import numpy as np
-from dovetail.interfaces.advantage import AdvantageEstimator, Advantages
+from dovetail.interfaces import AdvantageEstimator, Advantages
 from acme_good.config import MeanConfig
 
 class Mean(AdvantageEstimator):
@@ -86,7 +86,7 @@ PLUGIN = {
     "requires": [],
     "provides": [],
     "columns": [],
-    "config": "dovetail.config.sections:PluginSection",
+    "config": "dovetail.sections:PluginSection",
     "config_schema": {"doc": "", "fields": []},
     "needs": [],
 }

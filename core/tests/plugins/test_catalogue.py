@@ -8,12 +8,12 @@ import pytest
 
 from dovetail.config.keys import parse_path
 from dovetail.config.schema import fields_of
-from dovetail.config.sections import RunConfig
 from dovetail.config.verl_keys import VERL_KEYS, VERL_SECTIONS
 from dovetail.plugins.catalogue import FIRST_PARTY
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import config_class
+from dovetail.sections import RunConfig
 
 ENTRIES = [entry for kind in FIRST_PARTY for entry in default_index().entries(kind)]
 INSTALLED = {entry.distribution for entry in ENTRIES}

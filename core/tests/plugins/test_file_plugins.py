@@ -9,21 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.config.sections import PluginSection, TrainerSection
 from dovetail.errors import (
     ConfigError,
     PluginBrokenError,
     PluginIncompatibleError,
     PluginNotFoundError,
 )
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.load import config_class, load_class, load_file_attribute, make, ref_for
+from dovetail.interfaces import PluginContext, PluginRef
+from dovetail.plugins import load_plugin_class, make_plugin
+from dovetail.plugins.files import load_file_attribute
+from dovetail.plugins.load import config_class, ref_for
+from dovetail.sections import PluginSection, TrainerSection
 
 TRACKER = """
 import attrs
-from dovetail.config.sections import PluginSection
-from dovetail.interfaces.tracker import Tracker
+from dovetail.sections import PluginSection
+from dovetail.interfaces import Tracker
 
 @attrs.frozen(kw_only=True)
 class Settings(PluginSection):
@@ -66,7 +67,7 @@ def test_a_class_in_a_file_is_a_plugin(file: Path) -> None:
     assert config.__name__ == "Settings"
     found = ref_for("tracker", config(**raw, every=7))
     assert (found.name, found.distribution, found.path) == ("Recorder", None, str(file))
-    made = make(pickle.loads(pickle.dumps(found)), PluginContext())
+    made = make_plugin(pickle.loads(pickle.dumps(found)), PluginContext())
     assert (made.name, made.api, made.config.every) == ("Recorder", "==1.0", 7)
 
 
@@ -77,10 +78,10 @@ def test_a_relative_path_becomes_absolute(file: Path, monkeypatch: pytest.Monkey
 
 
 def test_one_content_gives_one_class_and_a_change_gives_another(file: Path) -> None:
-    first = load_class(ref(file, "Recorder"))
-    assert load_class(ref(file, "Recorder")) is first
+    first = load_plugin_class(ref(file, "Recorder"))
+    assert load_plugin_class(ref(file, "Recorder")) is first
     file.write_text(TRACKER + "\nextra = 1\n")
-    assert load_class(ref(file, "Recorder")) is not first
+    assert load_plugin_class(ref(file, "Recorder")) is not first
 
 
 def test_a_plain_function_is_a_reward_function(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_plain_function_is_a_reward_function(tmp_path: Path) -> None:
     assert config_class("reward_function", {"path": str(path)}) is PluginSection
     found = ref_for("reward_function", PluginSection(path=str(path)))
     assert found.attribute == "compute_score"
-    reward = make(found, PluginContext())
+    reward = make_plugin(found, PluginContext())
     assert reward.compute_score(solution_str="4", ground_truth="4", data_source=None) == 1.0
     assert load_file_attribute(str(path), "compute_score")("3", "4") == 0.0
 
@@ -98,7 +99,7 @@ def test_a_plain_function_is_no_plugin_of_another_kind(tmp_path: Path) -> None:
     path = tmp_path / "my_reward.py"
     path.write_text(REWARD)
     with pytest.raises(PluginBrokenError, match=r"compute_score of .*my_reward\.py is function"):
-        load_class(ref(path, "compute_score"))
+        load_plugin_class(ref(path, "compute_score"))
 
 
 def test_a_class_without_a_config_takes_the_section_of_its_kind(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_missing_file_names_the_nearest_beside_it(file: Path) -> None:
 
 def test_a_missing_attribute_names_the_nearest_and_what_there_is(file: Path) -> None:
     with pytest.raises(PluginNotFoundError) as caught:
-        load_class(ref(file, "Recoder"))
+        load_plugin_class(ref(file, "Recoder"))
     assert "has no attribute 'Recoder'" in caught.value.message
     assert "Ancient, Recorder, Settings, Unfinished" in caught.value.message
     assert caught.value.hint == "did you mean 'Recorder'?"
@@ -135,12 +136,12 @@ def test_a_missing_attribute_names_the_nearest_and_what_there_is(file: Path) -> 
 )
 def test_what_is_no_plugin_is_refused(file: Path, attribute: str, text: str) -> None:
     with pytest.raises(PluginBrokenError, match=text):
-        load_class(ref(file, attribute))
+        load_plugin_class(ref(file, attribute))
 
 
 def test_another_interface_version_is_refused(file: Path) -> None:
     with pytest.raises(PluginIncompatibleError, match=r"made for the tracker interface <1\.0"):
-        load_class(ref(file, "Ancient"))
+        load_plugin_class(ref(file, "Ancient"))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +172,8 @@ def test_a_file_needs_an_attribute(file: Path) -> None:
 
 
 LABELLED = """
-from dovetail.interfaces.advantage import AdvantageEstimator
-from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail.interfaces import AdvantageEstimator
+from dovetail.interfaces import SampleFilter
 
 class Bare(AdvantageEstimator):
     def estimate(self, columns, groups):
@@ -207,9 +208,9 @@ def test_attributes_that_an_interface_asks_for_are_missed_when_the_class_is_load
 ) -> None:
     path = tmp_path / "labelled.py"
     path.write_text(LABELLED)
-    assert load_class(ref(path, "Whole", "advantage")).__name__ == "Whole"
+    assert load_plugin_class(ref(path, "Whole", "advantage")).__name__ == "Whole"
     with pytest.raises(PluginBrokenError) as caught:
-        load_class(ref(path, attribute, kind))
+        load_plugin_class(ref(path, attribute, kind))
     assert words in caught.value.message
     assert mend in (caught.value.hint or "")
 
@@ -217,16 +218,8 @@ def test_attributes_that_an_interface_asks_for_are_missed_when_the_class_is_load
 def test_a_kind_has_the_article_that_it_takes(file: Path) -> None:
     for kind, words in (("advantage", "an advantage plugin"), ("tracker", "a tracker plugin")):
         with pytest.raises(PluginBrokenError) as caught:
-            load_class(ref(file, "number", kind))
+            load_plugin_class(ref(file, "number", kind))
         assert words in (caught.value.hint or "")
-
-
-def test_what_a_plugin_file_extends_comes_from_the_interfaces() -> None:
-    from dovetail import config, interfaces
-    from dovetail.config.sections import PresetSection
-
-    assert interfaces.PluginSection is config.PluginSection is PluginSection
-    assert interfaces.PresetSection is config.PresetSection is PresetSection
 
 
 def test_threads_that_load_one_file_at_once_get_one_class(tmp_path: Path) -> None:

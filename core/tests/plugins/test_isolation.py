@@ -18,16 +18,16 @@ from dovetail.errors import (
     PluginIncompatibleError,
     PluginNeedsError,
 )
-from dovetail.plugins.isolation import (
+from dovetail.plugins import (
     Facts,
-    Problem,
+    environment_problems,
     facts_here,
     facts_of,
     interpreter_of,
-    problems,
-    require,
-    used_by,
+    plugins_of_roles,
+    require_environment,
 )
+from dovetail.plugins.isolation import Problem
 
 SEE = Path(__file__).resolve().parents[3] / "tests" / "see_environment.py"
 DISK = {"kind": "weight_transport", "name": "disk", "distribution": "dovetail-core"}
@@ -80,7 +80,7 @@ def test_another_interpreter_tells_what_it_has(other: Path) -> None:
     # The same code, found in both.
     assert there.plugins == here.plugins
     assert [item["unmet"] for item in there.plugins] == [[]]
-    (problem,) = problems(here, there)
+    (problem,) = environment_problems(here, there)
     assert (
         problem.message == f"it has attrs 1.2.3, and the controller attrs {here.packages['attrs']}"
     )
@@ -160,33 +160,41 @@ def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named_with_both_values(
     here: dict[str, Any], there: dict[str, Any], said: str | None
 ) -> None:
-    found = list(problems(facts(**here), facts(**there), accelerators=True))
+    found = list(environment_problems(facts(**here), facts(**there), accelerators=True))
     assert len(found) == (said is not None)
     assert all(str(said) in problem.message for problem in found)
     if said is not None:
         with pytest.raises(PluginIncompatibleError, match=r"^the environment does not do: "):
-            require("the environment", found)
+            require_environment("the environment", found)
 
 
 def test_on_cpus_builds_and_nccl_may_differ() -> None:
-    assert not list(problems(facts(), facts(build="cpu", nccl=None)))
+    assert not list(environment_problems(facts(), facts(build="cpu", nccl=None)))
 
 
 def test_what_is_missing_there_is_a_need_with_its_command() -> None:
     unmet = {"need": "vllm>=0.24", "found": "not installed", "install": "pip install vllm"}
-    found = list(problems(facts(plugins=[plugin()]), facts(plugins=[plugin(unmet=[unmet])])))
+    found = list(
+        environment_problems(facts(plugins=[plugin()]), facts(plugins=[plugin(unmet=[unmet])]))
+    )
     with pytest.raises(PluginNeedsError, match=r"needs vllm>=0.24 \(not installed\)") as caught:
-        require("it", found)
+        require_environment("it", found)
     assert caught.value.hint == "pip install vllm"
     # Where it does not fit besides, installing that is not enough.
     with pytest.raises(PluginIncompatibleError):
-        require("it", [*found, Problem("it has Python 2", "make another")])
+        require_environment("it", [*found, Problem("it has Python 2", "make another")])
 
 
 def test_a_role_is_asked_for_what_its_processes_load() -> None:
     items = [{"kind": kind} for kind in ("rollout", "weight_transport", "engine", "tracker")]
-    assert [item["kind"] for item in used_by(["rollout"], items)] == ["rollout", "weight_transport"]
-    assert [item["kind"] for item in used_by(["actor"], items)] == ["weight_transport", "engine"]
+    assert [item["kind"] for item in plugins_of_roles(["rollout"], items)] == [
+        "rollout",
+        "weight_transport",
+    ]
+    assert [item["kind"] for item in plugins_of_roles(["actor"], items)] == [
+        "weight_transport",
+        "engine",
+    ]
 
 
 def test_a_runtime_without_processes_refuses_environments() -> None:

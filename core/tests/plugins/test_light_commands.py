@@ -111,7 +111,7 @@ def test_a_plan_needs_tokens_and_tensors_but_no_engine(config):
     tiny_tokenizer(Path(config).parent)
     found = watched(["plan", config, "runtime.name=inline"], list(ENGINES))
     assert not found["guilty"], "\n".join(found["guilty"])
-    assert "dovetail.flow.plan" in found["modules"]
+    assert "dovetail.planning.plan" in found["modules"]
 
 
 def test_the_stack_of_whoever_imports_is_shown():

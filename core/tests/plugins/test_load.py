@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.config.sections import PluginSection
 from dovetail.errors import (
     ConfigError,
     PluginBrokenError,
@@ -20,11 +19,11 @@ from dovetail.errors import (
     PluginNeedsError,
     PluginNotFoundError,
 )
-from dovetail.interfaces import load_plugin_class, make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.load import config_class, load_class, make, ref_for
+from dovetail.interfaces import PluginContext, PluginRef
+from dovetail.plugins import load_plugin_class, make_plugin
+from dovetail.plugins.load import config_class, ref_for
 from dovetail.plugins.needs import Need, install_command
+from dovetail.sections import PluginSection
 
 
 def tracker(name: str) -> PluginRef:
@@ -37,8 +36,8 @@ def test_a_section_becomes_a_reference_a_class_and_an_instance(installed: Path) 
     section = config(name="acme", shift=2.0)
     ref = ref_for("advantage", section)
     assert (ref.name, ref.distribution) == ("acme_mean", "acme-good")
-    assert load_class(ref).__name__ == "Mean"
-    estimator = make(pickle.loads(pickle.dumps(ref)), PluginContext())
+    assert load_plugin_class(ref).__name__ == "Mean"
+    estimator = make_plugin(pickle.loads(pickle.dumps(ref)), PluginContext())
     assert estimator.config.shift == 2.0
     result = estimator.estimate({"scores": np.array([1.0, 3.0])}, None)
     np.testing.assert_allclose(result.advantages, [-3.0, -1.0])
@@ -54,27 +53,27 @@ def test_config_class_imports_no_plugin_class(installed: Path) -> None:
 
 def test_plugins_reach_loading_through_the_interfaces(installed: Path) -> None:
     ref = PluginRef(kind="advantage", name="acme_mean", distribution="acme-good")
-    assert load_plugin_class(ref) is load_class(ref)
+    assert load_plugin_class(ref) is load_plugin_class(ref)
     assert make_plugin(ref, PluginContext()).config.shift == 0.5
 
 
 def test_a_section_that_was_never_narrowed_gives_the_defaults(installed: Path) -> None:
     ref = PluginRef(kind="advantage", name="acme_mean", config=PluginSection(name="acme_mean"))
-    assert make(ref, PluginContext()).config.shift == 0.5
+    assert make_plugin(ref, PluginContext()).config.shift == 0.5
 
 
 def test_a_config_of_another_plugin_is_refused(installed: Path) -> None:
-    from dovetail.config.sections import RolloutSection
+    from dovetail.sections import RolloutSection
 
     ref = PluginRef(kind="advantage", name="acme_mean", config=RolloutSection())
     with pytest.raises(PluginError, match="given a config of class RolloutSection") as caught:
-        make(ref, PluginContext())
+        make_plugin(ref, PluginContext())
     assert caught.value.hint == "it takes acme_good.config.MeanConfig"
 
 
 def test_a_failure_at_import_names_cause_file_and_line(installed: Path) -> None:
     with pytest.raises(PluginBrokenError) as caught:
-        load_class(tracker("crash"))
+        load_plugin_class(tracker("crash"))
     assert "tracker/crash (acme-crash 1.0.0) fails at import" in caught.value.message
     assert "RuntimeError: the moon is full" in caught.value.message
     assert "acme_crash/plugin.py:1" in caught.value.message
@@ -84,14 +83,14 @@ def test_a_failure_at_import_names_cause_file_and_line(installed: Path) -> None:
 
 def test_an_unmet_need_says_what_to_install(installed: Path) -> None:
     with pytest.raises(PluginNeedsError) as caught:
-        load_class(tracker("needy"))
+        load_plugin_class(tracker("needy"))
     assert "needs acme-engine>=1.5 or acme-engine-cpu>=1.5 (not installed)" in caught.value.message
     assert (
         caught.value.hint
         == "pip install 'acme-needy[engine]' or pip install 'acme-needy[engine-cpu]'"
     )
     with pytest.raises(PluginNeedsError, match="tracker 'needy' of acme-needy needs acme-engine"):
-        make(tracker("needy"), PluginContext())
+        make_plugin(tracker("needy"), PluginContext())
 
 
 def test_pre_releases_and_another_index_stand_in_the_command(
@@ -111,28 +110,28 @@ def test_pre_releases_and_another_index_stand_in_the_command(
 
 def test_a_missing_dependency_that_is_no_declared_need_is_named(installed: Path) -> None:
     with pytest.raises(PluginBrokenError, match="No module named 'acme_dependency'") as caught:
-        load_class(tracker("lacking"))
+        load_plugin_class(tracker("lacking"))
     assert caught.value.hint == "install the package that provides the module 'acme_dependency'"
 
 
 def test_missing_methods_are_listed_with_their_signature(installed: Path) -> None:
     with pytest.raises(PluginBrokenError, match="does not implement log") as caught:
-        load_class(tracker("partial"))
-    assert "dovetail.interfaces.tracker.Tracker says what each must do: log(self, step" in (
+        load_plugin_class(tracker("partial"))
+    assert "dovetail.interfaces.Tracker says what each must do: log(self, step" in (
         caught.value.hint
     )
 
 
 def test_a_name_that_disagrees_is_refused_with_both(installed: Path) -> None:
     with pytest.raises(PluginBrokenError) as caught:
-        load_class(tracker("misnamed"))
+        load_plugin_class(tracker("misnamed"))
     assert "has name = 'other', but its entry point says 'misnamed'" in caught.value.message
 
 
 def test_a_target_that_is_no_class_is_refused(installed: Path) -> None:
     with pytest.raises(PluginBrokenError, match=r"is function .* not a class") as caught:
-        load_class(tracker("function"))
-    assert "extends dovetail.interfaces.tracker.Tracker" in caught.value.hint
+        load_plugin_class(tracker("function"))
+    assert "extends dovetail.interfaces.Tracker" in caught.value.hint
 
 
 def test_a_config_that_does_not_exist_is_named(installed: Path) -> None:
@@ -144,11 +143,11 @@ def test_a_config_that_does_not_exist_is_named(installed: Path) -> None:
 
 def test_loading_settles_a_conflict_by_distribution(installed: Path) -> None:
     with pytest.raises(PluginConflictError):
-        load_class(tracker("twin"))
-    assert load_class(tracker("twin@acme-twin-b")).__module__ == "acme_twin_b.plugin"
+        load_plugin_class(tracker("twin"))
+    assert load_plugin_class(tracker("twin@acme-twin-b")).__module__ == "acme_twin_b.plugin"
     ref = ref_for("tracker", PluginSection(name="twin@acme-twin-a"))
     assert (ref.name, ref.distribution) == ("twin", "acme-twin-a")
-    assert load_class(ref).__module__ == "acme_twin_a.plugin"
+    assert load_plugin_class(ref).__module__ == "acme_twin_a.plugin"
 
 
 def test_a_section_that_selects_nothing_says_what_there_is(installed: Path) -> None:
@@ -163,5 +162,5 @@ def test_a_section_that_selects_nothing_says_what_there_is(installed: Path) -> N
 
 def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
     with pytest.raises(PluginNotFoundError) as caught:
-        load_class(PluginRef(kind="trackers", name="x"))
+        load_plugin_class(PluginRef(kind="trackers", name="x"))
     assert caught.value.hint == "did you mean 'tracker'?"

@@ -13,16 +13,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import PluginError, PluginNotFoundError
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.lock import (
-    compare,
-    differences,
-    lock_for,
-    now_for,
-    read_lock,
-    refs_of,
-    write_lock,
-)
+from dovetail.interfaces import PluginRef
+from dovetail.plugins.lock import lock_for, now_for, read_lock, refs_of, write_lock
+from dovetail.plugins.lock_differences import compare, differences
 
 GOOD = PluginRef(kind="advantage", name="acme_mean", distribution="acme-good")
 

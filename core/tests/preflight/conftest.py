@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.load import config_from_mapping
+from dovetail.config import config_from_mapping
 from dovetail.errors import PlanError
-from dovetail.flow.plan import make_plan
-from dovetail.interfaces import load_plugin_class
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.preflight import Finding
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import Finding, PluginContext, PluginRef
+from dovetail.planning.plan import make_plan
+from dovetail.plugins import load_plugin_class
 
 PICKY = """
 import attrs
-from dovetail.config.sections import RolloutSection
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.sections import RolloutSection
+from dovetail.interfaces import BaseRollout
 
 @attrs.frozen(kw_only=True)
 class PickyConfig(RolloutSection):
@@ -36,7 +34,7 @@ Picky.__abstractmethods__ = frozenset()
 """
 MUTE = '''
 from collections.abc import AsyncIterator
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 
 class Mute(BaseRollout):
     """An engine that gives no log-probabilities."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.preflight import Finding
+from dovetail.interfaces import Finding
 from dovetail.plugins import load
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.manifest import PluginManifest

@@ -10,12 +10,13 @@ from typing import Any
 import attrs
 import pytest
 
-from dovetail.config.load import LoadedConfig, config_from_mapping
+from dovetail.config import config_from_mapping
+from dovetail.config.load import LoadedConfig
 from dovetail.errors import ConfigError
-from dovetail.flow import preflight
-from dovetail.flow.plan import make_plan
-from dovetail.flow.preflight import Examination, enforce, examine, rule_findings
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces import Finding, PreflightRule
+from dovetail.planning.plan import make_plan
+from dovetail.run import examination as preflight
+from dovetail.run.examination import Examination, enforce, examine, rule_findings
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 Build = Callable[..., LoadedConfig]
@@ -170,7 +171,7 @@ def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
 
     monkeypatch.setattr("dovetail.plugins.index.default_index", Index)
     monkeypatch.setattr(
-        "dovetail.interfaces.make_plugin", lambda ref, context: Faulty(None, context), raising=False
+        "dovetail.plugins.load.make_plugin", lambda ref, context: Faulty(None, context)
     )
     *before, finding = rule_findings(build().config, None)
     assert [f.message for f in before] == (["first"] if state == "compatible" else [])
@@ -192,7 +193,7 @@ def test_the_command_prints_all_of_it_and_ends_with_2(build: Build, tmp_path: Pa
     from click.testing import CliRunner
 
     from dovetail.cli.main import main
-    from dovetail.config import dump_yaml
+    from dovetail.config.serialise import dump_yaml
 
     path = tmp_path / "config.yaml"
     path.write_text(dump_yaml(build("algorithm.policy_loss=gspo").config))
@@ -216,7 +217,7 @@ def test_the_command_lists_an_environment_that_is_elsewhere_as_a_need(
     from click.testing import CliRunner
 
     from dovetail.cli.main import main
-    from dovetail.config import dump_yaml
+    from dovetail.config.serialise import dump_yaml
 
     path = tmp_path / "config.yaml"
     gone = "runtime={name: ray, environments: {rollout: DIR/gone}}"
@@ -234,7 +235,7 @@ def test_the_plan_names_the_preset_and_ends_with_what_rules_find(
     from click.testing import CliRunner
 
     from dovetail.cli.main import main
-    from dovetail.config import dump_yaml
+    from dovetail.config.serialise import dump_yaml
 
     path = tmp_path / "config.yaml"
     path.write_text(dump_yaml(build("algorithm.policy_loss=gspo").config))

@@ -278,8 +278,8 @@ def test_rules_that_count_steps_wait_for_the_data(judge):
 
 
 def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
-    from dovetail.interfaces import load_plugin_class
-    from dovetail.interfaces.runtime import PluginRef
+    from dovetail.interfaces import PluginRef
+    from dovetail.plugins import load_plugin_class
 
     entries = [e for e in default_index().entries("preflight") if e.distribution == "dovetail-core"]
     elsewhere = {

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.sections import PluginSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
+    PluginContext,
     RewardManager,
     RewardSample,
     RewardUnit,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection
 
 
 class ScriptedManager(RewardManager):

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction, RewardManager, RewardSample
-from dovetail.scoring.functions import InstalledFunctions, configured_functions
+from dovetail.interfaces import PluginContext, Prompt, RewardFunction, RewardManager, RewardSample
+from dovetail.scoring import configured_functions
+from dovetail.scoring.functions import InstalledFunctions
 from dovetail.scoring.rows import check_sources
+from dovetail.sections import PluginSection, RewardSection
 
 
 class Fours(RewardFunction):
@@ -223,14 +222,3 @@ class Both(Shelf):
         if section.path is None:
             return super().selected(section, context)
         return InstalledFunctions().selected(section, context)
-
-
-def test_plugins_find_what_selects_and_tries_rewards_beside_the_interfaces_too() -> None:
-    from dovetail import interfaces
-    from dovetail.interfaces import reward_calls, reward_trial
-    from dovetail.scoring import trial
-
-    assert interfaces.configured_functions is configured_functions
-    assert reward_calls.configured_functions is configured_functions
-    for name in ("TrialRow", "TrialSample", "read_trial", "try_rewards"):
-        assert getattr(reward_trial, name) is getattr(trial, name)

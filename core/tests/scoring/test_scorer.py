@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RewardError
-from dovetail.interfaces.reward import RewardUnit, Score
+from dovetail.interfaces import RewardUnit, Score
 from dovetail.scoring.scorer import Scorer
 
 

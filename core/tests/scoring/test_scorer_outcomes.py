@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
+from dovetail.interfaces import Failure, FailureKind, RewardUnit, Score
 from dovetail.scoring.scorer import Scorer
 
 

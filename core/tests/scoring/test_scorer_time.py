@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.reward import FailureKind, RewardUnit, Score
+from dovetail.interfaces import FailureKind, RewardUnit, Score
 from dovetail.scoring.scorer import Scorer
 
 

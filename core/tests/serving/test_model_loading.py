@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from dovetail.errors import WeightSyncError
-from dovetail.serving.model_loading import refuse_missing, without_adapters
+from dovetail.serving import refuse_missing_weights, without_adapters
 
 
 class Around(nn.Module):
@@ -38,9 +38,9 @@ def test_a_load_that_fails_gives_the_room_back() -> None:
 
 
 def test_what_got_nothing_is_named_the_first_three_of_it() -> None:
-    refuse_missing([])
+    refuse_missing_weights([])
     with pytest.raises(WeightSyncError, match=r"nothing for a, b, c\n") as few:
-        refuse_missing(["a", "b", "c"])
+        refuse_missing_weights(["a", "b", "c"])
     assert "more" not in few.value.message
     with pytest.raises(WeightSyncError, match=r"nothing for a, b, c and 2 more"):
-        refuse_missing(["a", "b", "c", "d", "e"])
+        refuse_missing_weights(["a", "b", "c", "d", "e"])

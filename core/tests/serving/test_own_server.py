@@ -11,10 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail.dispatch.loading import loading_turn, turn_path
-from dovetail.serving import own_server
-from dovetail.serving.failures import Failures
-from dovetail.serving.own_server import OwnServer
+from dovetail.serving import Failures, OwnServer, own_server
+from dovetail.workers import turn_path
+from dovetail.workers.loading import loading_turn
 
 
 class Connection:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import MEDIA_TYPE, SampleCall, SampleResult, ServerConnection
 from dovetail.serving.calls import ServerCalls
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.frames import MEDIA_TYPE, unpack
+from dovetail.serving.frames import unpack
 from dovetail.serving.messages import calls_of, packed_error, packed_result
 
 GENERATE, ABORT = "/dovetail/v1/generate", "/dovetail/v1/abort"

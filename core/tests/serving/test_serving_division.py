@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import DeepseekV3Config, MixtralConfig, Qwen2Config, Qwen3MoeConfig
 
-from dovetail.serving.division import experts_of
+from dovetail.serving import experts_of
 
 
 @pytest.mark.parametrize(

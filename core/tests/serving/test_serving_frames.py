@@ -6,12 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import SampleCall, SampleResult
 from dovetail.serving.frames import Unpacker, pack, unpack
 from dovetail.serving.messages import (
     calls_of,

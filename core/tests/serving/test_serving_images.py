@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.interfaces import SamplingParams
 from dovetail.media import MediaRef
-from dovetail.serving.backend import SampleCall
+from dovetail.serving import SampleCall
 from dovetail.serving.frames import unpack
 from dovetail.serving.messages import calls_of, packed_calls
 

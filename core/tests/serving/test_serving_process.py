@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.serving.process import LOOPBACK, ServerProcess, free_port, refuse_used
+from dovetail.serving import LOOPBACK, ServerProcess, free_port
+from dovetail.serving.process import refuse_used
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -26,7 +27,7 @@ time.sleep(600)
 TRAINER = """
 import sys, time
 from pathlib import Path
-from dovetail.serving.process import ServerProcess
+from dovetail.serving import ServerProcess
 server = ServerProcess([sys.executable, "-c", sys.argv[1]], log=Path(sys.argv[2]), environment={})
 time.sleep(600)
 """

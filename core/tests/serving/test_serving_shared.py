@@ -11,24 +11,30 @@ import attrs
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.arguments import (
+from dovetail.interfaces import PluginContext
+from dovetail.metrics import Mean, Sum
+from dovetail.sections import ModelSection
+from dovetail.serving import (
+    DESCRIBE,
+    AdaptedSection,
+    Counters,
+    Growth,
+    ServerConnection,
+    ServingSection,
+    answers_of,
+    free_bytes,
     has_tokenizer,
+    log_path,
     merged_arguments,
     model_of,
+    port_of,
+    refuse_problems,
     replica_seed,
     starts_empty,
     unknown_argument,
+    visible_devices,
 )
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.counters import Counters
-from dovetail.serving.growth import Growth
-from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
-from dovetail.serving.section import AdaptedSection, ServingSection
-from dovetail.serving.surroundings import free_bytes, log_path, visible_devices
-from dovetail.telemetry.metrics import Mean, Sum
 from dovetail_sdk.testing.fake_server import FakeServer, words_of
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dovetail.errors import CalledOffError, WeightSyncError
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import WeightManifest
+from dovetail.serving import Outcome, WeightEnd, first_failed
 from dovetail.serving.backend import WeightsUntouchedError
-from dovetail.serving.weight_wire import Outcome, WeightEnd, first_failed
 
 MANIFEST = WeightManifest(version=1, tensors=())
 

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from dovetail.config.builtin import ConsoleConfig
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.telemetry import ConsoleTracker
+from dovetail.interfaces import PluginContext
+from dovetail.telemetry.console import ConsoleTracker
 
 METRICS = {
     "reward/mean": 0.4125,
@@ -174,7 +174,7 @@ def test_the_terminal_is_restored_although_a_run_dies(ending):
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dovetail.config.builtin import ConsoleConfig\n"
         "from dovetail.interfaces.plugin import PluginContext\n"
-        "from dovetail.telemetry import ConsoleTracker\n"
+        "from dovetail.telemetry.console import ConsoleTracker\n"
         "tracker = ConsoleTracker(ConsoleConfig(name='console'), PluginContext())\n"
         "tracker.begin({'total_steps': 3})\n"
         "tracker.log(1, {'reward/mean': 0.5})\n"

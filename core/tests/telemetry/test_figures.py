@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dovetail.telemetry import History, summarise
 from dovetail.telemetry.figures import ACCURACY, REWARD, bucket_means, sparkline, write_figure
 from dovetail.telemetry.jsonl import append_rows
-from dovetail.telemetry.summary import count_events
+from dovetail.telemetry.summary import History, count_events, summarise
 
 
 @pytest.mark.parametrize(

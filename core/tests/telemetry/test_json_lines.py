@@ -8,13 +8,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.config.builtin import JsonlConfig
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.telemetry import JsonlTracker
-from dovetail.telemetry.jsonl import append_rows, plain, read_rows
+from dovetail.interfaces import PluginContext
+from dovetail.telemetry.jsonl import JsonlTracker, append_rows, plain, read_rows
 
 _ROWS = st.lists(
     st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=8)), max_size=6

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from dovetail.telemetry import close_logging, set_step, setup_logging
 from dovetail.telemetry.jsonl import read_rows
+from dovetail.telemetry.logging import close_logging, set_step, setup_logging
 
 
 @pytest.fixture

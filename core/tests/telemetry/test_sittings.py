@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dovetail.checkpoint import BestCheckpoint
-from dovetail.flow.state import RunState, with_earlier_seconds
+from dovetail.checkpoint.mark import BestCheckpoint
+from dovetail.run.state import RunState, with_earlier_seconds
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from dovetail.config.builtin import ConsoleConfig
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.telemetry import ConsoleTracker, History, write_report
+from dovetail.interfaces import PluginContext
+from dovetail.telemetry import write_report
+from dovetail.telemetry.console import ConsoleTracker
 from dovetail.telemetry.figures import ACCURACY, SCORE, validation_figure
 from dovetail.telemetry.jsonl import append_rows
+from dovetail.telemetry.summary import History
 from dovetail.telemetry.validation import PLUS_MINUS, source_of, validation_table, write_best
 
 

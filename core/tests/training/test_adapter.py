@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.training.adapter import described, drawn_a, state_name, wire_name
-from dovetail.training.lora import LoraSection
+from dovetail.training import LoraSection, described, drawn_a, state_name, wire_name
 
 LAYER = "model.layers.0.default.q_proj"
 WIRE = f"base_model.model.{LAYER}"

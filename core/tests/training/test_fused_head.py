@@ -11,8 +11,7 @@ import attrs
 import pytest
 import torch
 
-from dovetail.training import fused_head
-from dovetail.training.vocabulary import Vocabulary
+from dovetail.training import Vocabulary, fused_head
 
 R, H, V = 19, 8, 50
 CHUNK = 6

@@ -1,13 +1,10 @@
 """Scored tokens: where they are, what they become in micro-batches, and which rank has which."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.training.parts import Samples, packed_parts, rows_of
-from dovetail.training.scored import Scored, token_places
-from dovetail.training.ulysses import ScoredShare
+from dovetail.training import Samples, Scored, ScoredShare, packed_parts, rows_of, token_places
 
 MASKS = st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=7)
 

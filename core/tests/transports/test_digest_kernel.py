@@ -10,15 +10,15 @@ import sys
 import pytest
 import torch
 
-from dovetail.numerics import tensor_digest as digest_module
-from dovetail.numerics.tensor_digest import DeferredDigests, tensor_digests
+from dovetail.numerics import DeferredDigests, tensor_digest as digest_module
+from dovetail.numerics.tensor_digest import tensor_digests
 
 BLOCK_BYTES = 4 * 65_536
 SIZES = (0, 1, 2, 3, 4, 5, 8191, 8192, 8193, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 700_003)
 
 INTERPRETED = f"""
 import torch
-from dovetail.kernels.word_sums import word_sums
+from dovetail.numerics.word_sums import word_sums
 from dovetail.numerics import tensor_digest as plain
 
 generator = torch.Generator().manual_seed(0)

@@ -12,8 +12,7 @@ import torch
 
 from dovetail.config.builtin import DiskTransportConfig, InProcessTransportConfig
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest
 from dovetail.transports.disk import DiskTransport
 from dovetail.transports.in_process import InProcessTransport
 

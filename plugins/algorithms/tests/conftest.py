@@ -2,8 +2,7 @@
 
 import pytest
 
-from dovetail.interfaces.advantage import Advantages, Groups
-from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
+from dovetail.interfaces import Advantages, Groups, LossInputs, TokenLosses
 from dovetail_sdk.testing.shapes import checked
 
 

@@ -4,13 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
-from dovetail.interfaces import PluginContext
-from dovetail.interfaces.plugin import LocalReduction
+from dovetail.interfaces import LocalReduction, PluginContext
 from dovetail_algorithms.config.losses import ClipCovConfig, KlCovConfig
 from dovetail_algorithms.losses.clip_cov import ClipCov
 from dovetail_algorithms.losses.kl_cov import KlCov
@@ -193,8 +191,7 @@ def test_the_defaults_are_those_of_the_reference():
 def test_a_rounding_error_in_the_log_probabilities_does_not_pull():
     import torch
 
-    from dovetail.interfaces.plugin import PluginContext
-    from dovetail.interfaces.policy_loss import LossInputs
+    from dovetail.interfaces import LossInputs, PluginContext
     from dovetail_algorithms.losses.kl_cov import CHOSEN, KlCov
 
     def gradient(apart: float) -> torch.Tensor:

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError
-from dovetail.interfaces.advantage import Groups
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.filters import EqualRewardsConfig, OverlongConfig, ScoreRangeConfig
 from dovetail_algorithms.filters.equal_rewards import EqualRewards
 from dovetail_algorithms.filters.overlong import Overlong

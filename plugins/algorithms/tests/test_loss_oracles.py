@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from dovetail.interfaces import LossInputs, PluginContext
+from dovetail.metrics import values
 from dovetail.numerics import resolve_metrics
 from dovetail.numerics.loss_aggregation import mean_by_sample
-from dovetail.telemetry.metrics import values
 from dovetail_algorithms.config import losses as config
 from dovetail_algorithms.losses.cispo import Cispo
 from dovetail_algorithms.losses.clip_cov import ClipCov

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dovetail.interfaces import LossInputs, PluginContext
+from dovetail.metrics import values
 from dovetail.numerics import resolve_metrics
-from dovetail.telemetry.metrics import values
 from dovetail_algorithms.config import losses as config
 from dovetail_algorithms.losses.cispo import Cispo
 from dovetail_algorithms.losses.clip_cov import ClipCov

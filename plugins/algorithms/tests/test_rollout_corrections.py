@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config import field_docs
-from dovetail.interfaces import PluginContext
-from dovetail.interfaces.plugin import LocalReduction
-from dovetail.interfaces.rollout_correction import Correction, CorrectionInputs
-from dovetail.numerics import correct_batch
+from dovetail.config.docs import field_docs
+from dovetail.interfaces import Correction, CorrectionInputs, LocalReduction, PluginContext
+from dovetail.metrics import values
+from dovetail.numerics.rollout_correction import correct_batch
 from dovetail.plugins.index import default_index
-from dovetail.telemetry.metrics import values
 from dovetail_algorithms.config import corrections as configs
 from dovetail_algorithms.config.corrections import (
     DecoupledTokenIsConfig,
@@ -171,7 +169,7 @@ def test_settings_that_make_no_sense_are_refused(call, says):
 def test_the_criteria_of_the_config_are_those_of_the_numerics():
     from typing import get_args
 
-    from dovetail.numerics import CRITERIA
+    from dovetail.numerics.rollout_correction import CRITERIA
 
     assert get_args(configs.CriterionName) == CRITERIA
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Outcome,
+    PluginContext,
+    RewardFunctions,
     RewardManager,
     RewardSample,
     RewardUnit,
     RunningTime,
     Score,
 )
-from dovetail.interfaces.reward_calls import RewardFunctions
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager

@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, RewardSample, RewardUnit, Score
-from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    PluginContext,
+    RewardFunctions,
+    RewardSample,
+    RewardUnit,
+    Score,
+)
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager

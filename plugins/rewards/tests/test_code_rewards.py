@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind
-from dovetail.interfaces.reward_calls import RewardCall, failure_from
+from dovetail.interfaces import FailureKind, PluginContext, RewardCall, failure_from
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.functions.code_sandboxes import runner_for

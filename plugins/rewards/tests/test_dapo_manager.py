@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.config import config_from_mapping
-from dovetail.config.sections import PluginSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind, RewardSample, RewardUnit
-from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.interfaces import (
+    FailureKind,
+    PluginContext,
+    RewardFunctions,
+    RewardSample,
+    RewardUnit,
+)
+from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import DapoConfig
 from dovetail_rewards.managers.dapo import DapoManager
 from dovetail_rewards.overlong_twice import OverlongTwice

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.config.load import load_config
-from dovetail.config.sections import RewardSection
+from dovetail.config import load_config
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import PluginContext, Prompt
+from dovetail.scoring import configured_functions
 from dovetail.scoring.rows import check_sources
+from dovetail.sections import RewardSection
 from dovetail_rewards.config_functions import DapoMathConfig
 from dovetail_rewards.conformance.functions import *  # noqa: F403 - every suite
 

@@ -8,11 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig
 from dovetail_rewards.config_functions import (
     DapoMathConfig,

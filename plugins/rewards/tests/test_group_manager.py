@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, RewardSample, RewardUnit
-from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    PluginContext,
+    RewardFunctions,
+    RewardSample,
+    RewardUnit,
+)
 from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.group import GroupManager
 

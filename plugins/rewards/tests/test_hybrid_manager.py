@@ -11,15 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config import config_from_mapping, to_mapping
-from dovetail.config.sections import PluginSection, RewardSection
+from dovetail.config import config_from_mapping
+from dovetail.config.serialise import to_mapping
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
-from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    PluginContext,
+    Prompt,
+    RewardFunctions,
+    RewardUnit,
+    Score,
+)
+from dovetail.scoring import configured_functions
 from dovetail.scoring.rows import check_sources
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.config import RegexFormatConfig
 from dovetail_rewards.manager_config import (
     BatchConfig,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rewards.config_functions import InstructionFollowingConfig
 from dovetail_rewards.functions.instruction_following import InstructionFollowing
 from dovetail_rewards.functions.instructions import INSTRUCTIONS, instruction

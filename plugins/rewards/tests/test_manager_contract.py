@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, RewardSample, RewardUnit, Score
-from dovetail.interfaces.reward_calls import (
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    PluginContext,
     RewardCall,
     RewardFunctions,
+    RewardSample,
+    RewardUnit,
+    Score,
     outcome_from,
     outcomes_from,
 )

@@ -15,8 +15,7 @@ import pytest
 from math_verify import parse
 
 from dovetail.errors import PluginNeedsError, RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind, Score
+from dovetail.interfaces import FailureKind, PluginContext, Score
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.config_functions import DapoMathConfig, Geometry3kConfig, MathConfig
 from dovetail_rewards.functions import math_processes

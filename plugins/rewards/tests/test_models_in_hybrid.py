@@ -10,11 +10,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.config import config_from_mapping
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind, RewardManager
-from dovetail.plugins.load import make, ref_for
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import FailureKind, PluginContext, Prompt, RewardManager
+from dovetail.plugins import make_plugin
+from dovetail.plugins.load import ref_for
+from dovetail.scoring import configured_functions
 from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.managers.batch import BatchManager
@@ -49,7 +48,7 @@ def scored(reward: dict[str, Any], samples: Any) -> dict[str, Any]:
     functions = configured_functions(config, PluginContext())
     row = Prompt(index=0, prompt_ids=[], raw="p", data_source=None, ground_truth="4", where="f")
     check_sources(functions, [row])
-    manager = make(
+    manager = make_plugin(
         ref_for("reward_manager", config.manager), PluginContext(reward_functions=functions)
     )
     assert isinstance(manager, RewardManager)

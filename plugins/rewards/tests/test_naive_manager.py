@@ -10,20 +10,19 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
+    RewardFunctions,
     RewardSample,
     RewardUnit,
     Score,
 )
-from dovetail.interfaces.reward_calls import RewardFunctions
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
@@ -283,9 +282,9 @@ def test_a_hung_function_does_not_keep_the_process_alive() -> None:
     script = """
 import asyncio, sys, time
 from dovetail.scoring.scorer import Scorer
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardSample
-from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.interfaces import PluginContext
+from dovetail.interfaces import RewardSample
+from dovetail.interfaces import RewardFunctions
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 

@@ -15,16 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, RewardUnit, Score
-from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    PluginContext,
+    RewardFunctions,
+    RewardUnit,
+    Score,
+)
+from dovetail.scoring import configured_functions
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, frame, pack_outcome, take_frames, unpack_outcome
@@ -266,10 +270,10 @@ def test_workers_die_with_a_controller_that_is_killed_even_where_they_never_retu
     reward.write_text("def compute_score():\n    while True:\n        pass\n")
     script = f"""
 import asyncio, sys
-from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardSample, RewardUnit
-from dovetail.scoring.functions import configured_functions
+from dovetail.sections import PluginSection, RewardSection
+from dovetail.interfaces import PluginContext
+from dovetail.interfaces import RewardSample, RewardUnit
+from dovetail.scoring import configured_functions
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 
@@ -376,8 +380,12 @@ def test_nothing_but_an_outcome_is_taken_for_one(payload) -> None:
 
 
 def test_a_manager_of_a_scorer_is_found_by_both_names() -> None:
-    from dovetail.plugins.load import load_class, ref_for
+    from dovetail.plugins import load_plugin_class
+    from dovetail.plugins.load import ref_for
 
     for name in ("parallel", "prime"):
-        assert load_class(ref_for("reward_manager", PluginSection(name=name))) is ParallelManager
+        assert (
+            load_plugin_class(ref_for("reward_manager", PluginSection(name=name)))
+            is ParallelManager
+        )
     assert Scorer(ParallelManager(ParallelConfig(), PluginContext()), timeout=1.0)

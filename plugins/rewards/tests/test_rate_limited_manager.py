@@ -7,12 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind
-from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.interfaces import FailureKind, PluginContext, RewardFunctions
 from dovetail_rewards.manager_config import RateLimitedConfig
 from dovetail_rewards.managers.budget import Budget, Spending
 from dovetail_rewards.managers.rate_limited import RateLimitedManager

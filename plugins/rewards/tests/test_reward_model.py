@@ -21,8 +21,7 @@ from transformers import (
 )
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Score
+from dovetail.interfaces import Failure, FailureKind, PluginContext, Score
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reward_model import RewardModelManager

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig, RegexFormatConfig
 from dovetail_rewards.functions.exact_match import ExactMatch
 from dovetail_rewards.functions.gsm8k import Gsm8k

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind, RewardManager, RewardSample
-from dovetail.plugins.load import make, ref_for
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import FailureKind, PluginContext, Prompt, RewardManager, RewardSample
+from dovetail.plugins import make_plugin
+from dovetail.plugins.load import ref_for
+from dovetail.scoring import configured_functions
 from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.config import RegexFormatConfig
 from dovetail_sdk.testing import FAILURES, failing_reward, release_hung
 
@@ -37,7 +36,7 @@ def score(
 ) -> dict[str, object]:
     functions = configured_functions(section, PluginContext())
     context = PluginContext(reward_functions=functions)
-    manager = make(
+    manager = make_plugin(
         ref_for("reward_manager", section.manager or PluginSection(name="naive")), context
     )
     assert isinstance(manager, RewardManager)

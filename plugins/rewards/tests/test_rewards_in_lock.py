@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.flow.chosen import choose, refs_of
-from dovetail.plugins.lock import compare, lock_for
+from dovetail.planning.resolved_plugins import choose, refs_of
+from dovetail.plugins.lock import lock_for
+from dovetail.plugins.lock_differences import compare
 from dovetail_rewards.examination import examine
 from dovetail_rewards.sandbox import levels
 from dovetail_rewards.sandbox.levels import LevelReport

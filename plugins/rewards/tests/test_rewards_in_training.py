@@ -11,8 +11,8 @@ import torch
 import yaml
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from dovetail.flow.run import train
 from dovetail.plugins.index import default_index
+from dovetail.run.run import train
 from dovetail_rewards.sandbox import available_levels
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 from dovetail_sdk.testing.reward_service import reward_service

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dovetail.config.load import config_from_mapping
-from dovetail.plugins.load import load_class, load_file_attribute, ref_for
+from dovetail.config import config_from_mapping
+from dovetail.plugins import load_plugin_class
+from dovetail.plugins.files import load_file_attribute
+from dovetail.plugins.load import ref_for
 from dovetail_rewards.functions.instruction_following import InstructionFollowing
 from dovetail_rewards.functions.instructions import INSTRUCTIONS
 
@@ -39,7 +41,7 @@ def functions() -> dict[str, object]:
 def test_there_is_a_config_for_each_function(functions) -> None:
     assert sorted(section.name for section in functions.values()) == sorted(NAMES)
     for section in functions.values():
-        cls = load_class(ref_for("reward_function", section))
+        cls = load_plugin_class(ref_for("reward_function", section))
         assert type(section) is cls.Config
 
 
@@ -47,7 +49,7 @@ def test_there_is_a_config_for_each_function(functions) -> None:
 def test_the_table_names_every_source(name, functions) -> None:
     section = next(section for section in functions.values() if section.name == name)
     (line,) = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.MULTILINE)
-    for alias in load_class(ref_for("reward_function", section)).aliases:
+    for alias in load_plugin_class(ref_for("reward_function", section)).aliases:
         assert f"`{alias}`" in line
 
 

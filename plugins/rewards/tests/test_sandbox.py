@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.interfaces.reward import FailureKind
-from dovetail.interfaces.reward_calls import RewardCall, failure_from
+from dovetail.interfaces import FailureKind, RewardCall, failure_from
 from dovetail_rewards.sandbox import (
     Limits,
     Program,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dovetail.config.load import config_from_mapping
+from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
 from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
 from dovetail.interfaces import Completion, PluginContext, RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer

@@ -16,15 +16,21 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.config.sections import DataSection, ModelSection
 from dovetail.data.files import FilesSource
 from dovetail.data.prompts import load_prompts
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ModelError, RolloutError
-from dovetail.interfaces import Completion, PauseMode, PluginContext, RolloutRequest, SamplingParams
-from dovetail.interfaces.data import Prompt
+from dovetail.interfaces import (
+    Completion,
+    PauseMode,
+    PluginContext,
+    Prompt,
+    RolloutRequest,
+    SamplingParams,
+)
 from dovetail.media import open_image
-from dovetail.numerics.streams import SampleStream
+from dovetail.random_streams import SampleStream
+from dovetail.sections import DataSection, ModelSection
 from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_sdk.testing import square, tiny_vision_model
 

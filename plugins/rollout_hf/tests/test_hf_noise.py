@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dovetail.numerics.streams import SampleStream
+from dovetail.random_streams import SampleStream
 from dovetail_rollout_hf.noise import log_exponential, stream_seeds, vocabulary_counters
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.config.builtin import InProcessTransportConfig
-from dovetail.flow.rollout_pool import RolloutPool
+from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest
 from dovetail.transports.in_process import InProcessTransport
 

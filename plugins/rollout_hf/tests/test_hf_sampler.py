@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dovetail.interfaces import SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.random_streams import SampleStream
 from dovetail_rollout_hf.noise import stream_seeds
 from dovetail_rollout_hf.sampler import Sampler
 

@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import PluginContext, PluginRef, RolloutRequest, SamplingParams
+from dovetail.plugins import make_plugin
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_sdk.testing.fake_server import FakeServer

@@ -11,10 +11,10 @@ import attrs
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError, RolloutError
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import PluginRef
+from dovetail.plugins import make_plugin
+from dovetail.sections import ModelSection
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import own_arguments, server_arguments, server_command
 from dovetail_rollout_sglang.failures import FAILURES

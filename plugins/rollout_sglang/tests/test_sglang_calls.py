@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.serving.backend import SampleCall
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import SampleCall
 from dovetail_rollout_sglang.calls import kept_mass, result_of, sampling_of, scores_of
 from dovetail_rollout_sglang.figures import figures
 

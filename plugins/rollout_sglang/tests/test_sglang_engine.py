@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import installed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.numerics.streams import SampleStream
+from dovetail.random_streams import SampleStream
 from dovetail_rollout_sglang.versions import installed
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import DovetailError, WeightSyncError
-from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
 from dovetail_rollout_sglang import backend as backend_module
 from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.hooks import end_at_stop_tokens

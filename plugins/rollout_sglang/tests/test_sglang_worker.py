@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from dovetail.errors import CalledOffError
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.weight_wire import Outcome, WeightEnd, manifest_info
+from dovetail.interfaces import WeightManifest
+from dovetail.serving import Outcome, WeightEnd, manifest_info
 from dovetail_rollout_sglang import worker as module
 from dovetail_rollout_sglang.adapters import Adapters
 from dovetail_rollout_sglang.worker import Worker

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import PluginContext, PluginRef
+from dovetail.plugins import make_plugin
 from dovetail_rollout_trtllm import backend, versions
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.rollout import TrtllmRollout

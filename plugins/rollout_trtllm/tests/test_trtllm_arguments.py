@@ -21,8 +21,8 @@ from dovetail.errors import (
     RolloutError,
     WeightSyncError,
 )
-from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.serving.arguments import starts_empty
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import starts_empty
 from dovetail_rollout_trtllm import examination, versions
 from dovetail_rollout_trtllm.calls import (
     chosen_log_probs,

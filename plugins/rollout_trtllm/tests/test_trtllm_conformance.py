@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.versions import installed

@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import pytest
 
 import dovetail_rollout_trtllm
-from dovetail.config.sections import ModelSection
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.interfaces import SamplingParams
+from dovetail.sections import ModelSection
 from dovetail_rollout_trtllm import calls, engine_imports, engine_types
 from dovetail_rollout_trtllm.engine_args import engine_arguments
 from dovetail_rollout_trtllm.worker import DovetailWorker

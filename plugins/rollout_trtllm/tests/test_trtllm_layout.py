@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import MixtralConfig
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
+from dovetail.sections import ModelSection
 from dovetail_rollout_trtllm.engine_args import engine_arguments
 from dovetail_rollout_trtllm.layout import refuse_impossible
 

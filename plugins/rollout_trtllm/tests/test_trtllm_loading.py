@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.weight_wire import WeightEnd, manifest_info, merged_outcomes
+from dovetail.interfaces import WeightManifest
+from dovetail.serving import WeightEnd, manifest_info, merged_outcomes
 from dovetail_rollout_trtllm import loading
 from dovetail_rollout_trtllm.driver import Driver, EngineDeadError
 from dovetail_rollout_trtllm.loading import Update

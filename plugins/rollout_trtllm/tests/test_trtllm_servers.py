@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import RolloutRequest, SamplingParams
+from dovetail.random_streams import SampleStream
 from dovetail_rollout_trtllm.backend import TrtllmBackend
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import RolloutRequest, SamplingParams, WeightManifest
+from dovetail.random_streams import SampleStream
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_sdk.testing.replicas import replica_context, send_weights

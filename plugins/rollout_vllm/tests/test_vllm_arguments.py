@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
-from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
-from dovetail.numerics.streams import SampleStream
-from dovetail.serving.facts import ModelFacts
+from dovetail.interfaces import (
+    AdapterSpec,
+    RolloutRequest,
+    SamplingParams,
+    TensorSpec,
+    WeightManifest,
+)
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
+from dovetail.serving import ModelFacts, manifest_from, manifest_info
 from dovetail.serving.requests import problem_of, sample_seed, with_ends
-from dovetail.serving.weight_wire import manifest_from, manifest_info
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments

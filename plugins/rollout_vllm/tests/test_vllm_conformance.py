@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed

@@ -17,11 +17,10 @@ import numpy as np
 import psutil
 import pytest
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import FinishReason
-from dovetail.serving.process import free_port
+from dovetail.interfaces import FinishReason, PluginContext
+from dovetail.sections import ModelSection
+from dovetail.serving import free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed

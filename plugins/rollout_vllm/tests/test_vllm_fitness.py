@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
-from dovetail.serving.backend import Backend, SampleCall, SampleResult
-from dovetail.telemetry.metrics import Metric
+from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.metrics import Metric
+from dovetail.serving import Backend, SampleCall, SampleResult
 from dovetail_rollout_vllm.rollout import VllmRollout
 
 EVERYTHING = frozenset({"weights", "kv_cache"})

@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import BaseRollout, PluginContext, PluginRef
+from dovetail.plugins import make_plugin
+from dovetail.sections import ModelSection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.sections import ModelSection
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
-from dovetail.media import keep, model_class, open_image
-from dovetail.media.inputs import ImageInputs
+from dovetail.interfaces import Completion, PluginContext, RolloutRequest, SamplingParams
+from dovetail.media import ImageInputs, model_class, open_image
 from dovetail.media.processor import ImagePrompts
-from dovetail.numerics.streams import SampleStream
-from dovetail.serving.backend import SampleCall
+from dovetail.media.reference import keep
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
+from dovetail.serving import SampleCall
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.pictures import Pictures, unexpanded
 from dovetail_rollout_vllm.rollout import VllmRollout

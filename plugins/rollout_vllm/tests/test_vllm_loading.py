@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.weight_wire import WeightEnd, manifest_info, merged_outcomes
+from dovetail.interfaces import WeightManifest
+from dovetail.serving import WeightEnd, manifest_info, merged_outcomes
 from dovetail_rollout_vllm import loading
 from dovetail_rollout_vllm.loading import Counted
 from dovetail_rollout_vllm.versions import installed

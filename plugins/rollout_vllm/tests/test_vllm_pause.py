@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.interfaces.rollout import FinishReason, PauseMode, RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
-from dovetail.serving.backend import Backend, SampleCall, SampleResult
-from dovetail.serving.facts import ModelFacts
-from dovetail.telemetry.metrics import Metric
+from dovetail.interfaces import FinishReason, PauseMode, RolloutRequest, SamplingParams
+from dovetail.metrics import Metric
+from dovetail.random_streams import SampleStream
+from dovetail.serving import Backend, ModelFacts, SampleCall, SampleResult
 from dovetail_rollout_vllm.rollout import VllmRollout
 
 

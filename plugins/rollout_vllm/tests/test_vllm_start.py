@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.sections import ModelSection
-from dovetail.dispatch.loading import turn_path
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.process import free_port
+from dovetail.interfaces import PluginContext
+from dovetail.sections import ModelSection
+from dovetail.serving import free_port
+from dovetail.workers import turn_path
 from dovetail_rollout_vllm import engine_backend
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_backend import EngineBackend

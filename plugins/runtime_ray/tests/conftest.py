@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.placement import Pool
 from dovetail.dispatch import Mesh
 from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
+from dovetail.sections import Pool
 from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.runtime import RayRuntime

@@ -7,9 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
-from dovetail.config.placement import Pool
 from dovetail.dispatch import Mesh
 from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
+from dovetail.sections import Pool
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.runtime import RayRuntime
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.config.sections import EngineSection
 from dovetail.dispatch import Dispatch, register
 from dovetail.errors import NumericsError
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.telemetry.metrics import Sum
+from dovetail.interfaces import TrainEngine
+from dovetail.metrics import Sum
+from dovetail.sections import EngineSection
 
 
 class OnlyHere(Exception):

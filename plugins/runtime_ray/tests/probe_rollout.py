@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.rollout import Completion, RolloutRequest
-from dovetail.telemetry.metrics import Metric, Sum
+from dovetail.interfaces import Completion, RolloutRequest
+from dovetail.metrics import Metric, Sum
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 

@@ -10,8 +10,8 @@ import pytest
 import ray
 import torch
 
-from dovetail.config.placement import Pool
 from dovetail.errors import PlacementError
+from dovetail.sections import Pool
 from dovetail_runtime_ray import setups
 from dovetail_runtime_ray.capacity import fit, shares
 from dovetail_runtime_ray.cluster import Cluster

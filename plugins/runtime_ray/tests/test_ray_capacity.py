@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.config.placement import Pool
 from dovetail.errors import PlacementError
+from dovetail.sections import Pool
 from dovetail_runtime_ray.capacity import Node, fit, shares
 
 

@@ -9,16 +9,16 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dovetail.batch import Batch, Ragged, RaggedRows
 from dovetail.dispatch import Dispatch, Future, Mesh, Worker, nd, register
-from dovetail.dispatch.group import RankFailure, run_on_worker
 from dovetail.errors import WorkerError
-from dovetail.interfaces.plugin import Plugin
-from dovetail.telemetry.metrics import Mean
+from dovetail.interfaces import Plugin
+from dovetail.metrics import Mean
+from dovetail.workers import RankFailure
+from dovetail.workers.group import run_on_worker
 from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_sdk.testing import SimulatedGroup
 

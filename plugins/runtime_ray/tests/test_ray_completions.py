@@ -5,10 +5,9 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dovetail.interfaces.rollout import Completion, FinishReason
+from dovetail.interfaces import Completion, FinishReason
 from dovetail_runtime_ray.completions import pack
 
 FLOATS = st.none() | st.lists(st.floats(-50, 0, width=32), max_size=6)

@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from dovetail.config import load_config
-from dovetail.config.placement import Pool
 from dovetail.errors import ConfigError, PlanError
+from dovetail.sections import Pool
 from dovetail_runtime_ray.config import PoolSection, RayConfig
 
 ROLES = ("actor", "ref", "rollout")

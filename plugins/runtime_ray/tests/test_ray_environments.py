@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 import ray
 
-from dovetail.config.sections import ModelSection
-from dovetail.dispatch.isolation import as_mapping, check_environment, facts_here
 from dovetail.errors import ConfigError, PlanError, PluginIncompatibleError, PluginNeedsError
-from dovetail.interfaces import PluginRef
-from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
-from dovetail.plugins import lock
+from dovetail.interfaces import PluginRef, RolloutRequest, SamplingParams
+from dovetail.plugins import facts_here, lock
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection
+from dovetail.workers import as_mapping, check_environment
 from dovetail_runtime_ray.config import PoolSection, RayConfig
 from dovetail_runtime_ray.environments import PACKAGES, Environments
 from dovetail_runtime_ray.pool import travelling
@@ -151,7 +150,7 @@ def test_what_is_only_needed_there_is_not_asked_of_us(make_venv: Any) -> None:
     config = RayConfig(environments={"rollout": str(place)})
     asked = Environments(config, locked).of("rollout")
     assert asked.runtime_env == {"py_executable": f"{place}/bin/python"}
-    told = "from dovetail.dispatch.isolation import *; import sys, json; a = json.load(sys.stdin); "
+    told = "from dovetail.workers.isolation import check_environment; import sys, json; a = json.load(sys.stdin); "
     told += "check_environment(a['controller'], a['plugins'], where='there')"
     done = subprocess.run(
         [str(place / "bin" / "python"), "-c", told],

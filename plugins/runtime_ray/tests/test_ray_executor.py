@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces.task_workers import TaskSpec
+from dovetail.interfaces import TaskSpec
 from dovetail.serving import guard
 from dovetail_runtime_ray import executor
 from dovetail_runtime_ray.capacity import Node

@@ -14,8 +14,8 @@ import pytest
 
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
-from dovetail.dispatch.group import RankFailure
 from dovetail.errors import ColumnError, DispatchError, NumericsError, WorkerError
+from dovetail.workers import RankFailure
 from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.runtime import RayRuntime
 

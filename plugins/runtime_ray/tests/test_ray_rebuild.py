@@ -12,12 +12,11 @@ import attrs
 import numpy as np
 import pytest
 
-from dovetail.config.placement import Pool
-from dovetail.config.sections import RolloutSection
 from dovetail.errors import DispatchError, RolloutError, WorkerError
-from dovetail.flow.rollout_pool import RolloutPool
-from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
+from dovetail.random_streams import SampleStream
+from dovetail.sections import Pool, RolloutSection
 from dovetail_runtime_ray.replicas import Replicas
 from dovetail_sdk.testing.scripted_rollout import stream_answer
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.flow.rollout_pool import RolloutPool
-from dovetail.interfaces.rollout import Completion, PauseMode, RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces import Completion, PauseMode, RolloutRequest, SamplingParams
+from dovetail.random_streams import SampleStream
 from dovetail_sdk.testing.scripted_rollout import stream_answer
 
 

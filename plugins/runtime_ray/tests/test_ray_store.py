@@ -12,11 +12,12 @@ import pytest
 import ray
 
 from dovetail.batch import Batch, Ragged, RaggedRows, Stored
-from dovetail.dispatch import Future, Mesh, Worker, WorkerGroup, nd, register
-from dovetail.dispatch.group import run_on_worker
+from dovetail.dispatch import Future, Mesh, Worker, nd, register
 from dovetail.errors import WorkerError
-from dovetail.interfaces.plugin import Plugin, PluginContext
-from dovetail.telemetry.metrics import Max
+from dovetail.interfaces import Plugin, PluginContext
+from dovetail.metrics import Max
+from dovetail.workers import WorkerGroup
+from dovetail.workers.group import run_on_worker
 from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.store import Bundle, RayStore
 

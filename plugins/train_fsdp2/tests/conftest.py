@@ -10,17 +10,18 @@ import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.config.builtin import TokenMeanConfig
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
 from dovetail.dispatch import Mesh
 from dovetail.interfaces import (
     KlTerm,
+    LossInputs,
     ObjectiveSpec,
     PluginContext,
     PluginRef,
+    TokenLosses,
     WorkerSpec,
-    load_plugin_class,
 )
-from dovetail.interfaces.policy_loss import LossInputs, TokenLosses
+from dovetail.plugins import load_plugin_class
+from dovetail.sections import ModelSection, OptimSection, TrainingSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked

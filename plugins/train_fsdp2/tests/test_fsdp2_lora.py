@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.load import config_from_mapping
+from dovetail.config import config_from_mapping
 from dovetail.errors import CheckpointError, ConfigError, PlanError, PluginNeedsError
-from dovetail.flow.plan import make_plan
-from dovetail.interfaces.transport import WeightSender, WeightTransport
+from dovetail.interfaces import WeightSender, WeightTransport
+from dovetail.planning.plan import make_plan
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine

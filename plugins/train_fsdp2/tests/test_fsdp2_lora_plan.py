@@ -2,12 +2,12 @@
 
 import pytest
 
-from dovetail.config.load import config_from_mapping
+from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
-from dovetail.flow.adapters import adapters_of
-from dovetail.flow.memory import estimate_memory
-from dovetail.flow.plan import make_plan
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
+from dovetail.planning.adapters import adapters_of
+from dovetail.planning.memory import estimate_memory
+from dovetail.planning.plan import make_plan
 from dovetail.preflight.adapters import AdapterTargets
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dovetail.errors import NumericsError
-from dovetail.interfaces import PluginRef, ValueObjectiveSpec
-from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
+from dovetail.interfaces import PluginRef, PolicyLoss, TokenLosses, ValueObjectiveSpec
 
 
 def weights_of(engine):

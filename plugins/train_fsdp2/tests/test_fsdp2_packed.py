@@ -6,12 +6,9 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dovetail.training import varlen
-from dovetail.training.sequences import Sequences
-from dovetail.training.varlen import attend
+from dovetail.training import Sequences, attend, varlen
 from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.probing import probe_packing

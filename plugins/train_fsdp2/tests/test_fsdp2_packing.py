@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail_train_fsdp2.layout import Padded, Shared, lay_out

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.dispatch import Mesh
 from dovetail.errors import ColumnError, ConfigError, NumericsError, PlanError
-from dovetail.interfaces import PluginRef, ValueObjectiveSpec
-from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
+from dovetail.interfaces import PluginRef, PolicyLoss, TokenLosses, ValueObjectiveSpec
 from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 

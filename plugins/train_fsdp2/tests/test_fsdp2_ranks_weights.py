@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail.dispatch import Mesh
 from dovetail.errors import ModelError, WeightSyncError
-from dovetail.interfaces import PluginContext, PluginRef, make_plugin
-from dovetail.interfaces.transport import AdapterSpec, WeightSender, WeightTransport
+from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef, WeightSender, WeightTransport
+from dovetail.plugins import make_plugin
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
@@ -175,9 +175,9 @@ def test_no_rank_reads_the_whole(two, tiny, on_ranks):
 
 def rows_read(rank, path):
     """Elements that this rank reads of a checkpoint's tensors, and how many there are."""
-    from dovetail.config.sections import ModelSection
     from dovetail.interfaces import PluginContext
-    from dovetail.training.stored import Stored
+    from dovetail.sections import ModelSection
+    from dovetail.training import Stored
     from dovetail_train_fsdp2.engine import Fsdp2Engine
 
     read = []

@@ -9,7 +9,7 @@ from torch import nn
 from dovetail.dispatch import Mesh
 from dovetail.errors import DispatchError, ModelError
 from dovetail.interfaces import PluginContext
-from dovetail.training.ranks import Ranks
+from dovetail.training import Ranks
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine

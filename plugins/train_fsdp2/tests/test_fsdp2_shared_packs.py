@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dovetail.training.sequences import Sequences
+from dovetail.training import Sequences
 from dovetail_train_fsdp2 import partial
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.shared_prompts import attend_shared

@@ -7,11 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dovetail.config.sections import ModelSection
 from dovetail.dispatch import Mesh
 from dovetail.errors import CheckpointError, ModelError, WeightSyncError
-from dovetail.interfaces import PluginContext
-from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightSender, WeightTransport
+from dovetail.interfaces import (
+    PluginContext,
+    TensorSpec,
+    WeightManifest,
+    WeightSender,
+    WeightTransport,
+)
+from dovetail.sections import ModelSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
@@ -273,9 +278,9 @@ def test_float16_training_is_refused(tiny):
 
 
 def test_it_works_through_a_worker_group(tiny, make_engine, batch, objective):
-    from dovetail.config.sections import TrainingSection
-    from dovetail.dispatch.inline import InlineRuntime
     from dovetail.interfaces import PluginRef, WorkerSpec
+    from dovetail.sections import TrainingSection
+    from dovetail.workers.inline import InlineRuntime
 
     runtime = InlineRuntime(InlineRuntime.Config(), PluginContext())
     context = PluginContext(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dovetail.batch import Batch
-from dovetail.config.sections import OptimSection
 from dovetail.errors import ColumnError, ConfigError, DispatchError
+from dovetail.sections import OptimSection
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.optim import learning_rate
 

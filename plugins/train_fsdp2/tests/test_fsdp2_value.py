@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail.config.builtin import TokenMeanConfig
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, WeightSyncError
 from dovetail.interfaces import PluginContext, PluginRef, ValueObjectiveSpec
+from dovetail.sections import ModelSection
 from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine

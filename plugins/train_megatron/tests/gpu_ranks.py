@@ -72,11 +72,11 @@ def make_objective():
 
 def started(engine_class, config, model, dtype, rank, world):
     """This rank's engine, started, and its samples of the batch, at its place in the mesh."""
-    from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-    from dovetail.dispatch.division import divide
-    from dovetail.dispatch.mesh import Mesh
-    from dovetail.dispatch.processes import reduction_over
+    from dovetail.dispatch import Mesh
     from dovetail.interfaces import PluginContext
+    from dovetail.sections import ModelSection, OptimSection, TrainingSection
+    from dovetail.workers import reduction_over
+    from dovetail.workers.division import divide
 
     mesh = Mesh.over(world, **config.mesh_axes())
     context = PluginContext(
@@ -110,7 +110,7 @@ def be_one_rank(cases, compute):
         cases: each case, and how many ranks compute it.
         compute: is given a case, the model's directory, the case's folder, the rank, and how many there are.
     """
-    from dovetail.dispatch.processes import join_processes, leave_processes
+    from dovetail.workers import join_processes, leave_processes
 
     rank, world, model, out = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
     torch.cuda.set_device(rank)

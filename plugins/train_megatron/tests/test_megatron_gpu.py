@@ -62,7 +62,7 @@ NAMES = frozenset({"log_probs", "entropies"})
 
 def compute(case, model, out, rank, world):
     """One case on one rank: what it finds is written by the rank that has it."""
-    from dovetail.telemetry.metrics import values
+    from dovetail.metrics import values
 
     kind, name, dtype = case
 

@@ -7,10 +7,10 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, PlanError, PluginNeedsError
 from dovetail.interfaces import PluginContext
-from dovetail.telemetry.metrics import values
+from dovetail.metrics import values
+from dovetail.sections import ModelSection
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.engine import MegatronEngine
 from dovetail_train_megatron.layouts import check_layout, read_config

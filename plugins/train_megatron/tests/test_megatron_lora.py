@@ -11,9 +11,9 @@ import torch
 from plain_loss import loss_of
 from training_states import kept
 
-from dovetail.config.sections import OptimSection
-from dovetail.telemetry.metrics import values
-from dovetail.training.lora import LoraSection
+from dovetail.metrics import values
+from dovetail.sections import OptimSection
+from dovetail.training import LoraSection
 
 pytest.importorskip("peft")
 SECTION = LoraSection(rank=4, alpha=8.0)

@@ -54,8 +54,8 @@ BOUNDS = {
 
 def compute(case, model, out, rank, world):
     """One case on one rank: what it finds is written by the rank that has it."""
-    from dovetail.telemetry.metrics import values
-    from dovetail.training.lora import LoraSection
+    from dovetail.metrics import values
+    from dovetail.training import LoraSection
     from dovetail_train_megatron.config import MegatronConfig
     from dovetail_train_megatron.engine import MegatronEngine
 

@@ -12,16 +12,14 @@ from cuda_stand_in import MegatronOnCpu
 from safetensors.torch import load_file
 from training_states import kept
 
+from dovetail.config import config_from_mapping
 from dovetail.config.builtin import DiskTransportConfig
-from dovetail.config.load import config_from_mapping
-from dovetail.config.sections import ModelSection
 from dovetail.errors import CheckpointError, ConfigError, PlanError
-from dovetail.flow.plan import make_plan
-from dovetail.interfaces import PluginContext, PluginRef
-from dovetail.interfaces.objective import ValueObjectiveSpec
-from dovetail.interfaces.transport import AdapterSpec
-from dovetail.telemetry.metrics import values
-from dovetail.training.lora import LoraSection
+from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef, ValueObjectiveSpec
+from dovetail.metrics import values
+from dovetail.planning.plan import make_plan
+from dovetail.sections import ModelSection
+from dovetail.training import LoraSection
 from dovetail.transports.disk import DiskTransport
 from dovetail_train_megatron.config import MegatronConfig
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dovetail.telemetry.metrics import values
+from dovetail.metrics import values
 
 LAYOUTS = {
     "dp2": {},

@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from dovetail.config.load import config_from_mapping
-from dovetail.config.sections import ModelSection
+from dovetail.config import config_from_mapping
 from dovetail.errors import ModelError
-from dovetail.flow.plan import make_plan
 from dovetail.interfaces import PluginContext
+from dovetail.planning.plan import make_plan
+from dovetail.sections import ModelSection
 from dovetail_train_megatron.layouts import check_architecture, read_config
 from dovetail_train_megatron.preflight import MegatronLayout
 

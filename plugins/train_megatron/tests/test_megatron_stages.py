@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
-from dovetail.telemetry.metrics import values
+from dovetail.metrics import values
+from dovetail.sections import ModelSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_layout, read_config

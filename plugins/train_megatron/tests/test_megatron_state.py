@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import CheckpointError, NumericsError
-from dovetail.interfaces import PluginRef
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.telemetry.metrics import values
+from dovetail.interfaces import PluginRef, WeightManifest
+from dovetail.metrics import values
 
 TP, PP, CP = ({f"{axis}_parallel_size": 2} for axis in ("tensor", "pipeline", "context"))
 
@@ -152,7 +151,7 @@ def test_plain_descent_steps_along_the_gradient(
     ],
 )
 def test_a_critic_is_the_same_in_any_layout(two, on_ranks, tiny, batch, tmp_path, layout):
-    from dovetail.interfaces.objective import ValueObjectiveSpec
+    from dovetail.interfaces import ValueObjectiveSpec
 
     spec = ValueObjectiveSpec(
         loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"), clip=None

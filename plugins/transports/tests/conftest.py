@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_transports.config import SharedMemoryConfig
 from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dovetail.errors import CalledOffError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_sdk.testing.transport_ends import contents, manifest_of
 from dovetail_transports.config import NcclConfig, SharedMemoryConfig
 from dovetail_transports.nccl.transport import NcclTransport

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_sdk.testing.transport_ends import (
     TransportEnd,
     TransportPlace,

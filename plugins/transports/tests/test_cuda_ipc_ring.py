@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_sdk.testing.conformance import WeightTransportConformance
 from dovetail_sdk.testing.transport_ends import contents, manifest_of
 from dovetail_transports.config import CudaIpcConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import WeightManifest
 from dovetail_transports.nccl.door import TcpReceiverDoor, TcpSenderDoor, call_off, listen_at
 from dovetail_transports.ring.peers import Peer
 

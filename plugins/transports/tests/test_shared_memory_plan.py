@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.config.load import config_from_mapping
+from dovetail.config import config_from_mapping
 from dovetail.errors import PlanError
-from dovetail.flow.plan import make_plan
+from dovetail.planning.plan import make_plan
 
 
 def test_a_runtime_that_calls_one_end_after_the_other_is_refused() -> None:

@@ -122,20 +122,18 @@ def docs(
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 where it has drifted.")
 @click.pass_context
 def interfaces(ctx: click.Context, check: bool) -> None:
-    """Write the description of every interface, once each change has the version that it needs, and the stubs."""
+    """Write the description of every interface, once each change has the version that it needs."""
     from dovetail_sdk import interfaces as described
-    from dovetail_sdk import stubs
 
     try:
         if not check:
-            stubs.write()
             click.echo(f"{len(KINDS)} interfaces → {described.write()}")
             return
         before, now = described.read(), described.describe_all()
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
-    complaints = [*described.missing_bumps(before, now), *stubs.drift()]
+    complaints = described.missing_bumps(before, now)
     if not complaints and before == now:
         click.echo(f"{len(KINDS)} interfaces, as described")
         return

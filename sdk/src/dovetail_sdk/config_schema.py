@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.config import field_docs, to_mapping
+from dovetail.config.docs import field_docs
 from dovetail.config.schema import (
     Field,
     bounds,
@@ -19,8 +19,9 @@ from dovetail.config.schema import (
     is_section,
     without_none,
 )
-from dovetail.config.sections import PluginSection
+from dovetail.config.serialise import to_mapping
 from dovetail.errors import PluginError
+from dovetail.sections import PluginSection
 
 
 def config_schema(config: type[PluginSection]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from dovetail.config.plugin_page import ColumnNote, Page, Setting, page_of
 from dovetail.errors import PluginError
 from dovetail.plugins.manifest import read_manifest_file
-from dovetail.plugins.page import ColumnNote, Page, Setting, page_of
 from dovetail_sdk.docs_index import HEADINGS, TEMPLATE, Plugins, index, page_path
 from dovetail_sdk.manifest import manifest_path
 from dovetail_sdk.markdown import fenced, inline, prose, table

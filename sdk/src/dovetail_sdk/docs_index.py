@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
+from dovetail.config.plugin_page import page_of
 from dovetail.plugins.manifest import PluginManifest
-from dovetail.plugins.page import page_of
 from dovetail_sdk.markdown import inline, links, table
 
 HEADINGS = {

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.keys import format_path
+from dovetail.config.plugin_page import places_of
 from dovetail.hooks import HOOKS, HookSpec
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS, Kind
-from dovetail.plugins.page import places_of
 from dovetail_sdk.check.signatures import members, signature_text
 from dovetail_sdk.check.suites import SUITES
 from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
 from dovetail_sdk.docs_source import attribute_docs, bare, markdown
 from dovetail_sdk.interfaces import describe_all
 from dovetail_sdk.markdown import inline, table
+from dovetail_sdk.public import first_line, public_names
 
 _MARK = "<!-- Written by `make docs` (`python -m dovetail_sdk docs`) from the code and its docstrings: change those. -->"
 _BACK = "[all interfaces](README.md)"
@@ -29,7 +30,7 @@ _INTRODUCTION = f"""{_MARK}
 # Interfaces
 
 A page for each kind of plugin, with all that its interface asks for and offers. What plugins of every kind share is on [plugin](plugin.md); what can be observed
-without being selected, on [hooks](hooks.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
+without being selected, on [hooks](hooks.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
 [writing-plugins.md](../writing-plugins.md) builds one from nothing.
 """
 
@@ -58,6 +59,10 @@ best_reward = "my_package:BestReward"
 ```"""
 
 
+_PUBLIC = """Plugins import these names from these packages, and nothing else of `dovetail`: modules below them are private and move.
+`dovetail plugins check` names every import that is not public."""
+
+
 def pages() -> dict[str, str]:
     """The text of every page, by its file's name."""
     described = describe_all()
@@ -84,6 +89,7 @@ def pages() -> dict[str, str]:
         _HOOKS,
         *_methods("## Hooks", HOOKS, HookSpec),
     )
+    texts["public.md"] = _joined(_MARK, "# What is public", _BACK, _PUBLIC, *_public())
     texts["README.md"] = _INTRODUCTION + "\n" + "\n".join(_index()) + "\n"
     return texts
 
@@ -116,6 +122,16 @@ def _gone(texts: Mapping[str, str], output: Path) -> list[Path]:
         for file in sorted(output.glob("*.md"))
         if file.name not in texts and file.read_text(encoding="utf-8").startswith(_MARK)
     ]
+
+
+def _public() -> Iterator[str]:
+    """A table for each public package."""
+    for module, names in public_names().items():
+        doc = (inspect.getdoc(importlib.import_module(module)) or "").partition("\n")[0]
+        rows = [(f"`{name}`", inline(first_line(module, name))) for name in sorted(names)]
+        yield f"## `{module}`"
+        yield doc
+        yield "\n".join(table(("name", ""), rows))
 
 
 def _index() -> list[str]:

@@ -21,7 +21,7 @@ import attrs
 import dovetail.plugins
 from dovetail.errors import PluginError
 from dovetail.hooks import HOOKS, HOOKS_API
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.signatures import form, members, signature_of, signature_text

@@ -15,15 +15,14 @@ from typing import Any, Literal
 
 import attrs
 
+from dovetail.config.plugin_page import PAPER, doc_and_example
 from dovetail.config.presets import plain_settings
-from dovetail.config.sections import PluginSection, PresetSection
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
-from dovetail.interfaces.advantage import AdvantageEstimator
-from dovetail.interfaces.plugin import Plugin
-from dovetail.plugins.contract import check_class, config_of
+from dovetail.interfaces import AdvantageEstimator, Plugin
+from dovetail.plugins.contract import check_class, config_of, public_module
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
-from dovetail.plugins.page import PAPER, doc_and_example
+from dovetail.sections import PluginSection, PresetSection
 from dovetail_sdk.config_schema import config_schema
 from dovetail_sdk.manifest_differences import differences
 from dovetail_sdk.project import Declared, Project
@@ -131,7 +130,7 @@ def describe(declared: Declared, project: Project) -> dict[str, Any]:
         "requires": _columns(cls, "requires", default),
         "provides": _columns(cls, "provides", default),
         "columns": [_without_none(dataclasses.asdict(column)) for column in cls.columns],
-        "config": f"{config.__module__}:{config.__qualname__}",
+        "config": f"{public_module(config)}:{config.__qualname__}",
         "config_schema": config_schema(config),
         **_settings(default),
         **_facts(cls, default),

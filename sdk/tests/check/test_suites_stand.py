@@ -44,7 +44,7 @@ def test_an_expectation_names_a_test_and_has_a_reason(expected, words):
 
 SUITE = """
 import itertools
-from dovetail.config.sections import PluginSection
+from dovetail.sections import PluginSection
 from dovetail.interfaces import RewardFunction
 from dovetail_sdk.testing.conformance import RewardFunctionConformance
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.checkpoint.store import CheckpointStore
-from dovetail.config.sections import TrainerSection
 from dovetail.errors import nearest
+from dovetail.sections import TrainerSection
 
 
 class Best:

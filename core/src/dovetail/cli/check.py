@@ -25,7 +25,7 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
     and environments of runtime.environments that are not here or do not fit, are named as needs: they have to be there
     where the run will be. Exits with 0 where there is no error, else with 2.
     """
-    from dovetail.config import load_config
+    from dovetail.config.load import load_config
 
     started = time.perf_counter()
     loaded = load_config(config, overrides)
@@ -35,8 +35,8 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
         seconds = time.perf_counter() - started
         click.echo(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
         return
-    from dovetail.flow.preflight import examine, refusal
     from dovetail.preflight.environments import EnvironmentUnfit
+    from dovetail.run.examination import examine, refusal
 
     found = examine(loaded)
     for line in found.notes:

@@ -10,8 +10,8 @@ import click
 from dovetail.cli import render
 
 if TYPE_CHECKING:
-    from dovetail.config import LoadedConfig
     from dovetail.config.explain import Explanation
+    from dovetail.config.load import LoadedConfig
 
 
 @click.group()
@@ -25,8 +25,8 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is no default came from."""
-    from dovetail.config import to_mapping
     from dovetail.config.explain import annotated_yaml
+    from dovetail.config.serialise import to_mapping
 
     loaded = _load(config, overrides)
     if as_json:
@@ -63,7 +63,7 @@ def explain(config: str, key_and_overrides: tuple[str, ...], as_json: bool) -> N
 
 
 def _load(path: str, overrides: tuple[str, ...]) -> LoadedConfig:
-    from dovetail.config import load_config
+    from dovetail.config.load import load_config
 
     loaded = load_config(path, overrides)
     for warning in loaded.warnings:

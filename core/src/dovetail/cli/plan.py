@@ -13,9 +13,9 @@ from dovetail.cli import render as rendering
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.config.sections import RunConfig
-    from dovetail.flow.plan import Plan
     from dovetail.interfaces.preflight import Finding
+    from dovetail.planning.plan import Plan
+    from dovetail.sections import RunConfig
 
 
 @click.command()
@@ -30,13 +30,13 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     import attrs
 
-    from dovetail.config import load_config
+    from dovetail.config.load import load_config
     from dovetail.errors import ModelError
-    from dovetail.flow.adapters import adapters_of
-    from dovetail.flow.build import load_data, plan_from_data
-    from dovetail.flow.memory import estimate_memory
-    from dovetail.flow.preflight import refusal, rule_findings
-    from dovetail.flow.run import describe
+    from dovetail.planning.adapters import adapters_of
+    from dovetail.planning.memory import estimate_memory
+    from dovetail.run.build import load_data, plan_from_data
+    from dovetail.run.examination import refusal, rule_findings
+    from dovetail.run.run import describe
 
     loaded = load_config(config, overrides)
     made = plan_from_data(loaded.config, load_data(loaded.config))
@@ -98,7 +98,7 @@ def render(made: Plan, config: RunConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dovetail.flow.adapters import adapters_of
+    from dovetail.planning.adapters import adapters_of
 
     console = Console(highlight=False)
     adapters = {adapter.role: adapter for adapter in adapters_of(config, made)}

@@ -59,7 +59,8 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
     Exits with 1 where a run under that lock would be refused: a plugin is gone, of another distribution, or made for
     other versions of its interface. Other versions, contents and packages are only told.
     """
-    from dovetail.plugins.lock import differences, now_for, read_lock
+    from dovetail.plugins.lock import now_for, read_lock
+    from dovetail.plugins.lock_differences import differences
 
     old = read_lock(lock_file)
     new, gone = now_for(old)
@@ -90,10 +91,10 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
 
 def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The lock of a run, as `dovetail train` would write it."""
-    from dovetail.config import load_config
-    from dovetail.flow.build import load_data
-    from dovetail.flow.plan import make_plan
-    from dovetail.flow.run import lock_of
+    from dovetail.config.load import load_config
+    from dovetail.planning.plan import make_plan
+    from dovetail.run.build import load_data
+    from dovetail.run.run import lock_of
 
     loaded = load_config(path, overrides)
     data = None

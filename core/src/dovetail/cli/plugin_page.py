@@ -12,7 +12,7 @@ from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.kinds import KINDS
 
 if TYPE_CHECKING:
-    from dovetail.plugins.page import Page, Setting
+    from dovetail.config.plugin_page import Page, Setting
 
 
 def show_plugin(entry: PluginEntry) -> None:
@@ -44,7 +44,7 @@ def show_plugin(entry: PluginEntry) -> None:
         ]
     render.fields([(name, value) for name, value in known if value])
     if manifest is not None and entry.kind in KINDS:
-        from dovetail.plugins.page import page_of
+        from dovetail.config.plugin_page import page_of
 
         for heading, lines in _chapters(page_of(manifest)):
             click.echo(f"\n{click.style(heading, bold=True)}")

@@ -73,8 +73,7 @@ def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool
     check_kind(kind, index)
     entries: Iterable[PluginEntry] = index.entries(kind)
     if probe:
-        from dovetail.plugins.probe import probe as run_probe
-        from dovetail.plugins.probe import with_probe
+        from dovetail.plugins.probe import probe as run_probe, with_probe
 
         entries = with_probe(entries, run_probe(entries))
     chosen = [entry for entry in entries if state in (None, entry.state, entry.status)]

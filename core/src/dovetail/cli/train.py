@@ -10,8 +10,8 @@ import click
 from dovetail.cli import render as rendering
 
 if TYPE_CHECKING:
-    from dovetail.config import LoadedConfig
-    from dovetail.flow.plan import Plan
+    from dovetail.config.load import LoadedConfig
+    from dovetail.planning.plan import Plan
 
 
 @click.command()
@@ -27,14 +27,14 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 @click.argument("overrides", nargs=-1)
 def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
     """Continue the run in RUN_DIRECTORY from its latest checkpoint."""
-    from dovetail.flow.run import resume as resume_run
+    from dovetail.run.run import resume as resume_run
 
     resume_run(run_directory, overrides, announce)
 
 
 def run_training(config: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """Train, showing what is about to run; what `dovetail train` does."""
-    from dovetail.flow.run import train as train_run
+    from dovetail.run.run import train as train_run
 
     return train_run(config, overrides, announce)
 
@@ -42,8 +42,8 @@ def run_training(config: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
     """Say what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
     from dovetail.cli.plan import render, render_warnings
-    from dovetail.flow.preflight import rule_findings
     from dovetail.plugins.environment import cpu_torch_on_gpu_host
+    from dovetail.run.examination import rule_findings
 
     for warning in loaded.warnings:
         rendering.warning(warning)

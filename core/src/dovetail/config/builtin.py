@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.sections import PluginSection, RuntimeSection, TrainerSection
+from dovetail.sections import PluginSection, RuntimeSection, TrainerSection
 
 
 @attrs.frozen(kw_only=True)

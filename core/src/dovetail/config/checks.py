@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dovetail.config.problems import Problem
-from dovetail.config.profile import PROFILED_ROLES
-from dovetail.config.sections import RunConfig
 from dovetail.errors import nearest
+from dovetail.sections import RunConfig
+from dovetail.sections.profile import PROFILED_ROLES
 
 _MINI_BATCH_DEFAULT = {"actor": "the whole batch", "critic": "the actor's"}
 """What an absent mini-batch size stands for, by role."""

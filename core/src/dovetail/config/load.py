@@ -17,11 +17,11 @@ from dovetail.config.overrides import read_overrides
 from dovetail.config.presets import preset_layer
 from dovetail.config.problems import ABSENT, Problem, config_error
 from dovetail.config.schema import fields_of, is_section
-from dovetail.config.sections import RunConfig
 from dovetail.config.selection import Resolver
 from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
+from dovetail.sections import RunConfig
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.fields import PluginSection, PresetSection, plugin_field
 from dovetail.config.interpolate import Interpolator
 from dovetail.config.keys import KeyPath, format_path, leaves
 from dovetail.config.layers import Layer, is_mapping
@@ -17,6 +16,7 @@ from dovetail.config.problems import ABSENT, Problem, show_value
 from dovetail.config.selection import SELECTORS, Resolver
 from dovetail.config.structure import structure
 from dovetail.config.wording import value_at
+from dovetail.sections.fields import PluginSection, PresetSection, plugin_field
 
 SECTION, KEY = PATH = ("algorithm", "preset")
 """Where a config selects a preset."""

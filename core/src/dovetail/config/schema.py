@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import COLLECTION, ONE_OR_MANY, PLUGIN_DEFAULT, PLUGIN_KIND, VERBATIM
+from dovetail.sections import ONE_OR_MANY, VERBATIM
+from dovetail.sections.fields import COLLECTION, PLUGIN_DEFAULT, PLUGIN_KIND
 
 
 @attrs.frozen

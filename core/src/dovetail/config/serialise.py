@@ -10,8 +10,8 @@ from typing import Any
 
 from dovetail.config.plain_yaml import dump
 from dovetail.config.schema import fields_of, is_section
-from dovetail.config.sections import PluginSection
 from dovetail.config.selection import SELECTORS
+from dovetail.sections import PluginSection
 
 
 def to_mapping(config: Any) -> dict[str, Any]:

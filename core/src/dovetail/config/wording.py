@@ -11,7 +11,6 @@ from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
 from dovetail.config.advice import key_advice, replacement, value_advice
 from dovetail.config.aliases import DROPPED_PREFIX
-from dovetail.config.fields import PluginSection
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
@@ -19,6 +18,7 @@ from dovetail.config.problems import ABSENT, Problem
 from dovetail.config.schema import fields_of
 from dovetail.config.structure import Fault
 from dovetail.errors import DovetailError, nearest
+from dovetail.sections.fields import PluginSection
 
 Origins = Mapping[KeyPath, str]
 """The layer that gave a key, by key path."""

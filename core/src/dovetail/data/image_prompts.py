@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dovetail.config.sections import DataSection, ModelSection
 from dovetail.data.images import PLACEHOLDER, FoundImage
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
-from dovetail.media import open_image
+from dovetail.media.images import open_image
 from dovetail.media.processor import ImagePrompts
+from dovetail.sections import DataSection, ModelSection
 
 
 class Rendered(NamedTuple):

@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.config.sections import DataSection, ModelSection
 from dovetail.data.image_prompts import ImageRenderer, Rendered
 from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import RawRow, check_column, parse_row
 from dovetail.errors import DataError, ModelError
 from dovetail.interfaces.data import DatasetSource, Prompt
+from dovetail.sections import DataSection, ModelSection
 
 ROWS_AT_ONCE = 2048
 """Rows that go through the tokenizer in one call."""

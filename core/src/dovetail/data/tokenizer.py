@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError, nearest
+from dovetail.sections import ModelSection
 
 TOKENIZER_FILES = (
     "tokenizer.json",

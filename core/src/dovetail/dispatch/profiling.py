@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.dispatch.register import Dispatch, register
+from dovetail.dispatch.registration import Dispatch, register
 from dovetail.dispatch.worker import Worker
 from dovetail.errors import ConfigError, DovetailError
 

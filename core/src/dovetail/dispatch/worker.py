@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.dispatch.mesh import Mesh
-from dovetail.dispatch.register import registered_methods
+from dovetail.dispatch.registration import registered_methods
 from dovetail.errors import DispatchError
 
 

@@ -1,104 +1,103 @@
-# Written by `python -m dovetail_sdk interfaces` from the table of names in __init__.py.
-# fmt: off
-# ruff: noqa: I001, RUF100
-
-from dovetail.config.fields import PluginSection as PluginSection
-from dovetail.config.fields import PresetSection as PresetSection
-from dovetail.interfaces.advantage import ADVANTAGE_API as ADVANTAGE_API
-from dovetail.interfaces.advantage import AdvantageEstimator as AdvantageEstimator
-from dovetail.interfaces.advantage import Advantages as Advantages
-from dovetail.interfaces.advantage import Groups as Groups
-from dovetail.interfaces.data import DATASET_API as DATASET_API
-from dovetail.interfaces.data import DatasetSource as DatasetSource
-from dovetail.interfaces.data import Prompt as Prompt
-from dovetail.interfaces.data import SAMPLER_API as SAMPLER_API
-from dovetail.interfaces.data import Sampler as Sampler
-from dovetail.interfaces.dispatch_mode import Call as Call
-from dovetail.interfaces.dispatch_mode import DISPATCH_MODE_API as DISPATCH_MODE_API
-from dovetail.interfaces.dispatch_mode import DispatchMode as DispatchMode
-from dovetail.interfaces.engine import ENGINE_API as ENGINE_API
-from dovetail.interfaces.engine import OUTPUTS as OUTPUTS
-from dovetail.interfaces.engine import TrainEngine as TrainEngine
-from dovetail.interfaces.kl_controller import KL_CONTROLLER_API as KL_CONTROLLER_API
-from dovetail.interfaces.kl_controller import KlController as KlController
-from dovetail.interfaces.objective import AnyObjectiveSpec as AnyObjectiveSpec
-from dovetail.interfaces.objective import KlTerm as KlTerm
-from dovetail.interfaces.objective import ObjectiveSpec as ObjectiveSpec
-from dovetail.interfaces.objective import PreferenceObjectiveSpec as PreferenceObjectiveSpec
-from dovetail.interfaces.objective import ValueObjectiveSpec as ValueObjectiveSpec
-from dovetail.interfaces.plugin import LocalReduction as LocalReduction
-from dovetail.interfaces.plugin import Plugin as Plugin
-from dovetail.interfaces.plugin import PluginContext as PluginContext
-from dovetail.interfaces.plugin import Reduction as Reduction
-from dovetail.interfaces.policy_loss import LOSS_AGGREGATION_API as LOSS_AGGREGATION_API
-from dovetail.interfaces.policy_loss import LossAggregation as LossAggregation
-from dovetail.interfaces.policy_loss import LossInputs as LossInputs
-from dovetail.interfaces.policy_loss import POLICY_LOSS_API as POLICY_LOSS_API
-from dovetail.interfaces.policy_loss import PolicyLoss as PolicyLoss
-from dovetail.interfaces.policy_loss import TokenLosses as TokenLosses
-from dovetail.interfaces.preflight import Finding as Finding
-from dovetail.interfaces.preflight import PREFLIGHT_API as PREFLIGHT_API
-from dovetail.interfaces.preflight import PreflightRule as PreflightRule
-from dovetail.interfaces.preset import PRESET_API as PRESET_API
-from dovetail.interfaces.preset import Preset as Preset
-from dovetail.interfaces.reward import Failure as Failure
-from dovetail.interfaces.reward import FailureKind as FailureKind
-from dovetail.interfaces.reward import Outcome as Outcome
-from dovetail.interfaces.reward import REWARD_FUNCTION_API as REWARD_FUNCTION_API
-from dovetail.interfaces.reward import REWARD_MANAGER_API as REWARD_MANAGER_API
-from dovetail.interfaces.reward import RewardFunction as RewardFunction
-from dovetail.interfaces.reward import RewardManager as RewardManager
-from dovetail.interfaces.reward import RewardSample as RewardSample
-from dovetail.interfaces.reward import RewardUnit as RewardUnit
-from dovetail.interfaces.reward import RunningTime as RunningTime
-from dovetail.interfaces.reward import Score as Score
-from dovetail.interfaces.reward_answers import finite_float as finite_float
-from dovetail.interfaces.reward_answers import outcome_from as outcome_from
-from dovetail.interfaces.reward_answers import outcomes_from as outcomes_from
-from dovetail.interfaces.reward_calls import RewardCall as RewardCall
-from dovetail.interfaces.reward_calls import RewardFunctions as RewardFunctions
-from dovetail.interfaces.reward_calls import failure_from as failure_from
-from dovetail.interfaces.rollout import BaseRollout as BaseRollout
-from dovetail.interfaces.rollout import Completion as Completion
-from dovetail.interfaces.rollout import FinishReason as FinishReason
-from dovetail.interfaces.rollout import PauseMode as PauseMode
-from dovetail.interfaces.rollout import ROLLOUT_API as ROLLOUT_API
-from dovetail.interfaces.rollout import RolloutRequest as RolloutRequest
-from dovetail.interfaces.rollout import SamplingParams as SamplingParams
-from dovetail.interfaces.rollout_correction import Correction as Correction
-from dovetail.interfaces.rollout_correction import CorrectionInputs as CorrectionInputs
-from dovetail.interfaces.rollout_correction import CorrectionMode as CorrectionMode
-from dovetail.interfaces.rollout_correction import ROLLOUT_CORRECTION_API as ROLLOUT_CORRECTION_API
-from dovetail.interfaces.rollout_correction import RolloutCorrection as RolloutCorrection
-from dovetail.interfaces.runtime import PluginRef as PluginRef
-from dovetail.interfaces.runtime import RUNTIME_API as RUNTIME_API
-from dovetail.interfaces.runtime import Runtime as Runtime
-from dovetail.interfaces.runtime import WorkerSpec as WorkerSpec
-from dovetail.interfaces.sample_filter import SAMPLE_FILTER_API as SAMPLE_FILTER_API
-from dovetail.interfaces.sample_filter import SampleFilter as SampleFilter
-from dovetail.interfaces.task_workers import Task as Task
-from dovetail.interfaces.task_workers import TaskSpec as TaskSpec
-from dovetail.interfaces.task_workers import TaskWorker as TaskWorker
-from dovetail.interfaces.task_workers import load_target as load_target
-from dovetail.interfaces.tracker import TRACKER_API as TRACKER_API
-from dovetail.interfaces.tracker import Tracker as Tracker
-from dovetail.interfaces.trainer import TRAINER_API as TRAINER_API
-from dovetail.interfaces.trainer import Trainer as Trainer
-from dovetail.interfaces.transport import AdapterSpec as AdapterSpec
-from dovetail.interfaces.transport import TensorSpec as TensorSpec
-from dovetail.interfaces.transport import WEIGHT_TRANSPORT_API as WEIGHT_TRANSPORT_API
-from dovetail.interfaces.transport import WeightManifest as WeightManifest
-from dovetail.interfaces.transport import WeightReceiver as WeightReceiver
-from dovetail.interfaces.transport import WeightSender as WeightSender
-from dovetail.interfaces.transport import WeightTransport as WeightTransport
-from dovetail.interfaces.transport_checks import Bucket as Bucket
-from dovetail.interfaces.transport_checks import bucketed as bucketed
-from dovetail.interfaces.transport_checks import gather_the_rest as gather_the_rest
-from dovetail.interfaces.transport_checks import matched as matched
-from dovetail.interfaces.transport_checks import received_whole as received_whole
-from dovetail.plugins.load import load_class as _load_class
-from dovetail.plugins.load import make as _make
-from dovetail.scoring.functions import configured_functions as configured_functions
-
-load_plugin_class = _load_class
-make_plugin = _make
+from .advantage import (
+    AdvantageEstimator as AdvantageEstimator,
+    Advantages as Advantages,
+    Groups as Groups,
+)
+from .data import (
+    DatasetSource as DatasetSource,
+    Prompt as Prompt,
+    Sampler as Sampler,
+)
+from .dispatch_mode import (
+    Call as Call,
+    DispatchMode as DispatchMode,
+)
+from .engine import (
+    OUTPUTS as OUTPUTS,
+    TrainEngine as TrainEngine,
+)
+from .kl_controller import KlController as KlController
+from .objective import (
+    AnyObjectiveSpec as AnyObjectiveSpec,
+    KlTerm as KlTerm,
+    ObjectiveSpec as ObjectiveSpec,
+    PreferenceObjectiveSpec as PreferenceObjectiveSpec,
+    ValueObjectiveSpec as ValueObjectiveSpec,
+)
+from .plugin import (
+    LocalReduction as LocalReduction,
+    Plugin as Plugin,
+    PluginContext as PluginContext,
+    Reduction as Reduction,
+)
+from .policy_loss import (
+    LossAggregation as LossAggregation,
+    LossInputs as LossInputs,
+    PolicyLoss as PolicyLoss,
+    TokenLosses as TokenLosses,
+)
+from .preflight import (
+    Finding as Finding,
+    PreflightRule as PreflightRule,
+)
+from .preset import Preset as Preset
+from .reward import (
+    Failure as Failure,
+    FailureKind as FailureKind,
+    Outcome as Outcome,
+    RewardFunction as RewardFunction,
+    RewardManager as RewardManager,
+    RewardSample as RewardSample,
+    RewardUnit as RewardUnit,
+    RunningTime as RunningTime,
+    Score as Score,
+)
+from .reward_answers import (
+    finite_float as finite_float,
+    outcome_from as outcome_from,
+    outcomes_from as outcomes_from,
+)
+from .reward_calls import (
+    RewardCall as RewardCall,
+    RewardFunctions as RewardFunctions,
+    failure_from as failure_from,
+)
+from .reward_time import CountedTime as CountedTime
+from .rollout import (
+    BaseRollout as BaseRollout,
+    Completion as Completion,
+    FinishReason as FinishReason,
+    PauseMode as PauseMode,
+    RolloutRequest as RolloutRequest,
+    SamplingParams as SamplingParams,
+    closable as closable,
+)
+from .rollout_correction import (
+    Correction as Correction,
+    CorrectionInputs as CorrectionInputs,
+    CorrectionMode as CorrectionMode,
+    RolloutCorrection as RolloutCorrection,
+)
+from .runtime import (
+    PluginRef as PluginRef,
+    Runtime as Runtime,
+    WorkerSpec as WorkerSpec,
+)
+from .sample_filter import SampleFilter as SampleFilter
+from .task_workers import (
+    Task as Task,
+    TaskSpec as TaskSpec,
+    TaskWorker as TaskWorker,
+    load_target as load_target,
+)
+from .tracker import Tracker as Tracker
+from .trainer import Trainer as Trainer
+from .transport import (
+    NODE_ADDRESS as NODE_ADDRESS,
+    AdapterSpec as AdapterSpec,
+    TensorSpec as TensorSpec,
+    WeightManifest as WeightManifest,
+    WeightReceiver as WeightReceiver,
+    WeightSender as WeightSender,
+    WeightTransport as WeightTransport,
+)

@@ -14,7 +14,8 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64, Real, Shaped
 
-    from dovetail.batch import Batch, Ragged
+    from dovetail.batch.batch import Batch
+    from dovetail.batch.ragged import Ragged
 
 ADVANTAGE_API = "1.1"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.dispatch.profiling import ProfiledWorker
-from dovetail.dispatch.register import Dispatch, nd, register
+from dovetail.dispatch.registration import Dispatch, nd, register
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
-    from dovetail.batch import Batch
+    from dovetail.batch.batch import Batch
     from dovetail.interfaces.objective import AnyObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
-    from dovetail.telemetry.metrics import Metric
+    from dovetail.metrics import Metric
 
 ENGINE_API = "1.2"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 import attrs
 
-from dovetail.config.sections import ModelSection, PluginSection, TrainingSection
+from dovetail.sections import ModelSection, PluginSection, TrainingSection
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
-    from dovetail.batch import Batch, Ragged
+    from dovetail.batch.batch import Batch
+    from dovetail.batch.ragged import Ragged
     from dovetail.interfaces.plugin import Reduction
-    from dovetail.telemetry.metrics import Metric
+    from dovetail.metrics import Metric
 
 POLICY_LOSS_API = "1.1"
 LOSS_AGGREGATION_API = "1.0"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dovetail.config.sections import PluginSection, PresetSection
 from dovetail.interfaces.plugin import Plugin
+from dovetail.sections import PluginSection, PresetSection
 
 PRESET_API = "1.0"
 

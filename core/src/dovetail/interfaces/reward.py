@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from dovetail.config.sections import PluginSection
 from dovetail.interfaces.plugin import Plugin
+from dovetail.sections import PluginSection
 
 REWARD_MANAGER_API = "1.2"
 REWARD_FUNCTION_API = "1.1"

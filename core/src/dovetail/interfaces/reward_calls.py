@@ -5,7 +5,6 @@ What they return is judged by `reward_answers`, whose names stand here too.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,28 +14,13 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.reward import Failure, FailureKind, RewardSample
 from dovetail.interfaces.reward_answers import (
-    ANSWER,
     cut,
     entries_of,
-    finite_float,
-    outcome_from,
-    outcomes_from,
 )
-from dovetail.interfaces.reward_signature import PARAMETERS, Form, signature_of
+from dovetail.interfaces.reward_signature import Form, signature_of
 
 if TYPE_CHECKING:
     from dovetail.interfaces.runtime import PluginRef
-
-__all__ = [
-    "ANSWER",
-    "PARAMETERS",
-    "RewardCall",
-    "RewardFunctions",
-    "failure_from",
-    "finite_float",
-    "outcome_from",
-    "outcomes_from",
-]
 
 
 class RewardCall:
@@ -197,10 +181,3 @@ def _first(answer: Any) -> Any:
 
 async def _first_later(answer: Awaitable[Any]) -> Any:
     return _first(await answer)
-
-
-def __getattr__(name: str) -> Any:
-    """`configured_functions` is found here too, for plugins that import it from this module."""
-    if name == "configured_functions":
-        return getattr(importlib.import_module("dovetail.scoring.functions"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

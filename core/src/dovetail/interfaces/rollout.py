@@ -16,8 +16,8 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.media.reference import MediaRef
-    from dovetail.numerics.streams import SampleStream
-    from dovetail.telemetry.metrics import Metric
+    from dovetail.metrics import Metric
+    from dovetail.random_streams import SampleStream
 
 ROLLOUT_API = "1.2"
 

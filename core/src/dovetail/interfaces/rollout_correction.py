@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dovetail.interfaces.plugin import Reduction
-    from dovetail.telemetry.metrics import Metric
+    from dovetail.metrics import Metric
 
 ROLLOUT_CORRECTION_API = "1.0"
 

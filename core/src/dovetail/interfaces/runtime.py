@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -13,10 +13,10 @@ from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
 
 if TYPE_CHECKING:
-    from dovetail.config.placement import Pool
-    from dovetail.dispatch.group import WorkerGroup
+    from dovetail.dispatch.future import Future
     from dovetail.dispatch.mesh import Mesh
     from dovetail.interfaces.rollout import BaseRollout
+    from dovetail.sections.placement import Pool
 
 RUNTIME_API = "1.3"
 
@@ -49,6 +49,25 @@ class WorkerSpec:
     """The weight transport that it sends or receives with; every process makes its own end."""
 
 
+class WorkerGroupHandle(Protocol):
+    """What callers see of the workers of a role; `dovetail.workers.WorkerGroup` is the base that runtimes extend."""
+
+    mesh: Mesh
+    role: str
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a registered method on the workers: a future of the collected result."""
+        ...
+
+    def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
+        """A registered method of the workers' class, to be called on all of them."""
+        ...
+
+    def close(self) -> None:
+        """Close every worker; safe to call twice."""
+        ...
+
+
 class Runtime(Plugin):
     """Starts workers and hands out groups of them. The trainer cannot tell which runtime it is on."""
 
@@ -60,7 +79,7 @@ class Runtime(Plugin):
         """
 
     @abstractmethod
-    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
+    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroupHandle:
         """Start a worker on every coordinate of the mesh and wait until all have started."""
 
     @abstractmethod

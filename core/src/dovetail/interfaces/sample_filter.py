@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Bool
 
-    from dovetail.batch import Batch
+    from dovetail.batch.batch import Batch
     from dovetail.interfaces.advantage import Groups
 
 SAMPLE_FILTER_API = "1.0"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import DataError, ModelError
 from dovetail.media.models import image_token_of, takes_images
+from dovetail.sections import ModelSection
 
 _UNLOADABLE = (
     OSError,

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.telemetry.metrics import Max, Mean, Metric, merge_metrics
+from dovetail.metrics import Max, Mean, Metric, merge_metrics
 
 
 def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -> Mean:

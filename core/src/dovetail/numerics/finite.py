@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dovetail.batch import Batch, Ragged
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
 from dovetail.errors import NumericsError
 from dovetail.interfaces.plugin import Reduction
 

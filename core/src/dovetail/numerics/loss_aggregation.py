@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.batch import Ragged
+from dovetail.batch.ragged import Ragged
 from dovetail.config.builtin import (
     SeqMeanTokenMeanConfig,
     SeqMeanTokenSumConfig,

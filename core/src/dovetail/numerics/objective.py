@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dovetail.batch import Batch
+from dovetail.batch.batch import Batch
 from dovetail.interfaces.plugin import LocalReduction, Reduction
 from dovetail.interfaces.policy_loss import LossAggregation
+from dovetail.metrics import Mean, Metric
 from dovetail.numerics.finite import require_finite
-from dovetail.telemetry.metrics import Mean, Metric
 
 
 @attrs.frozen(kw_only=True, eq=False)

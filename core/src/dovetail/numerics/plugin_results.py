@@ -18,7 +18,7 @@ from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
 from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.telemetry.metrics import Metric
+from dovetail.metrics import Metric
 
 
 class DeclaredColumns(dict[str, Float[Tensor, "T"]]):

@@ -14,12 +14,14 @@ import attrs
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.batch import Batch, Ragged
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.plugin import LocalReduction, Reduction
 from dovetail.interfaces.policy_loss import LossAggregation, LossInputs, PolicyLoss
 from dovetail.interfaces.rollout_correction import CorrectionInputs, RolloutCorrection
+from dovetail.metrics import Metric
 from dovetail.numerics.deferred import mean_metric
 from dovetail.numerics.kl import estimate_kl
 from dovetail.numerics.objective import (
@@ -36,7 +38,6 @@ from dovetail.numerics.plugin_results import (
     title_of_loss,
 )
 from dovetail.numerics.token_columns import on_device, token_column
-from dovetail.telemetry.metrics import Metric
 
 PREPARED = "prepared."
 """Prefix under which the columns of a loss's `prepare` travel in the batch; the loss sees them without it."""

@@ -20,11 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.batch import Batch, Ragged
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
 from dovetail.config.builtin import TokenMeanConfig
 from dovetail.errors import ColumnError
 from dovetail.interfaces.objective import PreferenceObjectiveSpec
 from dovetail.interfaces.plugin import PluginContext, Reduction
+from dovetail.metrics import Metric
 from dovetail.numerics.deferred import mean_metric
 from dovetail.numerics.loss_aggregation import TokenMean
 from dovetail.numerics.objective import (
@@ -35,7 +37,6 @@ from dovetail.numerics.objective import (
     metric_weight,
 )
 from dovetail.numerics.token_columns import on_device
-from dovetail.telemetry.metrics import Metric
 
 
 class PreferenceObjective(Objective):

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.batch import Batch, Ragged
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
 from dovetail.interfaces.objective import ValueObjectiveSpec
 from dovetail.interfaces.policy_loss import LossAggregation
+from dovetail.metrics import Metric
 from dovetail.numerics.deferred import mean_metric
 from dovetail.numerics.explained_variance import ExplainedVariance
 from dovetail.numerics.objective import (
@@ -28,7 +30,6 @@ from dovetail.numerics.objective import (
     metric_weight,
 )
 from dovetail.numerics.token_columns import on_device, token_column
-from dovetail.telemetry.metrics import Metric
 
 
 class ValueObjective(Objective):

@@ -1,1 +1,8 @@
-"""The plugin index: what is installed, whether it fits, and how it is loaded by name. Private to core."""
+"""The plugin index: what is installed, what fits, and how a plugin is loaded.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

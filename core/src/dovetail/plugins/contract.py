@@ -8,16 +8,23 @@ from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import attrs
 
-from dovetail.config.sections import PluginSection
 from dovetail.errors import PluginBrokenError, PluginIncompatibleError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.plugins.kinds import Kind
+from dovetail.sections import PluginSection
 
 
 def import_object(target: str) -> Any:
     """Import `module:Name`."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def public_module(cls: type) -> str:
+    """The module that a class is imported from: its package, where that exports it."""
+    package = ".".join(cls.__module__.split(".")[:2])
+    exported = getattr(importlib.import_module(package), cls.__name__, None)
+    return package if exported is cls else cls.__module__
 
 
 def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
@@ -27,7 +34,7 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
         PluginBrokenError: it is no class, no subclass of the interface, or lacks abstract methods or attributes.
     """
     interface = import_object(kind.interface)
-    wanted = f"{interface.__module__}.{interface.__name__}"
+    wanted = f"{public_module(interface)}.{interface.__name__}"
     if not isinstance(obj, type):
         raise PluginBrokenError(
             f"{title} is {type(obj).__name__} {obj!r}, not a class",
@@ -97,7 +104,7 @@ def check_config(config: object, kind: Kind, title: str) -> type[PluginSection]:
         raise PluginBrokenError(
             f"{title} is {config!r}, which does not extend {section.__name__}",
             hint=f"write: @attrs.frozen(kw_only=True) class Config({section.__name__}) "
-            f"(from {section.__module__})",
+            f"(from {public_module(section)})",
         )
     return cast("type[PluginSection]", config)
 

@@ -154,7 +154,9 @@ def tell(descriptor: int) -> None:
         json.dump(asdict(facts_here(asked["plugins"], asked["packages"])), answer)
 
 
-def problems(here: Facts, there: Facts, *, accelerators: bool = False) -> Iterator[Problem]:
+def environment_problems(
+    here: Facts, there: Facts, *, accelerators: bool = False
+) -> Iterator[Problem]:
     """What keeps two environments from working together.
 
     Args:
@@ -181,7 +183,9 @@ def problems(here: Facts, there: Facts, *, accelerators: bool = False) -> Iterat
         yield from _of_plugin(mine.get((item["kind"], item["name"]), {}), item, there)
 
 
-def used_by(roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def plugins_of_roles(
+    roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     """The entries of a lock that processes of these roles load."""
     kinds: frozenset[str] = frozenset()
     for role in roles:
@@ -189,7 +193,7 @@ def used_by(roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]) -> list[
     return [item for item in plugins if item["kind"] in kinds]
 
 
-def require(where: str, found: Iterable[Problem]) -> None:
+def require_environment(where: str, found: Iterable[Problem]) -> None:
     """Refuse to go on where there are problems.
 
     Raises:

@@ -16,7 +16,7 @@ class Kind:
     """`module:Class` of the interface."""
     api: str
     """The interface's version here."""
-    section: str = "dovetail.config.sections:PluginSection"
+    section: str = "dovetail.sections:PluginSection"
     """`module:Class` that a plugin's Config extends."""
 
     @property
@@ -26,9 +26,7 @@ class Kind:
 
 
 def _kind(name: str, interface: str, section: str = "PluginSection", api: str = "1.0") -> Kind:
-    return Kind(
-        name, f"dovetail.interfaces.{interface}", api, f"dovetail.config.sections:{section}"
-    )
+    return Kind(name, f"dovetail.interfaces.{interface}", api, f"dovetail.sections:{section}")
 
 
 KINDS: dict[str, Kind] = {

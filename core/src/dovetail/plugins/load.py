@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.sections import PluginSection
 from dovetail.errors import (
     ConfigError,
     PluginBrokenError,
@@ -19,7 +18,13 @@ from dovetail.errors import (
 )
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.contract import check_class, check_config, config_of, with_article
+from dovetail.plugins.contract import (
+    check_class,
+    check_config,
+    config_of,
+    public_module,
+    with_article,
+)
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.files import (
     file_and_attribute,
@@ -31,13 +36,14 @@ from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS, Kind
 from dovetail.plugins.manifest import COMMAND
 from dovetail.plugins.needs import install_command, require
+from dovetail.sections import PluginSection
 
 __all__ = [
     "config_class",
-    "load_class",
     "load_entry",
     "load_file_attribute",
-    "make",
+    "load_plugin_class",
+    "make_plugin",
     "ref_for",
 ]
 
@@ -60,7 +66,7 @@ def ref_for(kind: str, section: PluginSection) -> PluginRef:
     return PluginRef(kind=kind, name=entry.name, distribution=entry.distribution, config=section)
 
 
-def load_class(ref: PluginRef) -> type[Plugin]:
+def load_plugin_class(ref: PluginRef) -> type[Plugin]:
     """Import the plugin that a reference names, and check that it is what it says.
 
     Raises:
@@ -86,7 +92,7 @@ def find(ref: PluginRef) -> PluginEntry:
 
 
 def load_entry(entry: PluginEntry) -> type[Plugin]:
-    """Import an entry of the index and check its class. For errors see `load_class`."""
+    """Import an entry of the index and check its class. For errors see `load_plugin_class`."""
     kind = _kind(entry.kind)
     cls = check_class(_import(entry), kind, f"{entry.target} of {entry.title}")
     if entry.manifest is None:
@@ -103,7 +109,7 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
     return cls
 
 
-def make(ref: PluginRef, context: PluginContext) -> Plugin:
+def make_plugin(ref: PluginRef, context: PluginContext) -> Plugin:
     """Construct the plugin that a reference names, on the host where it will run.
 
     Raises:
@@ -118,7 +124,7 @@ def make(ref: PluginRef, context: PluginContext) -> Plugin:
             entry.distribution,
             entry.manifest.needs if entry.manifest else (),
         )
-    cls = load_class(ref)
+    cls = load_plugin_class(ref)
     return cls(_config_for(ref, cls), context)
 
 
@@ -163,7 +169,7 @@ def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
         return wanted(name=section.name, path=section.path, attribute=section.attribute)
     raise PluginError(
         f"{ref.kind} {ref.name!r} was given a config of class {type(ref.config).__name__}",
-        hint=f"it takes {wanted.__module__}.{wanted.__name__}",
+        hint=f"it takes {public_module(wanted)}.{wanted.__name__}",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.isolation import facts_of, interpreter_of, used_by
+from dovetail.plugins.isolation import facts_of, interpreter_of, plugins_of_roles
 from dovetail.plugins.lock_differences import compare, differences
 from dovetail.plugins.needs import packages_of
 from dovetail.plugins.pinned import pinned
@@ -128,7 +128,7 @@ def _environment(
     """What the environment of a role has, as far as its plugins depend on it."""
     try:
         there = facts_of(
-            interpreter_of(path, f"runtime.environments.{role}"), used_by([role], plugins)
+            interpreter_of(path, f"runtime.environments.{role}"), plugins_of_roles([role], plugins)
         )
     except DovetailError:
         return {"path": path}

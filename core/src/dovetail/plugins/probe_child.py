@@ -14,7 +14,7 @@ def main() -> None:
 
     from dovetail.errors import DovetailError, PluginNeedsError
     from dovetail.interfaces.runtime import PluginRef
-    from dovetail.plugins.load import load_class
+    from dovetail.plugins.load import load_plugin_class
 
     with os.fdopen(int(sys.argv[1]), "w") as answers:
         for text in asked["plugins"]:
@@ -22,7 +22,7 @@ def main() -> None:
             name, _, distribution = rest.partition("@")
             answer: dict[str, object] = {"loadable": True}
             try:
-                load_class(PluginRef(kind=kind, name=name, distribution=distribution))
+                load_plugin_class(PluginRef(kind=kind, name=name, distribution=distribution))
             except DovetailError as error:
                 answer = {
                     "loadable": False,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dovetail.config.sections import RunConfig
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.model_shape import ModelShape
-    from dovetail.flow.plan import Plan
-    from dovetail.flow.stages import ModelRole
+    from dovetail.planning.model_shape import ModelShape
+    from dovetail.planning.plan import Plan
+    from dovetail.planning.stages import ModelRole
 
 
 class AdapterTargets(PreflightRule):
@@ -26,8 +26,8 @@ class AdapterTargets(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        from dovetail.flow.adapters import planned_adapter
-        from dovetail.flow.model_shape import read_shape
+        from dovetail.planning.adapters import planned_adapter
+        from dovetail.planning.model_shape import read_shape
 
         told: set[str] = set()
         for role in plan.models if plan is not None else ():

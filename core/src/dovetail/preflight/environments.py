@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dovetail.config.sections import RunConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
     from dovetail.interfaces.runtime import PluginRef
+    from dovetail.planning.plan import Plan
 
 _ROLLOUT = ("rollout", "rollout.weight_transport")
 _TRAINING = ("algorithm.policy_loss", "algorithm.loss_aggregation", "algorithm.rollout_correction")
@@ -27,7 +27,12 @@ class EnvironmentUnfit(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        from dovetail.plugins.isolation import facts_here, facts_of, interpreter_of, problems
+        from dovetail.plugins.isolation import (
+            environment_problems,
+            facts_here,
+            facts_of,
+            interpreter_of,
+        )
 
         if plan is None:
             return
@@ -43,7 +48,7 @@ class EnvironmentUnfit(PreflightRule):
             except DovetailError as error:
                 yield self.warning(error.message, hint=error.hint)
                 continue
-            for problem in problems(facts_here(wanted), there):
+            for problem in environment_problems(facts_here(wanted), there):
                 yield self.warning(f"{key}={path!r}: {problem.message}", hint=problem.hint)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.config.sections import RunConfig
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
+    from dovetail.planning.plan import Plan
 
 
 class FileTwice(PreflightRule):
@@ -67,7 +67,7 @@ class ModelMissing(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         from dovetail.errors import ModelError
-        from dovetail.flow.model_shape import read_shape
+        from dovetail.planning.model_shape import read_shape
 
         for role in plan.models if plan is not None else ():
             if role.path == config.model.path:

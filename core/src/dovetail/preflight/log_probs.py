@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dovetail.config.sections import RunConfig
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.selected import correction_of, ratio_columns, selected
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
+    from dovetail.planning.plan import Plan
 
 
 class TruncatedLogProbs(PreflightRule):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dovetail.config.builtin import SeqMeanTokenSumNormConfig
-from dovetail.config.sections import RunConfig
-from dovetail.flow.counts import count
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.counts import count
 from dovetail.preflight.selected import correction_of, ratio_columns, selected
 from dovetail.preflight.sizes import has_critic
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
+    from dovetail.planning.plan import Plan
 
 WIDE = 10.0
 """A `clip_high` from here on clips nothing in practice: a probability would have to grow elevenfold in one step."""

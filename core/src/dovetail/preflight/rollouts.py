@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.sections import RunConfig
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
+    from dovetail.planning.plan import Plan
 
 
 class RolloutTooShort(PreflightRule):
@@ -74,8 +74,8 @@ class OffloadFreesNothing(PreflightRule):
 
 def _on_accelerators(config: RunConfig, plan: Plan) -> bool:
     """Whether the rollout's replicas have accelerators; of this process, where they are in it."""
-    from dovetail.interfaces import make_plugin
     from dovetail.interfaces.plugin import PluginContext
+    from dovetail.plugins.load import make_plugin
 
     if not plan.placement.in_process:
         return plan.placement.pool("rollout").accelerators

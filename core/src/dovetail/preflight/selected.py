@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.sections import PluginSection, RunConfig
 from dovetail.errors import DovetailError
+from dovetail.sections import PluginSection, RunConfig
 
 
 @attrs.frozen
@@ -24,13 +24,13 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
 
     A rule has nothing to say of what can't be loaded: that is the planner's to refuse.
     """
-    from dovetail.plugins.load import load_class, ref_for
+    from dovetail.plugins.load import load_plugin_class, ref_for
 
     if section is None:
         return None
     try:
         ref = ref_for(kind, section)
-        return Selected(ref.name, load_class(ref), section)
+        return Selected(ref.name, load_plugin_class(ref), section)
     except DovetailError:
         return None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dovetail.config.sections import RunConfig
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
+    from dovetail.planning.plan import Plan
 
 
 class TokenBudget(PreflightRule):

@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.config.sections import (
-    PLUGIN_DEFAULT,
-    CriticSection,
-    PluginSection,
-    RunConfig,
-)
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.sizes import has_critic
+from dovetail.sections import CriticSection, PluginSection, RunConfig
+from dovetail.sections.fields import PLUGIN_DEFAULT
 
 if TYPE_CHECKING:
-    from dovetail.flow.plan import Plan
+    from dovetail.planning.plan import Plan
 
 _FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
 
@@ -50,7 +46,7 @@ class BestMetricUnknown(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         # The figures' module needs NumPy and more, which a config without this key has no use for.
-        from dovetail.flow.validation import BESIDES, figure_names, metric_names
+        from dovetail.experience.validation import BESIDES, figure_names, metric_names
 
         metric, n = config.trainer.best_metric, config.rollout.validation.n
         if metric is None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.config.sections import ModelSection, RunConfig
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.sections import ModelSection, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dovetail.flow.plan import Plan
-    from dovetail.flow.stages import ModelRole
+    from dovetail.planning.plan import Plan
+    from dovetail.planning.stages import ModelRole
 
 _SHOWN = 3
 """Tokens that a finding names."""
@@ -157,7 +157,7 @@ def _needed(tokenizer: Any, added: frozenset[str]) -> Iterator[str]:
 
 def _rows(path: str, section: ModelSection) -> int | None:
     """How many token ids a model has embeddings for; None where it can't be read."""
-    from dovetail.flow.model_shape import read_shape
+    from dovetail.planning.model_shape import read_shape
 
     try:
         # By the path as the config has it: the other rules read the same shape.

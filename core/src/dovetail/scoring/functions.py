@@ -10,12 +10,12 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardFunction, RewardManager
 from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions
 from dovetail.interfaces.runtime import PluginRef
+from dovetail.sections import PluginSection, RewardSection
 
 
 class FunctionLoader(Protocol):
@@ -42,9 +42,9 @@ class InstalledFunctions:
     """Loads reward functions through the plugin index, or from a user's file."""
 
     def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
-        from dovetail.plugins.load import make, ref_for
+        from dovetail.plugins.load import make_plugin, ref_for
 
-        return cast("RewardFunction", make(ref_for("reward_function", section), context))
+        return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
         section = self.section_for(data_source)
@@ -71,9 +71,9 @@ class InstalledFunctions:
         return [name for entry in entries for name in (entry.name, *entry.aliases)]
 
     def manager(self, section: PluginSection) -> type[RewardManager]:
-        from dovetail.plugins.load import load_class, ref_for
+        from dovetail.plugins.load import load_plugin_class, ref_for
 
-        return cast("type[RewardManager]", load_class(ref_for("reward_manager", section)))
+        return cast("type[RewardManager]", load_plugin_class(ref_for("reward_manager", section)))
 
 
 @attrs.frozen(eq=False)

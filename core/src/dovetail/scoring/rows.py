@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.config.sections import RewardSection
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.scoring.functions import ConfiguredFunctions, InstalledFunctions
+from dovetail.sections import RewardSection
 
 SHOWN = 5
 """Complaints of one kind that a message lists."""

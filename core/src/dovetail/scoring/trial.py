@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.data.files import FilesSource
 from dovetail.data.rows import where
 from dovetail.data.schema import parse_row
@@ -26,10 +25,11 @@ from dovetail.interfaces.reward import (
     RunningTime,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
-from dovetail.plugins.load import make, ref_for
+from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.scoring.functions import configured_functions
 from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection, RewardSection
 
 RESPONSE_KEYS = ("responses", "response", "solution_str", "output", "completion", "text")
 """Where a line of a file of responses has its text, or a list of texts; the first that is there counts."""
@@ -155,7 +155,7 @@ def try_rewards(
         ),
     )
     ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
-    manager: Any = make(ref, PluginContext(seed=seed, reward_functions=functions))
+    manager: Any = make_plugin(ref, PluginContext(seed=seed, reward_functions=functions))
     try:
         manager.start()
         needs = manager.needs_functions(manager.config)

@@ -1,1 +1,8 @@
-"""What rollouts on serving engines share: requests, pauses, weights, servers and their protocol. Names no engine and imports none."""
+"""What rollouts on serving engines share: requests, pauses, weights, servers and their protocol. It imports no engine.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

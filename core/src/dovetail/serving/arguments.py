@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.facts import refuse_missing
+from dovetail.sections import ModelSection
+from dovetail.serving.facts import refuse_missing_model
 from dovetail.serving.section import ServingSection
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -59,7 +59,7 @@ def model_of(context: PluginContext) -> ModelSection:
     """
     if context.model is None:
         raise ModelError("the rollout was given no model", hint="set model.path in the config")
-    refuse_missing(context.model.path)
+    refuse_missing_model(context.model.path)
     return context.model
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from dovetail.errors import CalledOffError, WeightSyncError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.media import MediaRef
-from dovetail.telemetry.metrics import Metric
+from dovetail.media.reference import MediaRef
+from dovetail.metrics import Metric
 
 
 class WeightsUntouchedError(WeightSyncError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
+from dovetail.sections import ModelSection
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What models call the number of their experts."""

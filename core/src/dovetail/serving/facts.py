@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.sections import ModelSection
 
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 
@@ -59,7 +59,7 @@ class ModelFacts:
         )
 
 
-def refuse_missing(path: str) -> None:
+def refuse_missing_model(path: str) -> None:
     """A path that can't be a hub id and is no model directory gets an error that says so.
 
     Raises:

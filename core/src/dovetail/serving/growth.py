@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dovetail.telemetry.metrics import Metric
+from dovetail.metrics import Metric
 
 Totals = Mapping[str, float]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.media import MediaRef
+from dovetail.media.reference import MediaRef
 from dovetail.serving.backend import SampleCall, SampleResult
 from dovetail.serving.frames import Frame, pack
 

@@ -37,7 +37,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             setattr(parent, name, child)
 
 
-def refuse_missing(missing: Sequence[str]) -> None:
+def refuse_missing_weights(missing: Sequence[str]) -> None:
     """Refuse an update that left parameters of the model as they were.
 
     Args:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.dispatch.loading import await_turn
 from dovetail.errors import DovetailError, RolloutError
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.failures import Failures
 from dovetail.serving.process import LOOPBACK, ServerProcess, free_port, refuse_used
+from dovetail.workers.loading import await_turn
 
 _LOOK_SECONDS = 0.2
 
@@ -44,7 +44,7 @@ class OwnServer:
         environment: variables beside this process's own.
         failures: what its engine fails of.
         config: the rollout's; `start_timeout` says how long it may take.
-        turn: the file of a turn (`dovetail.dispatch.loading`) that its processes wait for; their time counts from its end.
+        turn: the file of a turn (`dovetail.workers.loading`) that its processes wait for; their time counts from its end.
 
     Attributes:
         url: where it will answer.

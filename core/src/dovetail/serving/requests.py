@@ -14,8 +14,8 @@ from dovetail.interfaces.rollout import (
     RolloutRequest,
     SamplingParams,
 )
-from dovetail.media import MediaRef
-from dovetail.numerics.streams import SampleStream
+from dovetail.media.reference import MediaRef
+from dovetail.random_streams import SampleStream
 from dovetail.serving.backend import SampleCall, SampleResult
 from dovetail.serving.facts import ModelFacts
 

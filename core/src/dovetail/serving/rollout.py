@@ -20,9 +20,10 @@ from dovetail.interfaces.rollout import (
     SamplingParams,
 )
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.metrics import Metric
 from dovetail.serving.adapter_check import refuse_adapter
 from dovetail.serving.backend import Backend
-from dovetail.serving.facts import ModelFacts, refuse_missing
+from dovetail.serving.facts import ModelFacts, refuse_missing_model
 from dovetail.serving.fitness import Fitness
 from dovetail.serving.gate import Gate, Sample
 from dovetail.serving.requests import (
@@ -32,7 +33,6 @@ from dovetail.serving.requests import (
     problem_of,
     with_ends,
 )
-from dovetail.telemetry.metrics import Metric
 
 _AGAIN_SECONDS = 0.1
 """How soon samples are aborted anew that have not come back."""
@@ -89,7 +89,7 @@ class ServingRollout(BaseRollout):
         if context.model is None:
             raise ModelError("the rollout was given no model", hint="set model.path in the config")
         backend = self.make_backend()
-        refuse_missing(context.model.path)
+        refuse_missing_model(context.model.path)
         if self.starts_empty():
             self._fitness.began_empty()
         length = getattr(self.config, "max_model_len", None)

@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.adapter import PlannedAdapter
-from dovetail.config.fields import AT_LEAST_ONE
-from dovetail.config.sections import RolloutSection
+from dovetail.sections import RolloutSection
+from dovetail.sections.adapter import PlannedAdapter
+from dovetail.sections.fields import AT_LEAST_ONE
 from dovetail.serving.adapter_check import unapplied
 from dovetail.serving.division import divisors
 

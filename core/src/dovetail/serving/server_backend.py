@@ -13,13 +13,13 @@ import numpy as np
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.transport import WeightManifest
+from dovetail.metrics import Metric
 from dovetail.serving.backend import Backend, SampleCall, SampleResult
 from dovetail.serving.calls import ServerCalls
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.loop_thread import LoopThread
 from dovetail.serving.own_server import OwnServer
 from dovetail.serving.weight_wire import Outcome, manifest_info, transport_info
-from dovetail.telemetry.metrics import Metric
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ import attrs
 import cattrs
 
 from dovetail.errors import CalledOffError, DovetailError, WeightSyncError
-from dovetail.interfaces import load_plugin_class, make_plugin
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.transport import (
@@ -23,6 +22,7 @@ from dovetail.interfaces.transport import (
     WeightReceiver,
     WeightTransport,
 )
+from dovetail.plugins.load import load_plugin_class, make_plugin
 from dovetail.serving.backend import OthersFailedError, WeightsUntouchedError
 
 

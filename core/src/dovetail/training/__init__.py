@@ -1,8 +1,8 @@
-"""What training engines share: how samples are cut, attended to, scored, stored and sent, and what ranks tell each other.
+"""What training engines share: micro-batches, attention over packed sequences, the output layer, adapters, training states, and sending weights.
 
-Public for plugins: `ranks` (failing together), `parts` (samples into micro-batches), `scored` (which tokens are scored),
-`sequences` and `varlen` (attention over samples that lie end to end), `ulysses` (ranks that share them), `fused_head` with
-`head_kernels` and `vocabulary` (the output layer on an accelerator), `stored` (a checkpoint's tensors by name), `state` and
-`random_state` (the form of training states, so that each engine goes on from another's), `sending` (weight updates),
-`schedule`, `columns`, `lora` (the config section of adapters) and `adapter` (what their tensors are called and start from).
+Names load on first use; `__init__.pyi` lists the public ones.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

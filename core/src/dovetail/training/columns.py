@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.batch import Batch, Ragged
-from dovetail.dispatch.division import PADDING
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
+from dovetail.workers.division import PADDING
 
 READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
 """What `forward` needs of a batch."""

@@ -7,8 +7,8 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.adapter import PlannedAdapter
-from dovetail.config.fields import ONE_OR_MANY
+from dovetail.sections.adapter import PlannedAdapter
+from dovetail.sections.fields import ONE_OR_MANY
 
 Sync = Literal["merged", "adapter"]
 ALL_LINEAR = "all-linear"

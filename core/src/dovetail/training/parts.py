@@ -12,7 +12,7 @@ from functools import cached_property
 import attrs
 import numpy as np
 
-from dovetail.batch import Batch
+from dovetail.batch.batch import Batch
 from dovetail.training.columns import distinct, scored_lengths
 
 

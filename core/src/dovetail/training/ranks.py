@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from dovetail.dispatch import Mesh
+from dovetail.dispatch.mesh import Mesh
 from dovetail.errors import DispatchError, DovetailError, NumericsError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dovetail.config.sections import OptimSection
 from dovetail.errors import ConfigError
+from dovetail.sections import OptimSection
 
 
 def learning_rate(section: OptimSection, step: int, total_steps: int | None) -> float:

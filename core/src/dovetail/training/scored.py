@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from dovetail.batch import Ragged
+from dovetail.batch.ragged import Ragged
 from dovetail.training.columns import scored_lengths
 
 

@@ -3,7 +3,7 @@
 training.json            what they hold: steps taken, and each parameter's own count of them
 weights/*.safetensors    float32 weights
 moments/*.safetensors    the optimizer's moments
-random-RANK.safetensors  each rank's random state (`dovetail.training.random_state`)
+random-RANK.safetensors  each rank's random state (`dovetail.training.random_states`)
 """
 
 from __future__ import annotations

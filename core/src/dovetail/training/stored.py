@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dovetail.config.sections import ModelSection
+from dovetail.sections import ModelSection
 
 FILES = (
     "model.safetensors.index.json",

@@ -28,7 +28,7 @@ from dovetail.interfaces.transport import (
     WeightSender,
     WeightTransport,
 )
-from dovetail.interfaces.transport_checks import Bucket, bucketed, gather_the_rest, matched
+from dovetail.transports.checks import Bucket, bucketed, gather_the_rest, matched
 
 _INDEX = "manifest.json"
 _POLL_SECONDS = 0.01

@@ -18,7 +18,7 @@ from dovetail.interfaces.transport import (
     WeightSender,
     WeightTransport,
 )
-from dovetail.interfaces.transport_checks import Bucket, bucketed, matched
+from dovetail.transports.checks import Bucket, bucketed, matched
 
 
 class Mailbox:

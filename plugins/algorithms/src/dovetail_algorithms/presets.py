@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dovetail.interfaces.preset import Preset
+from dovetail.interfaces import Preset
 from dovetail_algorithms.config import presets as configs
 
 

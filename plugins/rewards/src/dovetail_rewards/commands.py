@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dovetail.config.sections import RewardSection
+    from dovetail.sections import RewardSection
 
 _YAML = (".yaml", ".yml")
 
@@ -53,7 +53,7 @@ def try_reward(
 
     Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
     """
-    from dovetail.scoring.trial import read_trial, try_rewards
+    from dovetail.scoring import read_trial, try_rewards
     from dovetail_rewards.trial_figures import as_json as plain
     from dovetail_rewards.trial_report import show
 
@@ -70,7 +70,7 @@ def try_reward(
 
 def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSection:
     """The reward section that FILE stands for, with the overrides."""
-    from dovetail.config.load import config_from_mapping, load_config
+    from dovetail.config import config_from_mapping, load_config
 
     # Model and data are never looked at: a config is not whole without them.
     placeholders: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ def _absent(
     placeholders: Mapping[str, Mapping[str, Any]], path: str, overrides: tuple[str, ...]
 ) -> list[str]:
     """The placeholders, as overrides, of keys that neither the config nor an override gives."""
-    from dovetail.config.layers import read_file
+    from dovetail.config import read_file
 
     tree = read_file(path).tree
     given = {override.partition("=")[0].strip() for override in overrides}

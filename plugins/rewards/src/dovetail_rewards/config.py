@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import VERBATIM, PluginSection
+from dovetail.sections import VERBATIM, PluginSection
 
 
 def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import PluginSection
+from dovetail.sections import PluginSection
 
 _above_zero: Any = attrs.validators.gt(0)
 

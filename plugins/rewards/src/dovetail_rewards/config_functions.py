@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.fields import NOT_NEGATIVE
-from dovetail.config.sections import VERBATIM, PluginSection
+from dovetail.sections import NOT_NEGATIVE, VERBATIM, PluginSection
 
 _COUNT: Any = attrs.validators.ge(1)
 _SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]

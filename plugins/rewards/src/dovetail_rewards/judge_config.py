@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import VERBATIM
+from dovetail.sections import VERBATIM
 from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.manager_config import BudgetConfig, is_url
 

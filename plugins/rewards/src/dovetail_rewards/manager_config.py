@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.sections import PluginSection, plugin_field
+from dovetail.sections import PluginSection, plugin_field
 
 _ABOVE_ZERO: Any = attrs.validators.gt(0)
 _AT_LEAST_ONE = attrs.validators.ge(1)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import VERBATIM, PluginSection
+from dovetail.sections import VERBATIM, PluginSection
 
 _ABOVE_ZERO: Any = attrs.validators.gt(0)
 _AT_LEAST_ONE: Any = attrs.validators.ge(1)

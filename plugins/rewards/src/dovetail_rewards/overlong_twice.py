@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces import Finding, PreflightRule
 from dovetail_rewards.manager_config import DapoConfig
 
 

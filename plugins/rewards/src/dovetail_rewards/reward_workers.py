@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from dovetail.interfaces import load_plugin_class
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces import Finding, PreflightRule
+from dovetail.plugins import load_plugin_class
 from dovetail_rewards.manager_config import HybridConfig, RemoteConfig
 
 

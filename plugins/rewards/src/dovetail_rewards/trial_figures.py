@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import attrs
 
-from dovetail.interfaces.reward import Failure, Score
-from dovetail.scoring.trial import TrialSample
+from dovetail.interfaces import Failure, Score
+from dovetail.scoring import TrialSample
 
 Item = TypeVar("Item")
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dovetail.interfaces.reward import Score
-from dovetail.scoring.trial import TrialSample
+from dovetail.interfaces import Score
+from dovetail.scoring import TrialSample
 from dovetail_rewards.trial_figures import (
     Spread,
     alike_failures,

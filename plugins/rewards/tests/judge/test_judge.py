@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
-    Failure,
-    FailureKind,
-    Score,
-)
+from dovetail.interfaces import Failure, FailureKind, PluginContext, Score
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.judge import JudgeManager
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.judge import JudgeManager
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind
+from dovetail.interfaces import FailureKind, PluginContext
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.models.judge import JudgeManager
@@ -72,7 +71,7 @@ def test_it_ends_with_a_run_that_is_killed(judge, tmp_path) -> None:
     config = judge().config
     program = f"""
 import pathlib, time
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.models.judge import JudgeManager

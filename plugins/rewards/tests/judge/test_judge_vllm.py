@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind
+from dovetail.interfaces import FailureKind, PluginContext
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.models.judge import JudgeManager

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import WorkerError
-from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
+from dovetail.interfaces import TaskSpec, TaskWorker
 
 PROGRAM = str(Path(__file__).with_name("task_process.py"))
 

@@ -6,7 +6,7 @@ import socket
 import struct
 import sys
 
-from dovetail.interfaces.task_workers import load_target
+from dovetail.interfaces import load_target
 
 
 async def main(connection: socket.socket) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config.sections import RewardSection
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Score
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import Failure, FailureKind, PluginContext, Prompt, Score
+from dovetail.scoring import configured_functions
 from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import RewardSection
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.remote import RemoteManager
 from dovetail_sdk.testing.reward_service import reward_service

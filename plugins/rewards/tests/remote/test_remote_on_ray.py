@@ -13,11 +13,12 @@ import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.config import config_from_mapping
-from dovetail.config.placement import Pool
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.plugins.load import make, ref_for
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import PluginContext
+from dovetail.plugins import make_plugin
+from dovetail.plugins.load import ref_for
+from dovetail.scoring import configured_functions
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import Pool
 from dovetail_sdk.testing import tiny_tokenizer
 
 ray_runtime = pytest.importorskip("dovetail_runtime_ray.runtime")
@@ -44,7 +45,7 @@ def scored(reward: dict[str, Any], runtime: Any, samples: Any) -> list[Any]:
     config = config_from_mapping({"model": {"path": "none"}, "reward": reward}).config.reward
     functions = configured_functions(config, PluginContext())
     context = PluginContext(reward_functions=functions, runtime=runtime)
-    manager: Any = make(ref_for("reward_manager", config.manager), context)
+    manager: Any = make_plugin(ref_for("reward_manager", config.manager), context)
     manager.start()
 
     async def main() -> list[Any]:

@@ -11,11 +11,10 @@ from typing import Any
 import attrs
 import pytest
 
-from dovetail.config.sections import PluginSection, RewardSection
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import FailureKind
-from dovetail.scoring.functions import configured_functions
+from dovetail.interfaces import FailureKind, PluginContext
+from dovetail.scoring import configured_functions
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig, RemoteConfig
 from dovetail_rewards.managers.remote import RemoteManager
 

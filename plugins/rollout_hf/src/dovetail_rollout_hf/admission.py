@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dovetail.interfaces.rollout import RolloutRequest
+from dovetail.interfaces import RolloutRequest
 from dovetail_rollout_hf.cache import Prefill
 from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder

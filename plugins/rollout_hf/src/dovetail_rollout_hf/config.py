@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from dovetail.config.sections import RolloutSection
+from dovetail.sections import RolloutSection
 
 
 @attrs.frozen(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from dovetail.telemetry.metrics import Mean, Metric, Sum
+from dovetail.metrics import Mean, Metric, Sum
 
 
 @attrs.define(kw_only=True)

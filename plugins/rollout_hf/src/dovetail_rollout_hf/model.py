@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
 from dovetail.media import model_class
-from dovetail.serving.facts import refuse_missing
+from dovetail.sections import ModelSection
+from dovetail.serving import refuse_missing_model
 
 
 def load_model(section: ModelSection, device: str) -> Any:
@@ -19,7 +19,7 @@ def load_model(section: ModelSection, device: str) -> Any:
     import torch
     from transformers import AutoConfig
 
-    refuse_missing(section.path)
+    refuse_missing_model(section.path)
     try:
         config = AutoConfig.from_pretrained(
             section.path,

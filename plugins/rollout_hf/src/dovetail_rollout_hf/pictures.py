@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.rollout import RolloutRequest
+from dovetail.interfaces import RolloutRequest
 from dovetail.media import MediaRef
 
 

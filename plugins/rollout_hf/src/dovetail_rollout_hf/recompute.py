@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.rollout import RolloutRequest
+from dovetail.interfaces import RolloutRequest
 from dovetail_rollout_hf.cache import KvCache
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.pictures import pictures_of

@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.dispatch.compute import turn
 from dovetail.errors import ModelError, RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.interfaces.transport_checks import received_whole
+from dovetail.interfaces import (
+    BaseRollout,
+    Completion,
+    PauseMode,
+    PluginContext,
+    RolloutRequest,
+    WeightManifest,
+)
 from dovetail.media import ImageInputs
-from dovetail.telemetry.metrics import Metric
+from dovetail.metrics import Metric
+from dovetail.transports import received_whole
+from dovetail.workers import turn
 from dovetail_rollout_hf.choice import choose_decoder
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.decoder import Decoder

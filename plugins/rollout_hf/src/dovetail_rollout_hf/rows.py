@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from dovetail.interfaces import Completion, FinishReason, RolloutRequest
 from dovetail_rollout_hf.stops import StopRule
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.rollout import FinishReason
+from dovetail.interfaces import FinishReason
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
 from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.interfaces import SamplingParams
 from dovetail_rollout_hf.noise import log_exponential, vocabulary_counters
 
 

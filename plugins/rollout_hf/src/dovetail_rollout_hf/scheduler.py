@@ -1,6 +1,6 @@
 """The decode thread: takes requests from asyncio, keeps the running batch full, hands finished samples back.
 
-It lives while there is work: an idle thread would keep its share of the cores (`dovetail.dispatch.compute`).
+It lives while there is work: an idle thread would keep its share of the cores (`dovetail.workers.compute`).
 
 Requests handed over in one turn of the event loop arrive together, so that what a batch is made of,
 and with it every bit of the result, does not depend on how threads happen to be scheduled.
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import PauseMode
+from dovetail.interfaces import PauseMode
 from dovetail_rollout_hf.admission import Admission
 from dovetail_rollout_hf.counts import Counts
 from dovetail_rollout_hf.decoder import Decoder

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.interfaces import SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4

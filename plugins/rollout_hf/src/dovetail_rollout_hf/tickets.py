@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from dovetail.interfaces import Completion, FinishReason, RolloutRequest
 from dovetail_rollout_hf.stops import StopRule
 
 T = TypeVar("T")

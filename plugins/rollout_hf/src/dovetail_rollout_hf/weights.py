@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError, nearest
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import WeightManifest
 
 
 def refuse_misfits(model: Any, manifest: WeightManifest) -> None:

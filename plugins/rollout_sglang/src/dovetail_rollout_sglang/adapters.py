@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import AdapterSpec, WeightManifest
-from dovetail.serving.adapter_check import without_room
+from dovetail.interfaces import AdapterSpec, WeightManifest
+from dovetail.serving import without_room
 
 _NAME = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

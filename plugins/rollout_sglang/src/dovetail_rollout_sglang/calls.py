@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import FinishReason
-from dovetail.serving.backend import SampleCall, SampleResult
+from dovetail.interfaces import FinishReason
+from dovetail.serving import SampleCall, SampleResult
 
 _REASONS = {
     "stop": FinishReason.STOP,

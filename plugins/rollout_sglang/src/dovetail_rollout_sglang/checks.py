@@ -7,12 +7,17 @@ from datetime import datetime
 from typing import Any
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.facts import model_problems
-from dovetail.serving.frames import MEDIA_TYPE
-from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
-from dovetail.serving.messages import PROTOCOL
+from dovetail.interfaces import PluginContext
+from dovetail.serving import (
+    DESCRIBE,
+    MEDIA_TYPE,
+    PROTOCOL,
+    ServerConnection,
+    answers_of,
+    model_problems,
+    port_of,
+    refuse_problems,
+)
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
 from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE

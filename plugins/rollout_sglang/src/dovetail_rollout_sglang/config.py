@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from dovetail.config.fields import AT_LEAST_ONE
-from dovetail.serving.section import AdaptedSection, spread_over_ranks
+from dovetail.sections import AT_LEAST_ONE
+from dovetail.serving import AdaptedSection, spread_over_ranks
 from dovetail_rollout_sglang.refusals import refuse_undrivable
 
 

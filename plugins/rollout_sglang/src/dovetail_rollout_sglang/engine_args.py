@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.arguments import (
+from dovetail.interfaces import PluginContext
+from dovetail.serving import (
     has_tokenizer,
     merged_arguments,
     model_of,
+    refuse_indivisible,
     replica_seed,
     starts_empty,
 )
-from dovetail.serving.division import refuse_indivisible
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.surroundings import joining
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dovetail.errors import ConfigError, DovetailError, ModelError, PlacementError
-from dovetail.serving.failures import Failures
+from dovetail.serving import Failures
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 
 _MARKS = re.compile(r"^\[[\d-]+ [\d:]+(?: [A-Z]+\d+)*\]\s?")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.serving import counters
-from dovetail.serving.growth import Growth
-from dovetail.telemetry.metrics import Max, Mean, Metric, Sum
+from dovetail.metrics import Max, Mean, Metric, Sum
+from dovetail.serving import Counters, Growth
 
 PREFIX = "rollout/sglang/"
 
 
-class Counters(counters.Counters):
+class SglangCounters(Counters):
     """Counts inside a server, from its start on."""
 
     def __init__(self) -> None:

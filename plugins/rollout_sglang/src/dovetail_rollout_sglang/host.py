@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RolloutError
-from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.facts import shape_of
-from dovetail.serving.frames import Frame
-from dovetail.serving.messages import PROTOCOL
-from dovetail.serving.routes import Host
-from dovetail.serving.weight_wire import Outcome
+from dovetail.serving import PROTOCOL, Frame, Host, Outcome, SampleCall, SampleResult, shape_of
 from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, scores_of, scoring
-from dovetail_rollout_sglang.figures import Counters
+from dovetail_rollout_sglang.figures import SglangCounters
 from dovetail_rollout_sglang.hooks import LOAD_FORMAT
 from dovetail_rollout_sglang.prefixes import Prefixes
 from dovetail_rollout_sglang.versions import installed
@@ -37,7 +32,7 @@ class SglangHost(Host):
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._counters = Counters()
+        self._counters = SglangCounters()
         self._names: dict[str, str] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._scored = 0

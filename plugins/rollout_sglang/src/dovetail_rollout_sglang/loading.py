@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import WeightSyncError
-from dovetail.serving.model_loading import refuse_missing, without_adapters
+from dovetail.serving import refuse_missing_weights, without_adapters
 from dovetail_rollout_sglang.versions import quantised, refitted
 
 Named = tuple[str, Tensor]
@@ -109,7 +109,7 @@ def _refuse_missing(model: nn.Module, loaded: dict[str, set[Any]]) -> None:
         if lacking:
             parts = ", ".join(map(str, sorted(lacking, key=str)))
             missing.append(f"{name} (its part {parts})")
-    refuse_missing(missing)
+    refuse_missing_weights(missing)
 
 
 def _all_shards(model: nn.Module, name: str, seen: set[Any]) -> set[Any]:

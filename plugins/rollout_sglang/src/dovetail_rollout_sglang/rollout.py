@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.serving.backend import Backend
-from dovetail.serving.rollout import ServingRollout
+from dovetail.serving import Backend, ServingRollout
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import may_start_empty
 

@@ -8,8 +8,7 @@ import json
 import sys
 from typing import Any
 
-from dovetail.serving.messages import PREFIX
-from dovetail.serving.routes import Host, Receive, Routes, Scope, Send
+from dovetail.serving import PREFIX, Host, Receive, Routes, Scope, Send
 from dovetail_rollout_sglang.liveness import Liveness
 from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
 

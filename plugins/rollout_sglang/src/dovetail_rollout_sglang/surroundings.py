@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.surroundings import visible_devices
+from dovetail.interfaces import PluginContext
+from dovetail.serving import visible_devices
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 
 TOKEN_VARIABLE = "DOVETAIL_SGLANG_TOKEN"  # noqa: S105 - the name of a variable

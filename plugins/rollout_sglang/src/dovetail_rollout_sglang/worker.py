@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import WeightManifest, WeightReceiver
-from dovetail.serving.surroundings import free_bytes
-from dovetail.serving.weight_wire import (
+from dovetail.interfaces import WeightManifest, WeightReceiver
+from dovetail.serving import (
     Outcome,
     WeightEnd,
     end_from,
     first_failed,
+    free_bytes,
     manifest_from,
     outcome_of,
 )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.own_server import OwnServer, port_for
-from dovetail.serving.process import LOOPBACK
-from dovetail.serving.server_backend import ServerBackend
-from dovetail.serving.surroundings import log_path
-from dovetail.telemetry.metrics import Metric
+from dovetail.interfaces import PluginContext
+from dovetail.metrics import Metric
+from dovetail.serving import (
+    LOOPBACK,
+    OwnServer,
+    ServerBackend,
+    ServerConnection,
+    log_path,
+    port_for,
+)
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.failures import FAILURES
 from dovetail_rollout_trtllm.figures import figures

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.serving.backend import SampleResult
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import SampleResult
 from dovetail_rollout_trtllm.engine_types import ChosenToken, Output, Request
 
 _REASONS = {

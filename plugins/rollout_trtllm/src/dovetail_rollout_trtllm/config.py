@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from dovetail.config.fields import AT_LEAST_ONE
 from dovetail.errors import ConfigError
-from dovetail.serving.section import ServingSection, spread_over_ranks
+from dovetail.sections import AT_LEAST_ONE
+from dovetail.serving import ServingSection, spread_over_ranks
 
 _FURTHER = ("pipeline_parallel_size", "context_parallel_size")
 """Arguments of TensorRT-LLM that would take more accelerators than the run gives to a replica."""

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import SamplingParams
-from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.weight_wire import Outcome, merged_outcomes
+from dovetail.interfaces import SamplingParams
+from dovetail.serving import Outcome, SampleCall, SampleResult, merged_outcomes
 from dovetail_rollout_trtllm.calls import (
     result_of,
     sampling_arguments,

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.arguments import (
-    has_tokenizer,
-    merged_arguments,
-    model_of,
-    starts_empty,
-)
-from dovetail.serving.facts import ModelFacts
+from dovetail.interfaces import PluginContext
+from dovetail.serving import ModelFacts, has_tokenizer, merged_arguments, model_of, starts_empty
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.layout import refuse_impossible
 

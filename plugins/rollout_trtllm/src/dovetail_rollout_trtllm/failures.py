@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dovetail.errors import ConfigError, DovetailError, ModelError, PlacementError, nearest
-from dovetail.serving.failures import Failures, Words
+from dovetail.serving import Failures, Words
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 
 _MARKS = re.compile(

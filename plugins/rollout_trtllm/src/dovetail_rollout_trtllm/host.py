@@ -7,12 +7,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.interfaces.rollout import FinishReason
-from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.counters import Counters
-from dovetail.serving.frames import Frame
-from dovetail.serving.messages import PROTOCOL
-from dovetail.serving.routes import Host
+from dovetail.interfaces import FinishReason
+from dovetail.serving import PROTOCOL, Counters, Frame, Host, SampleCall, SampleResult
 from dovetail_rollout_trtllm.driver import Driver
 from dovetail_rollout_trtllm.versions import installed
 

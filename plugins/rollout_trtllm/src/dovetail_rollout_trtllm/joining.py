@@ -8,12 +8,17 @@ from typing import Any
 from packaging.version import Version
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.facts import model_problems
-from dovetail.serving.frames import MEDIA_TYPE
-from dovetail.serving.joining import DESCRIBE, answers_of, port_of, refuse_problems
-from dovetail.serving.messages import PROTOCOL
+from dovetail.interfaces import PluginContext
+from dovetail.serving import (
+    DESCRIBE,
+    MEDIA_TYPE,
+    PROTOCOL,
+    ServerConnection,
+    answers_of,
+    model_problems,
+    port_of,
+    refuse_problems,
+)
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.engine_args import WORKER, own_arguments
 from dovetail_rollout_trtllm.server_command import command_by_hand

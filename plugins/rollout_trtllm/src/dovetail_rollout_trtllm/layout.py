@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.config.sections import ModelSection
-from dovetail.serving.division import refuse_indivisible
+from dovetail.sections import ModelSection
+from dovetail.serving import refuse_indivisible
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import attrs
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import WeightSyncError
+from dovetail.sections import ModelSection
 
 _SHOWN = 3
 

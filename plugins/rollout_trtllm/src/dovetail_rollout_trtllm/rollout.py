@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.arguments import starts_empty
-from dovetail.serving.backend import Backend
-from dovetail.serving.rollout import ServingRollout
+from dovetail.interfaces import WeightManifest
+from dovetail.serving import Backend, ServingRollout, starts_empty
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.names import TensorNames
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.serving.facts import shape_of
+from dovetail.serving import shape_of
 from dovetail_rollout_trtllm.driver import Driver
 from dovetail_rollout_trtllm.engine_imports import make_engine, openai_app, start_ray
 from dovetail_rollout_trtllm.host import TrtllmHost

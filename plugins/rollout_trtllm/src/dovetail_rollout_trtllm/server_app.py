@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from dovetail.serving.routes import Application, Host, Receive, Routes, Scope, Send
+from dovetail.serving import Application, Host, Receive, Routes, Scope, Send
 from dovetail_rollout_trtllm.driver import Driver
 from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE
 from dovetail_rollout_trtllm.versions import installed

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.engine_args import engine_arguments, own_arguments
 

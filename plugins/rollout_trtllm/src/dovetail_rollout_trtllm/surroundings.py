@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.surroundings import visible_devices
+from dovetail.interfaces import PluginContext
+from dovetail.serving import visible_devices
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 
 TOKEN_VARIABLE = "DOVETAIL_TRTLLM_TOKEN"  # noqa: S105 - the name of a variable

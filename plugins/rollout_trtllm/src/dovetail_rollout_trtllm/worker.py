@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import WeightSyncError
-from dovetail.serving.surroundings import free_bytes
-from dovetail.serving.weight_wire import WeightEnd, end_from, manifest_from, outcome_of
+from dovetail.serving import WeightEnd, end_from, free_bytes, manifest_from, outcome_of
 from dovetail_rollout_trtllm.engine_types import Worker
 from dovetail_rollout_trtllm.loading import Update
 

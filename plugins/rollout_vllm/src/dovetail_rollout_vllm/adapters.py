@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import AdapterSpec, WeightManifest
-from dovetail.serving.adapter_check import without_room
+from dovetail.interfaces import AdapterSpec, WeightManifest
+from dovetail.serving import without_room
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room (its argument `max_lora_rank`)."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import FinishReason, SamplingParams
-from dovetail.serving.backend import SampleResult
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import SampleResult
 
 _REASONS = {
     "stop": FinishReason.STOP,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from dovetail.serving.section import PORT, AdaptedSection
+from dovetail.serving import PORT, AdaptedSection
 
 
 def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.arguments import (
+from dovetail.interfaces import PluginContext
+from dovetail.serving import (
     has_tokenizer,
     merged_arguments,
     model_of,

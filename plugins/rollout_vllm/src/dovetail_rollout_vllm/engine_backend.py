@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dovetail.dispatch.loading import await_turn
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.backend import (
+from dovetail.interfaces import PluginContext, WeightManifest
+from dovetail.metrics import Metric
+from dovetail.serving import (
     Backend,
+    LoopThread,
     SampleCall,
     SampleResult,
+    log_path,
+    manifest_info,
+    transport_info,
 )
-from dovetail.serving.loop_thread import LoopThread
-from dovetail.serving.surroundings import log_path
-from dovetail.serving.weight_wire import manifest_info, transport_info
-from dovetail.telemetry.metrics import Metric
+from dovetail.workers import await_turn
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver

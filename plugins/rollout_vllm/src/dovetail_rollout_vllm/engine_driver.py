@@ -12,8 +12,7 @@ import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.media import takes_images
-from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.weight_wire import Outcome, merged_outcomes
+from dovetail.serving import Outcome, SampleCall, SampleResult, merged_outcomes
 from dovetail_rollout_vllm.adapters import adapter_name
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
 from dovetail_rollout_vllm.pictures import Pictures

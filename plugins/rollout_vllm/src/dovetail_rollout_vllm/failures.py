@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dovetail.errors import ConfigError, DovetailError, ModelError, PlacementError, RolloutError
-from dovetail.serving.failures import Failures, Words
+from dovetail.serving import Failures, Words
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 
 _MARKS = re.compile(r"^\(\w+ pid=\d+\)\s?|^(?:ERROR|INFO|WARNING) [\d-]+ [\d:.,]+ \[[^\]]+\]\s?")

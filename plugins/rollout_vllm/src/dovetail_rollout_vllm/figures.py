@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.telemetry.metrics import Max, Mean, Metric, Sum
+from dovetail.metrics import Max, Mean, Metric, Sum
 
 PREFIX = "rollout/vllm/"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.serving.model_loading import refuse_missing, without_adapters
+from dovetail.serving import refuse_missing_weights, without_adapters
 
 Named = tuple[str, Tensor]
 
@@ -143,4 +143,4 @@ def _names_of(model: nn.Module) -> set[str]:
 def _refuse_missing(expected: set[str], loaded: Any) -> None:
     """What a model's `load_weights` says that it loaded is held against its parameters, where it says so at all."""
     if isinstance(loaded, set):
-        refuse_missing(sorted(expected - loaded))
+        refuse_missing_weights(sorted(expected - loaded))

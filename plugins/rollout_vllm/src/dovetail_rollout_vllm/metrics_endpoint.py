@@ -6,7 +6,7 @@ import threading
 from typing import Any, ClassVar
 
 from dovetail.errors import RolloutError
-from dovetail.serving.process import LOOPBACK
+from dovetail.serving import LOOPBACK
 
 
 class MetricsEndpoint:

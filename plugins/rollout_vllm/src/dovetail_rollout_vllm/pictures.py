@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RolloutError
-from dovetail.media import MediaRef, open_image
-from dovetail.media.models import image_token_of
-from dovetail.serving.backend import SampleCall
+from dovetail.media import MediaRef, image_token_of, open_image
+from dovetail.serving import SampleCall
 
 KEPT = 64
 """Decoded pictures that are kept: the samples of a group ask for the same ones."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.serving.backend import Backend
-from dovetail.serving.rollout import ServingRollout
+from dovetail.interfaces import PluginContext, WeightManifest
+from dovetail.serving import Backend, ServingRollout
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import may_start_empty
 from dovetail_rollout_vllm.fused import FusedLayers, Parts, refuse_shrunk

@@ -7,7 +7,7 @@ server was started with one.
 
 from __future__ import annotations
 
-from dovetail.serving.routes import Host, Routes, Scope
+from dovetail.serving import Host, Routes, Scope
 from dovetail_rollout_vllm.server_host import ServerHost
 from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 

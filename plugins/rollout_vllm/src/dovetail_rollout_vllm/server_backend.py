@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.own_server import OwnServer
-from dovetail.serving.server_backend import ServerBackend as AnyServerBackend
-from dovetail.telemetry.metrics import Metric
+from dovetail.interfaces import PluginContext
+from dovetail.metrics import Metric
+from dovetail.serving import OwnServer, ServerBackend as AnyServerBackend, ServerConnection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.server_figures import server_figures

@@ -8,10 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.facts import model_problems
-from dovetail.serving.joining import port_of, refuse_problems
-from dovetail.serving.messages import PROTOCOL
+from dovetail.interfaces import PluginContext
+from dovetail.serving import PROTOCOL, model_problems, port_of, refuse_problems
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
 from dovetail_rollout_vllm.server_command import command_by_hand

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.serving.growth import Growth
-from dovetail.telemetry.metrics import Max, Mean, Metric, Sum
+from dovetail.metrics import Max, Mean, Metric, Sum
+from dovetail.serving import Growth
 from dovetail_rollout_vllm.figures import PREFIX
 
 

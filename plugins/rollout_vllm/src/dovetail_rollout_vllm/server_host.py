@@ -9,11 +9,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.serving.backend import SampleCall, SampleResult
-from dovetail.serving.facts import shape_of
-from dovetail.serving.frames import Frame
-from dovetail.serving.messages import PROTOCOL
-from dovetail.serving.routes import Host
+from dovetail.serving import PROTOCOL, Frame, Host, SampleCall, SampleResult, shape_of
 from dovetail_rollout_vllm.engine_driver import EngineDriver
 from dovetail_rollout_vllm.versions import installed
 

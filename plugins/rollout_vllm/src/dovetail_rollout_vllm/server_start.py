@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.connection import ServerConnection
-from dovetail.serving.joining import DESCRIBE, answers_of
-from dovetail.serving.own_server import OwnServer, port_for
-from dovetail.serving.process import LOOPBACK
-from dovetail.serving.surroundings import log_path
+from dovetail.interfaces import PluginContext
+from dovetail.serving import (
+    DESCRIBE,
+    LOOPBACK,
+    OwnServer,
+    ServerConnection,
+    answers_of,
+    log_path,
+    port_for,
+)
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.server_checks import fitting, refuse_unfit

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from dovetail.dispatch.loading import turn_path
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.surroundings import visible_devices
+from dovetail.interfaces import PluginContext
+from dovetail.serving import visible_devices
+from dovetail.workers import turn_path
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
 

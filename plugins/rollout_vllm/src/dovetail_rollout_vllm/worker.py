@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from dovetail.dispatch.loading import await_turn
+from dovetail.workers import await_turn
 
 OWNER_VARIABLE = "DOVETAIL_VLLM_OWNER"
 """The process id of the rollout that starts an engine; only processes that it started have it."""
@@ -17,7 +17,7 @@ LOG_VARIABLE = "DOVETAIL_VLLM_LOG"
 TRANSFER_ENGINE = "dovetail"
 """The name of the weight-transfer engine (vLLM's argument `weight_transfer_config`)."""
 TURN_VARIABLE = "DOVETAIL_VLLM_TURN"
-"""The file of a turn (`dovetail.dispatch.loading`) that those processes wait for before they measure memory."""
+"""The file of a turn (`dovetail.workers.loading`) that those processes wait for before they measure memory."""
 WORKER_EXTENSION = "dovetail_rollout_vllm.worker_methods.WorkerMethods"
 """What vLLM's argument `worker_extension_cls` is given."""
 

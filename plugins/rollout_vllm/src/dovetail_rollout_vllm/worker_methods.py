@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.serving.surroundings import free_bytes
-from dovetail.serving.weight_wire import manifest_from, outcome_of
+from dovetail.serving import free_bytes, manifest_from, outcome_of
 from dovetail_rollout_vllm.adapters import add_adapter
 from dovetail_rollout_vllm.fused import parts_of
 from dovetail_rollout_vllm.versions import forget_adapter_state

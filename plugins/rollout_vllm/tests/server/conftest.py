@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.sections import ModelSection
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
+from dovetail.sections import ModelSection
 from dovetail_sdk.testing.fake_server import FakeServer, frame_of, reply, words_of
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 

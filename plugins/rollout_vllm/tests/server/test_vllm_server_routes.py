@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.serving.frames import MEDIA_TYPE, pack, unpack
+from dovetail.serving import MEDIA_TYPE
+from dovetail.serving.frames import pack, unpack
 from dovetail_rollout_vllm.server_app import DovetailRoutes
 from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_rollout_vllm import server_start
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.server_backend import ServerBackend

@@ -17,12 +17,17 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.flow.rollout_pool import RolloutPool
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout, FinishReason, RolloutRequest, SamplingParams
-from dovetail.numerics.streams import SampleStream
-from dovetail.serving.process import ServerProcess, free_port
-from dovetail.telemetry.metrics import Metric
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces import (
+    BaseRollout,
+    FinishReason,
+    PluginContext,
+    RolloutRequest,
+    SamplingParams,
+)
+from dovetail.metrics import Metric
+from dovetail.random_streams import SampleStream
+from dovetail.serving import ServerProcess, free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.server_command import command_by_hand
@@ -216,7 +221,7 @@ async def _all(engine: BaseRollout, request: RolloutRequest) -> list[Any]:
 
 def suite_model(directory: Path) -> Any:
     """The model's section."""
-    from dovetail.config.sections import ModelSection
+    from dovetail.sections import ModelSection
 
     return ModelSection(path=str(directory), dtype="float32")
 

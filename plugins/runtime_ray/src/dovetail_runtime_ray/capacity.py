@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from dovetail.config.placement import Pool
 from dovetail.errors import PlacementError
+from dovetail.sections import Pool
 
 EPSILON = 1e-4
 """Ray counts resources in ten-thousandths."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dovetail.interfaces.dispatch_mode import Call
+from dovetail.interfaces import Call
 from dovetail_runtime_ray.columns import BatchCodec
 
 

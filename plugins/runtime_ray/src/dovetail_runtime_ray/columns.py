@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch, Ragged, RaggedRows, Store, Stored
-from dovetail.interfaces.dispatch_mode import Call
+from dovetail.interfaces import Call
 
 ALONG = 1 << 16
 """Bytes below which the ragged columns of a share go along with the call: references would cost more time."""

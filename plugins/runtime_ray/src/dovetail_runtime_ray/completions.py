@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
-from dovetail.interfaces.rollout import Completion, FinishReason
+from dovetail.interfaces import Completion, FinishReason
 from dovetail_runtime_ray.wire import WireFailure
 
 _COLUMNS = ("response_ids", "weight_versions", "log_probs", "raw_log_probs")

@@ -8,9 +8,15 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.fields import AT_LEAST_ONE, ONE_OR_MANY, VERBATIM
-from dovetail.config.placement import Pool, RuntimeSection, check_environments
 from dovetail.errors import PlanError, nearest
+from dovetail.sections import (
+    AT_LEAST_ONE,
+    ONE_OR_MANY,
+    VERBATIM,
+    Pool,
+    RuntimeSection,
+    check_environments,
+)
 
 KNOWN_ROLES = ("actor", "critic", "ref", "rollout")
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import ray
 
-from dovetail.dispatch.isolation import (
+from dovetail.errors import PlacementError
+from dovetail.plugins import (
     ISOLATED,
     Facts,
-    as_mapping,
+    environment_problems,
     facts_here,
     facts_of,
     interpreter_of,
-    problems,
-    require,
-    used_by,
+    plugins_of_roles,
+    require_environment,
 )
-from dovetail.errors import PlacementError
+from dovetail.workers import as_mapping
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import Environment
@@ -48,7 +48,7 @@ class Environments:
         role = next((r for r in roles if self._names(r)), None)
         if role is None:
             return Environment()
-        plugins = used_by(roles, self._locked)
+        plugins = plugins_of_roles(roles, self._locked)
         controller = as_mapping(self._facts(roles))
         if role in self._config.runtime_envs:
             given = dict(self._config.runtime_envs[role])
@@ -86,7 +86,7 @@ class Environments:
             if role not in homes:
                 continue
             key, home = f"runtime.environments.{role}", homes[role]
-            wanted = used_by([role], self._locked)
+            wanted = plugins_of_roles([role], self._locked)
             for there, where in self._examined(home, path, key, wanted):
                 trainer = self._facts((role,))
                 accelerators = (
@@ -94,8 +94,9 @@ class Environments:
                     and home.pool.accelerators
                     and bool(across & _BETWEEN_ACCELERATORS)
                 )
-                require(
-                    f"{key}={path!r}{where}", problems(trainer, there, accelerators=accelerators)
+                require_environment(
+                    f"{key}={path!r}{where}",
+                    environment_problems(trainer, there, accelerators=accelerators),
                 )
 
     def _names(self, role: str) -> bool:
@@ -104,7 +105,7 @@ class Environments:
     def _facts(self, roles: Sequence[str]) -> Facts:
         key = tuple(roles)
         if key not in self._here:
-            self._here[key] = facts_here(used_by(roles, self._locked), PACKAGES)
+            self._here[key] = facts_here(plugins_of_roles(roles, self._locked), PACKAGES)
         return self._here[key]
 
     def _examined(

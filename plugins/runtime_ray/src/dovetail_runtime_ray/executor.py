@@ -12,9 +12,9 @@ import attrs
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dovetail.dispatch.lock import check_plugins
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces.task_workers import Task, TaskSpec, TaskWorker, load_target
+from dovetail.interfaces import Task, TaskSpec, TaskWorker, load_target
+from dovetail.workers import check_plugins
 from dovetail_runtime_ray.capacity import EPSILON, Node
 from dovetail_runtime_ray.health import Health, why_lost
 from dovetail_runtime_ray.launch import actor_class

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.dispatch import Future, Mesh, WorkerGroup
-from dovetail.dispatch.modes import resolve_mode
-from dovetail.interfaces.dispatch_mode import Call
+from dovetail.dispatch import Future, Mesh
+from dovetail.interfaces import Call
+from dovetail.workers import WorkerGroup, resolve_mode
 from dovetail_runtime_ray.codec import DriverCodec
 from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.wire import WireFailure

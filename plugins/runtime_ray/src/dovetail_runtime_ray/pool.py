@@ -13,10 +13,11 @@ from typing import Any
 import attrs
 import ray
 
-from dovetail.config.placement import Pool
-from dovetail.dispatch import Mesh, isolation
+from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.interfaces import WorkerSpec
+from dovetail.sections import Pool
+from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
 from dovetail_runtime_ray.health import Health, Limits, why_lost
 from dovetail_runtime_ray.logs import FOLDER, last_printed
@@ -278,4 +279,4 @@ def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
     """The spec without what belongs to the controller's process, or to its environment where the other's is another."""
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
     spec = attrs.evolve(spec, context=context)
-    return isolation.apart(spec) if apart else spec
+    return spec_to_send(spec) if apart else spec

@@ -12,14 +12,20 @@ from typing import Any
 
 import attrs
 
-from dovetail.dispatch import Mesh, isolation
-from dovetail.dispatch.group import RankFailure
-from dovetail.dispatch.host import WorkerHost, stacks
-from dovetail.dispatch.lock import check_plugins
-from dovetail.dispatch.processes import join_processes, leave_processes, reduction_over
+from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError
-from dovetail.interfaces.runtime import WorkerSpec
-from dovetail.interfaces.transport import NODE_ADDRESS
+from dovetail.interfaces import NODE_ADDRESS, WorkerSpec
+from dovetail.workers import (
+    RankFailure,
+    WorkerHost,
+    check_environment,
+    check_plugins,
+    join_processes,
+    leave_processes,
+    reduction_over,
+    spec_received,
+    stacks,
+)
 from dovetail_runtime_ray.codec import worker_codec
 from dovetail_runtime_ray.logs import WorkerLogs
 from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
@@ -92,12 +98,12 @@ class Process:
         if not self._checked:
             if place.controller is not None:
                 where = f"{place.title} on {host} ({node_address()})"
-                isolation.check_environment(place.controller, place.plugins, where=where)
+                check_environment(place.controller, place.plugins, where=where)
             elif self.setup.plugins is not None:
                 check_plugins(self.setup.plugins, where=f"a worker on {host} ({node_address()})")
             self._checked = True
         context = attrs.evolve(spec.context, logger=self.logs.logger(spec.role, rank))
-        return isolation.arrived(attrs.evolve(spec, context=context))
+        return spec_received(attrs.evolve(spec, context=context))
 
     def answer(self, act: Callable[[], Any]) -> Reply:
         """Run something; its result or failure with the warnings that came of it."""

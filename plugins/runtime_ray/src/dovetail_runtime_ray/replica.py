@@ -12,10 +12,15 @@ import numpy as np
 import ray
 
 from dovetail.errors import RolloutError, WorkerError
-from dovetail.interfaces.rollout import BaseRollout, Completion, PauseMode, RolloutRequest
-from dovetail.interfaces.runtime import WorkerSpec
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.telemetry.metrics import Metric
+from dovetail.interfaces import (
+    BaseRollout,
+    Completion,
+    PauseMode,
+    RolloutRequest,
+    WeightManifest,
+    WorkerSpec,
+)
+from dovetail.metrics import Metric
 from dovetail_runtime_ray.gather import LOOK_SECONDS
 from dovetail_runtime_ray.health import Health, Limits, stopped, why_lost
 from dovetail_runtime_ray.logs import last_printed

@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from dovetail.dispatch.host import WorkerHost, stacks
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, closable
-from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.interfaces import BaseRollout, Completion, RolloutRequest, WorkerSpec, closable
+from dovetail.workers import WorkerHost, stacks
 from dovetail_runtime_ray.completions import Message, pack
 from dovetail_runtime_ray.process import Process
 from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure

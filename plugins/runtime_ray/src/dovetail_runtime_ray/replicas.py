@@ -11,7 +11,7 @@ import attrs
 import ray
 
 from dovetail.errors import DispatchError, RolloutError
-from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.interfaces import WorkerSpec
 from dovetail_runtime_ray.health import Health, Limits, why_lost
 from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed

@@ -11,8 +11,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dovetail.config.placement import Pool
 from dovetail.errors import PlacementError
+from dovetail.sections import Pool
 from dovetail_runtime_ray.capacity import Node, Share
 
 RESERVE_SECONDS = 30.0

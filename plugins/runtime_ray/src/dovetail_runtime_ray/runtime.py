@@ -8,15 +8,19 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from dovetail.config.placement import Pool
-from dovetail.dispatch import Mesh, WorkerGroup
-from dovetail.dispatch.lock import plugins_here
+from dovetail.dispatch import Mesh
 from dovetail.errors import DispatchError, PlacementError, RolloutError
-from dovetail.interfaces import load_plugin_class
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout
-from dovetail.interfaces.runtime import Runtime, WorkerSpec
-from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
+from dovetail.interfaces import (
+    BaseRollout,
+    PluginContext,
+    Runtime,
+    TaskSpec,
+    TaskWorker,
+    WorkerSpec,
+)
+from dovetail.plugins import load_plugin_class
+from dovetail.sections import Pool
+from dovetail.workers import WorkerGroup, plugins_here
 from dovetail_runtime_ray import launch
 from dovetail_runtime_ray.capacity import Node, Share, fit, shares
 from dovetail_runtime_ray.cluster import Cluster

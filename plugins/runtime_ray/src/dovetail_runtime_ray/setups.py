@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.interfaces.task_workers import TaskSpec
+from dovetail.interfaces import TaskSpec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import Environment, Setup

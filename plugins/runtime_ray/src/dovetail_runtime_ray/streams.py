@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import Completion, RolloutRequest
+from dovetail.interfaces import Completion, RolloutRequest
 from dovetail_runtime_ray.completions import Message
 
 Item = Completion | Exception | None

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.dispatch.group import RankFailure
+from dovetail.workers import RankFailure
 
 
 @attrs.frozen(kw_only=True)

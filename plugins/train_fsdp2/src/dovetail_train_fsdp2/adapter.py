@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
-from dovetail.interfaces.transport import AdapterSpec
-from dovetail.training.adapter import (
+from dovetail.interfaces import AdapterSpec
+from dovetail.training import (
     ADAPTER,
+    ALL_LINEAR,
     MAGNITUDE,
+    LoraSection,
     described,
     drawn_a,
     has_matrix,
@@ -28,7 +30,6 @@ from dovetail.training.adapter import (
     shared_weight,
     wire_name,
 )
-from dovetail.training.lora import ALL_LINEAR, LoraSection
 from dovetail_train_fsdp2.shards import fill, whole
 
 if TYPE_CHECKING:

@@ -22,14 +22,18 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
-from dovetail.training.random_state import (
+from dovetail.training import (
+    MOMENTS,
+    WEIGHTS,
+    Ranks,
     random_file,
     random_state,
+    read_facts,
     set_random_state,
     stored_random_state,
+    unwritable,
+    write_facts,
 )
-from dovetail.training.ranks import Ranks
-from dovetail.training.state import MOMENTS, WEIGHTS, read_facts, unwritable, write_facts
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.model import quietly
 from dovetail_train_fsdp2.optim import Optimizer

@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from dovetail.config.fields import ABOVE_ZERO, AT_LEAST_ONE
-from dovetail.config.sections import EngineSection, PlannedAdapter
 from dovetail.errors import PlanError
-from dovetail.training.lora import ALL_LINEAR, LoraSection, Sync
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, EngineSection, PlannedAdapter
+from dovetail.training import ALL_LINEAR, LoraSection, Sync
 
 __all__ = [
     "ALL_LINEAR",

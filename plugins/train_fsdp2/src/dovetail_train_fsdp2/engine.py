@@ -11,17 +11,20 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.config.sections import TrainingSection
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.objective import AnyObjectiveSpec
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.numerics import build_objective, resolve_metrics, sample_names
-from dovetail.telemetry.metrics import Last, Max, Mean, Metric
-from dovetail.training.columns import READS, check_columns, without_padding
-from dovetail.training.ranks import Ranks
-from dovetail.training.scored import token_places
-from dovetail.training.state import was_trained
+from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.metrics import Last, Max, Mean, Metric
+from dovetail.numerics import resolve_metrics, sample_names
+from dovetail.sections import TrainingSection
+from dovetail.training import (
+    READS,
+    Ranks,
+    build_objective,
+    check_columns,
+    token_places,
+    was_trained,
+    without_padding,
+)
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import failing_rows, traced

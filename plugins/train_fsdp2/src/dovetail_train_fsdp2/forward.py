@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
 from dovetail.media import ImageInputs
+from dovetail.sections import ModelSection
 from dovetail_train_fsdp2.architecture import has_plain_head, quadratic, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.layout import DUMMY, Layout, Packed, Shared

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.training import fused_head
+from dovetail.training import CHUNK_BYTES
 from dovetail_train_fsdp2.attention import PACKED, make_known, packed_attention, register
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.memory import DeviceMemory
@@ -93,7 +93,7 @@ def room_for_logits(
 def _outside(trunk: PreTrainedModel) -> int:
     """Bytes that the output layer takes for one chunk and for its gradients."""
     largest = max(int(parameter.numel()) for parameter in trunk.parameters())
-    return fused_head.CHUNK_BYTES + HEAD_BYTES_A_WEIGHT * largest
+    return CHUNK_BYTES + HEAD_BYTES_A_WEIGHT * largest
 
 
 def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:

@@ -16,8 +16,7 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.media import MediaRef
-from dovetail.training.columns import distinct
-from dovetail.training.scored import Scored
+from dovetail.training import Scored, distinct
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
-from dovetail.training.ranks import Ranks
-from dovetail.training.stored import Stored
+from dovetail.sections import ModelSection
+from dovetail.training import Ranks, Stored
 from dovetail_train_fsdp2.model import load_model, load_trunk
 from dovetail_train_fsdp2.shards import fill
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
 from dovetail.media import model_class
+from dovetail.sections import ModelSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dovetail.config.sections import OptimSection, TrainingSection
 from dovetail.errors import CheckpointError, NumericsError
-from dovetail.training.ranks import Ranks
-from dovetail.training.schedule import learning_rate
+from dovetail.sections import OptimSection, TrainingSection
+from dovetail.training import Ranks, learning_rate
 from dovetail_train_fsdp2.shards import local
 
 

@@ -13,14 +13,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.training.parts import (
-    Part,
-    Samples,
-    packed_parts,
-    padded_parts,
-    rows_of,
-    shared_parts,
-)
+from dovetail.training import Part, Samples, packed_parts, padded_parts, rows_of, shared_parts
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}

@@ -19,8 +19,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from dovetail.training.sequences import Sequences
-from dovetail.training.varlen import has_flash
+from dovetail.training import Sequences, has_flash
 
 aten = torch.ops.aten
 

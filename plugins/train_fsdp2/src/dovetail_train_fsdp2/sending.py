@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.training.ranks import Ranks
-from dovetail.training.sending import Sending
+from dovetail.interfaces import PluginContext, WeightManifest
+from dovetail.training import Ranks, Sending
 from dovetail_train_fsdp2.forward import PolicyScorer, Scorer
 from dovetail_train_fsdp2.weights import manifest_of, outgoing
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.training.ranks import Ranks
-from dovetail.training.stored import Stored
+from dovetail.interfaces import PluginContext
+from dovetail.sections import ModelSection
+from dovetail.training import Ranks, Stored
 from dovetail_train_fsdp2.adapter import Adapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
-from dovetail.training.ulysses import ScoredShare
+from dovetail.training import ScoredShare
 from dovetail_train_fsdp2.layout import Layout, Packed
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
-from dovetail.training.stored import Stored
+from dovetail.sections import ModelSection
+from dovetail.training import Stored
 from dovetail_train_fsdp2.model import base_of, load_trunk
 from dovetail_train_fsdp2.shards import fill
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.shards import whole
 

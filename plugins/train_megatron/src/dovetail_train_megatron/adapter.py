@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.transport import AdapterSpec
-from dovetail.training.adapter import MAGNITUDE, described, drawn_a, state_name
-from dovetail.training.lora import LoraSection
+from dovetail.interfaces import AdapterSpec
+from dovetail.training import MAGNITUDE, LoraSection, described, drawn_a, state_name
 from dovetail_train_megatron.low_rank import LowRank
 from dovetail_train_megatron.magnitudes import Magnitudes
 from dovetail_train_megatron.targets import chosen, linear_layers, places

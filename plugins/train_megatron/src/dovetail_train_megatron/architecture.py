@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError
-from dovetail.serving.division import experts_of
+from dovetail.sections import ModelSection
+from dovetail.serving import experts_of
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 from dovetail_train_megatron.needs import has_transformer_engine, imported

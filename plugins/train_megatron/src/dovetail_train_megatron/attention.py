@@ -20,9 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dovetail.training.sequences import Sequences, sent
-from dovetail.training.ulysses import to_heads, to_tokens
-from dovetail.training.varlen import attend
+from dovetail.training import Sequences, attend, sent, to_heads, to_tokens
 from dovetail_train_megatron.packs import Pack
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

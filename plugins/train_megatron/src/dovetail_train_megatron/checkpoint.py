@@ -19,14 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import CheckpointError
-from dovetail.training.random_state import (
+from dovetail.training import (
+    MOMENTS,
+    WEIGHTS,
+    Ranks,
     random_file,
     random_state,
+    read_facts,
     set_random_state,
     stored_random_state,
+    unwritable,
+    write_facts,
 )
-from dovetail.training.ranks import Ranks
-from dovetail.training.state import MOMENTS, WEIGHTS, read_facts, unwritable, write_facts
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer

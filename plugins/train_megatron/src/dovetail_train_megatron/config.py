@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from dovetail.config.fields import AT_LEAST_ONE
-from dovetail.config.sections import EngineSection, PlannedAdapter
 from dovetail.errors import ConfigError, PlanError
-from dovetail.training.lora import LoraSection
+from dovetail.sections import AT_LEAST_ONE, EngineSection, PlannedAdapter
+from dovetail.training import LoraSection
 
 Layers = Literal["auto", "local", "transformer_engine"]
 Recompute = bool | Literal["selective"]

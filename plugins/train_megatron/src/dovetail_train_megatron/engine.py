@@ -11,16 +11,19 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.batch import Batch
-from dovetail.config.sections import ModelSection, TrainingSection
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.objective import AnyObjectiveSpec
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.numerics import build_objective, listed, resolve_metrics, sample_names
-from dovetail.telemetry.metrics import Last, Max, Mean, Metric
-from dovetail.training.columns import READS, check_columns, without_padding
-from dovetail.training.ranks import Ranks
-from dovetail.training.state import was_trained
+from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.metrics import Last, Max, Mean, Metric
+from dovetail.numerics import listed, resolve_metrics, sample_names
+from dovetail.sections import ModelSection, TrainingSection
+from dovetail.training import (
+    READS,
+    Ranks,
+    build_objective,
+    check_columns,
+    was_trained,
+    without_padding,
+)
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import CheckpointError
-from dovetail.training.ranks import Ranks
+from dovetail.sections import ModelSection
+from dovetail.training import Ranks
 from dovetail_train_megatron.names import VALUE_HEAD, Table
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.shelf import Writer

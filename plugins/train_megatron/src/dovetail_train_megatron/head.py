@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from dovetail.training.fused_head import fused_scores, fuses
-from dovetail.training.vocabulary import Vocabulary
+from dovetail.training import Vocabulary, fused_scores, fuses
 
 CHUNK_ELEMENTS = 2**28
 """Logits of one chunk on one rank: 1 GiB of float32."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ConfigError, ModelError, nearest
-from dovetail.serving.division import experts_of
+from dovetail.sections import ModelSection
+from dovetail.serving import experts_of
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.stages import check_last_stage, check_stages
 

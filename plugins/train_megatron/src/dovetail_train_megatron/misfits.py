@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
+from dovetail.sections import ModelSection
 from dovetail_train_megatron.names import Entry, Table
 
 if TYPE_CHECKING:

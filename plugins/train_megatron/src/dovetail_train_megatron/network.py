@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.training.sequences import sent
-from dovetail.training.ulysses import ScoredShare
-from dovetail.training.vocabulary import Vocabulary
+from dovetail.training import ScoredShare, Vocabulary, sent
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.attention import PackedAttention, Packs
 from dovetail_train_megatron.config import MegatronConfig

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dovetail.config.sections import TrainingSection
 from dovetail.errors import NumericsError
-from dovetail.training.ranks import Ranks
-from dovetail.training.schedule import learning_rate
+from dovetail.sections import TrainingSection
+from dovetail.training import Ranks, learning_rate
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 

@@ -11,8 +11,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.training.parts import Samples, packed_parts, rows_of
-from dovetail.training.scored import Scored
+from dovetail.training import Samples, Scored, packed_parts, rows_of
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import PluginContext
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.needs import imported
 

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import attrs
 
 from dovetail.errors import ConfigError, DovetailError, ModelError
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces import Finding, PluginContext, PreflightRule
+from dovetail.plugins import make_plugin
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 

@@ -12,8 +12,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.errors import ConfigError
 from dovetail.numerics import Objective
-from dovetail.training.ranks import Ranks
-from dovetail.training.scored import token_places
+from dovetail.training import Ranks, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import HEADS, Network
 from dovetail_train_megatron.packs import Pack, cut, make_pack

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
-from dovetail.training.state import unwritable
+from dovetail.training import unwritable
 
 FILE_BYTES = 2 * 2**30
 """Size of a file, at most, or that of one tensor."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import PluginNeedsError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.training.ranks import Ranks
+from dovetail.interfaces import PluginContext
+from dovetail.sections import ModelSection
+from dovetail.training import Ranks
 from dovetail_train_megatron.adapter import Adapter
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.config import MegatronConfig

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import ModelError
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
-from dovetail.training.adapter import wire_name
-from dovetail.training.stored import Stored
+from dovetail.interfaces import TensorSpec, WeightManifest
+from dovetail.sections import ModelSection
+from dovetail.training import Stored, wire_name
 from dovetail_train_megatron.misfits import refuse_misshapen, refuse_unplaced
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
 

@@ -14,18 +14,20 @@ import attrs
 import pytest
 
 from dovetail.errors import DovetailError, PluginBrokenError, PluginNeedsError
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import config_of, import_object
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.load import load_entry
+from dovetail.plugins.manifest import package_directories
 from dovetail_sdk.check.facts import facts_of
 from dovetail_sdk.check.recorder import Recorder
 from dovetail_sdk.check.settings import settings_of
 from dovetail_sdk.check.shipping import NotHereError, check_manifest, check_wheel
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.check.suites import SUITES, UNDER_TEST, suites_for
+from dovetail_sdk.public import check_imports
 
 _FINDING = "from dovetail_sdk.check.suites import UNDER_TEST\nglobals().update(UNDER_TEST)\n"
 
@@ -83,6 +85,7 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
     answers.check("signatures", lambda: _check_signatures(entry, cls))
     answers.check("manifest", lambda: check_manifest(entry))
     answers.check("wheel", lambda: check_wheel(entry))
+    answers.check("imports", lambda: _check_imports(entry))
     answers.write(facts={name: attrs.asdict(fact) for name, fact in facts_of(entry, cls).items()})
     unmet = [need for need in entry.needs if not need.met]
     if unmet:
@@ -114,6 +117,11 @@ def _check_signatures(entry: PluginEntry, cls: type) -> None:
             "; ".join(difference.text for difference in found),
             hint="; ".join(difference.hint for difference in found),
         )
+
+
+def _check_imports(entry: PluginEntry) -> None:
+    for directory in package_directories(entry.target.split(":")[0].split(".")[0]):
+        check_imports(directory)
 
 
 def _run_tests(answers: Answers, only: str | None, file: str) -> None:

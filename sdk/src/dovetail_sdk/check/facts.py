@@ -8,7 +8,7 @@ import sys
 
 import attrs
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import config_of
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.kinds import KINDS

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dovetail.plugins.conformance import SCHEMA
-from dovetail.plugins.conformance import tier as tier_of
+from dovetail.plugins.conformance import SCHEMA, tier as tier_of
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.process import Ended, checking

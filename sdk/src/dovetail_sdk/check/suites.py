@@ -16,7 +16,7 @@ from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import problems_of
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 
 SUITES = {
     "advantage": "AdvantageConformance",

@@ -14,8 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dovetail.errors import PluginError, nearest
-from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX
-from dovetail.plugins.kinds import KINDS as PLUGIN_KINDS
+from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS as PLUGIN_KINDS
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 
 if TYPE_CHECKING:
     from dovetail.batch import Batch, Ragged
-    from dovetail.interfaces.plugin import Reduction
+    from dovetail.interfaces import Reduction
 
 
 class CovarianceLoss(PolicyLoss):

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from dovetail.serving.frames import MEDIA_TYPE, pack
+from dovetail.serving import MEDIA_TYPE
+from dovetail.serving.frames import pack
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.dispatch import Future, Mesh
-from dovetail.dispatch.inline import InlineGroup
-from dovetail.interfaces.dispatch_mode import Call
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import Call, PluginContext
+from dovetail.workers import InlineGroup
 
 
 class SimulatedGroup(InlineGroup):

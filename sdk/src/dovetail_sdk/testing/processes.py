@@ -24,23 +24,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from dovetail.dispatch.future import Future
-from dovetail.dispatch.group import RankFailure, WorkerGroup
-from dovetail.dispatch.mesh import Mesh
+from dovetail.dispatch import Future, Mesh
 from dovetail.errors import WorkerError
-from dovetail.interfaces.dispatch_mode import Call
-from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.interfaces import Call, WorkerSpec
+from dovetail.workers import RankFailure, WorkerGroup
 
 if TYPE_CHECKING:
-    from dovetail.dispatch.host import WorkerHost
+    from dovetail.workers import WorkerHost
 
 START_SECONDS = 120.0
 """How long processes may take to start and to join."""
 
 _preloaded = [
     "torch.distributed",
-    "dovetail.dispatch.host",
-    "dovetail.dispatch.processes",
+    "dovetail.workers.host",
+    "dovetail.workers.processes",
     "dovetail_sdk.testing.transport_ends",
 ]
 
@@ -250,8 +248,7 @@ def _serve(
     """A rank's process: join, then do what is asked until told to close."""
     import torch
 
-    from dovetail.dispatch.host import WorkerHost
-    from dovetail.dispatch.processes import join_processes, leave_processes
+    from dovetail.workers import WorkerHost, join_processes, leave_processes
 
     # That of the server is as old as the server.
     os.environ.clear()
@@ -279,7 +276,7 @@ def _serve(
 
 
 def _started_class(host: WorkerHost, spec: WorkerSpec, mesh: Mesh, rank: int) -> type:
-    from dovetail.dispatch.processes import reduction_over
+    from dovetail.workers import reduction_over
 
     return type(host.start_worker(spec, mesh, rank, reduction_over(mesh, rank)))
 

@@ -11,11 +11,9 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from dovetail.config.sections import ModelSection
 from dovetail.errors import CalledOffError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout
-from dovetail.interfaces.transport import WeightManifest, WeightSender
+from dovetail.interfaces import BaseRollout, PluginContext, WeightManifest, WeightSender
+from dovetail.sections import ModelSection
 
 
 def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> PluginContext:

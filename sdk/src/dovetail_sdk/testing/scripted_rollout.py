@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from dovetail.config.sections import RolloutSection
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import (
+from dovetail.interfaces import (
     BaseRollout,
     Completion,
     FinishReason,
     PauseMode,
+    PluginContext,
     RolloutRequest,
+    WeightManifest,
 )
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.sections import RolloutSection
 
 
 def stream_answer(request: RolloutRequest, sample: int) -> list[int]:

@@ -13,14 +13,18 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.config.sections import EngineSection
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.objective import AnyObjectiveSpec
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
-from dovetail.numerics import build_objective, resolve_metrics
-from dovetail.telemetry.metrics import Metric
+from dovetail.interfaces import (
+    AnyObjectiveSpec,
+    PluginContext,
+    TensorSpec,
+    TrainEngine,
+    WeightManifest,
+)
+from dovetail.metrics import Metric
+from dovetail.numerics import resolve_metrics
+from dovetail.sections import EngineSection
+from dovetail.training import build_objective
 
 COMPUTES = frozenset({"log_probs", "entropies"})
 VOCABULARY = 512

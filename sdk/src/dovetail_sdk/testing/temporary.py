@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import config_of
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.entry import PluginEntry

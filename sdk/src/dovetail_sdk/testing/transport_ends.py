@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightTransport
+from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest, WeightTransport
 from dovetail_sdk.testing.processes import start_forked
 
 START_SECONDS = 120.0

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.fields import ABOVE_ZERO
-from dovetail.config.sections import PluginSection
+from dovetail.sections import ABOVE_ZERO, PluginSection
 
 Mode = Literal["decoupled", "bypass", "disabled"]
 WeightLevel = Literal["token", "sequence"]

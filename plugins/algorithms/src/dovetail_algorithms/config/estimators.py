@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.sections import PluginSection
+from dovetail.sections import PluginSection
 
 _SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
 """A discount: between 0 and 1, both included."""

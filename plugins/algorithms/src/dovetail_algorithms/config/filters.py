@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.config.sections import PluginSection
+from dovetail.sections import PluginSection
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.sections import PresetSection
+from dovetail.sections import PresetSection
 
 _SHARE: Any = attrs.validators.optional([attrs.validators.gt(0), attrs.validators.le(1)])
 _LONGEST = "${data.max_response_length}"

@@ -11,27 +11,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dovetail.interfaces.plugin import Reduction
-from dovetail.interfaces.rollout_correction import (
+from dovetail.interfaces import (
     Correction,
     CorrectionInputs,
     CorrectionMode,
+    Reduction,
     RolloutCorrection,
 )
-from dovetail.numerics.rollout_correction import (
+from dovetail.metrics import Metric
+from dovetail.numerics import (
     Criterion,
     bounded_weights,
+    divergence_metrics,
     importance_ratios,
     kept_tokens,
     log_ratios,
     normalized_weights,
-)
-from dovetail.numerics.rollout_correction_metrics import (
-    divergence_metrics,
     rejection_metrics,
     weight_metrics,
 )
-from dovetail.telemetry.metrics import Metric
 from dovetail_algorithms.config.corrections import RolloutCorrectionConfig
 
 

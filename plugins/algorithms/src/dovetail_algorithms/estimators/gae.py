@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups
 from dovetail_algorithms.config.estimators import GaeConfig
 from dovetail_algorithms.estimators.scans import gae, whiten
 from dovetail_algorithms.estimators.token_level import TokenEstimator

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError, nearest
-from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import GdpoConfig
 from dovetail_algorithms.estimators.group_baseline import (
     EPSILON,

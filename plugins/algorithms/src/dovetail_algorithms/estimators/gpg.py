@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64
 
-from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import GpgConfig
 from dovetail_algorithms.estimators.group_baseline import (
     ScoreBaseline,

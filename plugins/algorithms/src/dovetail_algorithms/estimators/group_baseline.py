@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Real
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
+from dovetail.interfaces import AdvantageEstimator, Advantages, Groups
 
 EPSILON = 1e-6
 """Floor of a group's standard deviation, in the reward's unit."""

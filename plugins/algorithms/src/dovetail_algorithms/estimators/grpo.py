@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import GrpoConfig
 from dovetail_algorithms.estimators.group_baseline import (
     EPSILON,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import OpoConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, comparable_G
 from dovetail_algorithms.estimators.lengths import policy_lengths

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups
 from dovetail_algorithms.config.estimators import (
     OptimalTokenBaselineConfig,
     TirOptimalTokenBaselineConfig,

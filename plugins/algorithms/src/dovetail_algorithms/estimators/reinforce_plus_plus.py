@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups
 from dovetail_algorithms.config.estimators import ReinforcePlusPlusConfig
 from dovetail_algorithms.estimators.scans import discounted_returns, whiten
 from dovetail_algorithms.estimators.token_level import TokenEstimator

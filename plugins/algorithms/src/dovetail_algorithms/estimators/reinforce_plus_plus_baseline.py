@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import ReinforcePlusPlusBaselineConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
 from dovetail_algorithms.estimators.whitened import whiten_over_tokens

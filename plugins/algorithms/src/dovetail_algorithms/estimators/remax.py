@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups
 from dovetail_algorithms.config.estimators import RemaxConfig
 from dovetail_algorithms.estimators.scans import rewards_to_go
 from dovetail_algorithms.estimators.token_level import TokenEstimator

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Real
 
-from dovetail.interfaces.plugin import Reduction
-from dovetail.numerics.masked import EPSILON, ROUNDING
+from dovetail.interfaces import Reduction
+from dovetail.numerics import EPSILON, ROUNDING
 from dovetail_algorithms.estimators import scans_eager
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces.advantage import AdvantageEstimator
+from dovetail.interfaces import AdvantageEstimator
 
 
 class TokenEstimator(AdvantageEstimator):

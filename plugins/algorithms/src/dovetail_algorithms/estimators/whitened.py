@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.batch import Ragged
-from dovetail.interfaces.advantage import Groups
-from dovetail.interfaces.plugin import Reduction
+from dovetail.interfaces import Groups, Reduction
 from dovetail.numerics import whiten_weighted
 from dovetail_algorithms.estimators.lengths import policy_lengths
 

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from dovetail.batch import Batch
-from dovetail.interfaces.advantage import Groups
-from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail.interfaces import Groups, SampleFilter
 from dovetail_algorithms.config.filters import OverlongConfig
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces.plugin import Reduction
-from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PolicyLoss, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import ClipCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces.plugin import Reduction
+from dovetail.interfaces import Reduction
 from dovetail_algorithms.losses.selection import (
     largest,
     ordered_keys,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 from dovetail_algorithms.config.losses import GmpoConfig
 from dovetail_algorithms.losses.ratio import (
     as_numbers,

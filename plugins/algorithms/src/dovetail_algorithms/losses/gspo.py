@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 from dovetail_algorithms.config.losses import GspoConfig
 from dovetail_algorithms.losses.ratio import (
     as_numbers,

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces.plugin import Reduction
-from dovetail.interfaces.policy_loss import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PolicyLoss, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import KlCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances

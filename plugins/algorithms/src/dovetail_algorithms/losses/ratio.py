@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.numerics.loss_aggregation import sum_by_sample
-from dovetail.telemetry.metrics import Max, Mean, Metric
+from dovetail.metrics import Max, Mean, Metric
+from dovetail.numerics import sum_by_sample
 
 LOG_RATIO_BOUND = 20.0
 """The log-ratio is kept within ± this, so that exp does not overflow."""

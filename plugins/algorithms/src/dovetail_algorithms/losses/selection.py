@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt64
 
 from dovetail.batch import Ragged
-from dovetail.interfaces.plugin import Reduction
+from dovetail.interfaces import Reduction
 
 DIGIT_BITS = 16
 """Bits of the keys that one reduction settles."""

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
-from transformers import Qwen2ForSequenceClassification as Classifier
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForSequenceClassification as Classifier,
+)
 
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reward_model import RewardModelManager

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import RewardFunction
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code_cases import CaseRunner
 from dovetail_rewards.functions.code_sandboxes import runner_for

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dovetail.errors import PluginNeedsError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config_functions import FuzzyMatchConfig
 from dovetail_rewards.functions.answers import accepted_texts, complaint
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar
 
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import RewardFunction
 from dovetail_rewards.config import Gsm8kConfig
 
 # A sign counts only where it does not join two words or numbers: `3-5` ends with 5, `= -5` with -5.

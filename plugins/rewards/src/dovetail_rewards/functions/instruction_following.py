@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from dovetail.errors import nearest
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import RewardFunction
 from dovetail_rewards.config_functions import InstructionFollowingConfig
 from dovetail_rewards.functions.instructions import INSTRUCTIONS
 

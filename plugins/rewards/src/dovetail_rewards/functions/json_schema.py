@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
 from dovetail.errors import ConfigError, PluginNeedsError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config_functions import JsonSchemaConfig
 
 _FENCE = re.compile(r"^```[^\n`]{0,32}$", re.MULTILINE)

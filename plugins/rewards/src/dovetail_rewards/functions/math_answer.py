@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config_functions import MathConfig
 from dovetail_rewards.functions.answers import accepted_texts, after_label, complaint, last_boxed
 from dovetail_rewards.functions.verified import Verifier

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config_functions import MultipleChoiceConfig
 from dovetail_rewards.functions.answers import last_boxed, last_tag
 

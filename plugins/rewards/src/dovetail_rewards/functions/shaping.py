@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import RewardFunction
 from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
-from dovetail.interfaces.reward_calls import RewardCall, outcome_from, outcomes_from
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    Outcome,
+    PluginContext,
+    RewardCall,
+    RewardSample,
+    RunningTime,
+    outcome_from,
+    outcomes_from,
+)
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.collector import Collector
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls

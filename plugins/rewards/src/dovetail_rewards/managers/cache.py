@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces.reward import Outcome, RewardSample, Score
-from dovetail.interfaces.reward_calls import RewardCall
+from dovetail.interfaces import Outcome, RewardCall, RewardSample, Score
 
 
 class OutcomeCache:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RunningTime
+from dovetail.interfaces import Failure, FailureKind, Outcome, RunningTime
 
 Item = TypeVar("Item")
 """What is gathered: samples, or what was made of them."""

@@ -7,13 +7,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from dovetail.interfaces.reward import (
-    Failure,
-    FailureKind,
-    Outcome,
-    RewardSample,
-    RunningTime,
-)
+from dovetail.interfaces import Failure, FailureKind, Outcome, RewardSample, RunningTime
 from dovetail_rewards.manager_config import DapoConfig
 from dovetail_rewards.managers.naive import NaiveManager
 

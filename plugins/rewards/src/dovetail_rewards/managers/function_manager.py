@@ -9,17 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
+    RewardCall,
+    RewardFunctions,
     RewardManager,
     RewardSample,
     RewardUnit,
     RunningTime,
+    failure_from,
 )
-from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions, failure_from
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls, TooManyHungError

@@ -9,17 +9,19 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
+    RewardCall,
     RewardManager,
     RewardSample,
     RewardUnit,
     Score,
+    outcome_from,
+    outcomes_from,
 )
-from dovetail.interfaces.reward_calls import RewardCall, outcome_from, outcomes_from
 from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.function_manager import (

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample
-from dovetail.interfaces.reward_calls import outcome_from
+from dovetail.interfaces import Failure, FailureKind, Outcome, RewardSample, outcome_from
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import HungCalls

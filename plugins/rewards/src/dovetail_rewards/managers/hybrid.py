@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
     RewardManager,
     RewardSample,
     RewardUnit,
     RunningTime,
     Score,
+    finite_float,
 )
-from dovetail.interfaces.reward_calls import finite_float
-from dovetail.scoring.functions import configured_functions
+from dovetail.scoring import configured_functions
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import HybridConfig, ScorerSection
 from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class, manager_ref
 

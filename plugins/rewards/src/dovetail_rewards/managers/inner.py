@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dovetail.config.sections import PluginSection
 from dovetail.errors import ConfigError
-from dovetail.interfaces import load_plugin_class, make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
+    PluginRef,
     RewardManager,
     RewardSample,
     RewardUnit,
     RunningTime,
     Score,
+    finite_float,
 )
-from dovetail.interfaces.reward_calls import finite_float
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins import load_plugin_class, make_plugin
+from dovetail.sections import PluginSection
 
 NAIVE = PluginSection(name="naive")
 """What a section that names no manager means."""

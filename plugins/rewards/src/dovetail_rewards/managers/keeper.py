@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome
+from dovetail.interfaces import Failure, FailureKind, Outcome
 from dovetail_rewards.managers.worker_process import Job, WorkerProcess
 
 TICK = 0.5

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Outcome, RewardSample, RunningTime
-from dovetail.interfaces.reward_calls import RewardCall, outcome_from
+from dovetail.interfaces import (
+    Outcome,
+    PluginContext,
+    RewardCall,
+    RewardSample,
+    RunningTime,
+    outcome_from,
+)
 from dovetail_rewards.manager_config import CachingConfig, NaiveConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
 

@@ -9,9 +9,16 @@ import pickle
 from typing import ClassVar
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
-from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    Outcome,
+    PluginContext,
+    RewardCall,
+    RewardFunctions,
+    RewardSample,
+    RunningTime,
+)
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, require_functions
 from dovetail_rewards.managers.keeper import Keeper

@@ -6,9 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Outcome, RewardSample, RunningTime
-from dovetail.interfaces.reward_calls import RewardCall, finite_float, outcome_from
+from dovetail.interfaces import (
+    Outcome,
+    PluginContext,
+    RewardCall,
+    RewardSample,
+    RunningTime,
+    finite_float,
+    outcome_from,
+)
 from dovetail_rewards.manager_config import RateLimitedConfig
 from dovetail_rewards.managers.budget import Budget, Spending
 from dovetail_rewards.managers.naive import NaiveManager

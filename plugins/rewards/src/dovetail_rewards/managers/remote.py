@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from dovetail.config.sections import PluginSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Outcome, RewardManager, RewardSample, RewardUnit
+from dovetail.interfaces import Outcome, PluginContext, RewardManager, RewardSample, RewardUnit
+from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.collector import Collector
 from dovetail_rewards.managers.http_service import HttpService

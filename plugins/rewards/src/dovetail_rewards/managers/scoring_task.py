@@ -9,11 +9,17 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.interfaces import load_plugin_class
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, RunningTime
-from dovetail.interfaces.reward_time import CountedTime
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import (
+    CountedTime,
+    Failure,
+    FailureKind,
+    Outcome,
+    PluginContext,
+    PluginRef,
+    RewardSample,
+    RunningTime,
+)
+from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.inner import InnerManager
 from dovetail_rewards.managers.wire import frame, pack_outcome
 

@@ -11,9 +11,15 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, WorkerError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample
-from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    Outcome,
+    PluginContext,
+    RewardSample,
+    TaskSpec,
+    TaskWorker,
+)
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.inner import manager_ref
 from dovetail_rewards.managers.scoring_task import TARGET, Ask, TaskSetup

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, RewardSample, Score
-from dovetail.interfaces.reward_calls import finite_float
+from dovetail.interfaces import Failure, FailureKind, Outcome, RewardSample, Score, finite_float
 
 LARGEST = 64 << 20
 """Bytes of a frame from a worker, at most: whoever sends more is no worker of ours any more."""

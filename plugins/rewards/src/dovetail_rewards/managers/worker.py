@@ -15,9 +15,15 @@ import sys
 import traceback
 from typing import Any
 
-from dovetail.interfaces import load_plugin_class
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome
-from dovetail.interfaces.reward_calls import RewardFunctions, failure_from, outcome_from
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardFunctions,
+    failure_from,
+    outcome_from,
+)
+from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.function_manager import function_of
 from dovetail_rewards.managers.wire import frame, pack_outcome, receive, sample_from
 

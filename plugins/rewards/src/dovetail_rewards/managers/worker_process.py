@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from dovetail.interfaces.reward import Outcome
+from dovetail.interfaces import Outcome
 from dovetail_rewards.managers.wire import Garbled, frame, take_frames, unpack_outcome
 from dovetail_rewards.managers.worker import READY
 

@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.reward import Failure, FailureKind
-from dovetail.interfaces.reward_calls import finite_float
+from dovetail.interfaces import Failure, FailureKind, finite_float
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.http_service import CONNECT_TIMEOUT, RETRYABLE_STATUS
 

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import attrs
 
 from dovetail.errors import RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
     RewardManager,
     RewardSample,
     RewardUnit,
     RunningTime,
+    outcome_from,
 )
-from dovetail.interfaces.reward_calls import outcome_from
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.budget import Budget
 from dovetail_rewards.managers.cache import OutcomeCache

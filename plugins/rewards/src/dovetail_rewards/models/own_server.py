@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import DovetailError, RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.serving.failures import Failures
-from dovetail.serving.process import LOOPBACK, ServerProcess, free_port
+from dovetail.interfaces import PluginContext
+from dovetail.serving import LOOPBACK, Failures, ServerProcess, free_port
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, RewardError, nearest
-from dovetail.interfaces.reward import RewardSample
+from dovetail.interfaces import RewardSample
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.reading import plain_text
 

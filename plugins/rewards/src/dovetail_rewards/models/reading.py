@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces.reward import RewardSample
+from dovetail.interfaces import RewardSample
 from dovetail_rewards.model_config import RewardModelConfig
 
 

@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import attrs
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
     RewardManager,
     RewardSample,
     RewardUnit,
     RunningTime,
+    outcome_from,
 )
-from dovetail.interfaces.reward_calls import outcome_from
 from dovetail_rewards.managers.collector import Collector
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.model_config import RewardModelConfig

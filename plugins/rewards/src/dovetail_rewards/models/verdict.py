@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from dovetail.interfaces.reward_calls import finite_float
+from dovetail.interfaces import finite_float
 from dovetail_rewards.judge_config import JudgeConfig
 
 LONGEST = 20_000

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import WeightManifest
 from dovetail_transports.nccl.guests import GuestBook
 from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.doors import ReceiverDoor, SenderDoor

@@ -7,7 +7,7 @@ import os
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.transport import (
+from dovetail.interfaces import (
     NODE_ADDRESS,
     WeightManifest,
     WeightReceiver,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import WeightManifest
 from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.meeting import Meeting, who_of
 from dovetail_transports.ring.peers import Peer

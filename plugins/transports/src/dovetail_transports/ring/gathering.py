@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import WeightManifest
 from dovetail_transports.ring.doors import SenderDoor
 from dovetail_transports.ring.peers import Peer, Peers
 

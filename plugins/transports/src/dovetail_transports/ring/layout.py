@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.interfaces import TensorSpec, WeightManifest
 
 ALIGNMENT = 64
 """Bytes: a cache line, and a multiple of every dtype's size."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import (
+from dovetail.interfaces import (
+    PluginContext,
     WeightManifest,
     WeightReceiver,
     WeightSender,

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from dovetail.errors import CalledOffError, WeightSyncError
-from dovetail.interfaces.transport import WeightManifest, WeightReceiver
-from dovetail.interfaces.transport_checks import Bucket
+from dovetail.interfaces import WeightManifest, WeightReceiver
+from dovetail.transports import Bucket
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.doors import ReceiverDoor

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from dovetail.errors import CalledOffError, ReceiverError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import WeightManifest, WeightSender
-from dovetail.interfaces.transport_checks import gather_the_rest, matched
+from dovetail.interfaces import PluginContext, WeightManifest, WeightSender
+from dovetail.transports import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.doors import SenderDoor
 from dovetail_transports.ring.gathering import gather_receivers

@@ -13,15 +13,15 @@ from dovetail.batch import Batch, Ragged
 from dovetail.data.files import FilesSource
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
-from dovetail.dispatch.inline import InlineRuntime
-from dovetail.dispatch.modes import AllToAll, Nd, OneToAll, RankZero
-from dovetail.flow.on_policy import OnPolicyTrainer
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
+from dovetail.run.on_policy import OnPolicyTrainer
 from dovetail.telemetry.console import ConsoleTracker
 from dovetail.telemetry.jsonl import JsonlTracker
 from dovetail.transports.disk import DiskTransport
 from dovetail.transports.in_process import InProcessTransport
+from dovetail.workers.inline import InlineRuntime
+from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero
 from dovetail_sdk.testing.conformance import (
     DatasetConformance,
     DispatchModeConformance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.preflight import PreflightRule
+from dovetail.interfaces import PreflightRule
 from dovetail.preflight import (
     adapters,
     environments,

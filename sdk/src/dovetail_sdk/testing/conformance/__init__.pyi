@@ -1,24 +1,24 @@
-# Written by `python -m dovetail_sdk interfaces` from the table of names in __init__.py.
-# fmt: off
-# ruff: noqa: I001, RUF100
-
-from dovetail_sdk.testing.conformance.advantage import AdvantageConformance as AdvantageConformance
-from dovetail_sdk.testing.conformance.engine import EngineConformance as EngineConformance
-from dovetail_sdk.testing.conformance.loss_aggregation import LossAggregationConformance as LossAggregationConformance
-from dovetail_sdk.testing.conformance.plugin import PluginConformance as PluginConformance
-from dovetail_sdk.testing.conformance.policy_loss import PolicyLossConformance as PolicyLossConformance
-from dovetail_sdk.testing.conformance.preset import PresetConformance as PresetConformance
-from dovetail_sdk.testing.conformance.reward_function import RewardFunctionConformance as RewardFunctionConformance
-from dovetail_sdk.testing.conformance.reward_manager import RewardManagerConformance as RewardManagerConformance
-from dovetail_sdk.testing.conformance.rollout import RolloutConformance as RolloutConformance
-from dovetail_sdk.testing.conformance.rollout_correction import RolloutCorrectionConformance as RolloutCorrectionConformance
-from dovetail_sdk.testing.conformance.run_parts import DatasetConformance as DatasetConformance
-from dovetail_sdk.testing.conformance.run_parts import KlControllerConformance as KlControllerConformance
-from dovetail_sdk.testing.conformance.run_parts import SamplerConformance as SamplerConformance
-from dovetail_sdk.testing.conformance.run_parts import TrackerConformance as TrackerConformance
-from dovetail_sdk.testing.conformance.run_parts import TrainerConformance as TrainerConformance
-from dovetail_sdk.testing.conformance.runtime import DispatchModeConformance as DispatchModeConformance
-from dovetail_sdk.testing.conformance.runtime import PreflightConformance as PreflightConformance
-from dovetail_sdk.testing.conformance.runtime import RuntimeConformance as RuntimeConformance
-from dovetail_sdk.testing.conformance.sample_filter import SampleFilterConformance as SampleFilterConformance
-from dovetail_sdk.testing.conformance.transport import WeightTransportConformance as WeightTransportConformance
+from .advantage import AdvantageConformance as AdvantageConformance
+from .engine import EngineConformance as EngineConformance
+from .loss_aggregation import LossAggregationConformance as LossAggregationConformance
+from .plugin import PluginConformance as PluginConformance
+from .policy_loss import PolicyLossConformance as PolicyLossConformance
+from .preset import PresetConformance as PresetConformance
+from .reward_function import RewardFunctionConformance as RewardFunctionConformance
+from .reward_manager import RewardManagerConformance as RewardManagerConformance
+from .rollout import RolloutConformance as RolloutConformance
+from .rollout_correction import RolloutCorrectionConformance as RolloutCorrectionConformance
+from .run_parts import (
+    DatasetConformance as DatasetConformance,
+    KlControllerConformance as KlControllerConformance,
+    SamplerConformance as SamplerConformance,
+    TrackerConformance as TrackerConformance,
+    TrainerConformance as TrainerConformance,
+)
+from .runtime import (
+    DispatchModeConformance as DispatchModeConformance,
+    PreflightConformance as PreflightConformance,
+    RuntimeConformance as RuntimeConformance,
+)
+from .sample_filter import SampleFilterConformance as SampleFilterConformance
+from .transport import WeightTransportConformance as WeightTransportConformance

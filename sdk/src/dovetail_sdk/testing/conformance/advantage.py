@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
+from dovetail.interfaces import AdvantageEstimator, Advantages, Groups
 from dovetail_sdk.testing.conformance.advantage_batches import random_batch, with_scores
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.ranks import on_ranks

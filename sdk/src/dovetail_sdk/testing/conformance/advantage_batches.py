@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.batch import Batch, Ragged
-from dovetail.batch.columns import Column, glossary
+from dovetail.batch import Batch, Column, Ragged
+from dovetail.batch.columns import glossary
 
 
 def random_batch(

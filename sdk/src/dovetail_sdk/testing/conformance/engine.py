@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.errors import NumericsError
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.telemetry.metrics import values
+from dovetail.interfaces import PluginRef
+from dovetail.metrics import values
 from dovetail_sdk.testing import covariance_loss
 from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 

@@ -11,12 +11,9 @@ import torch
 from transformers import AutoTokenizer
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.sections import ModelSection, OptimSection, TrainingSection
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef, TrainEngine
+from dovetail.plugins import make_plugin
+from dovetail.sections import ModelSection, OptimSection, TrainingSection
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 

@@ -11,10 +11,8 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from dovetail.batch import Batch
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.engine import TrainEngine
-from dovetail.interfaces.objective import ValueObjectiveSpec
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.telemetry.metrics import values
+from dovetail.interfaces import PluginRef, TrainEngine, ValueObjectiveSpec
+from dovetail.metrics import values
 from dovetail_sdk.testing.conformance.engine_cases import EngineCases
 from dovetail_sdk.testing.tiny import tiny_model
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.batch import Ragged
-from dovetail.interfaces.policy_loss import LossAggregation
+from dovetail.interfaces import LossAggregation
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 LENGTHS = (3, 0, 7, 5, 1, 12)

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 from dovetail.batch.columns import glossary
 from dovetail.errors import PluginError, nearest
-from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces import Plugin, PluginContext
 from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.signatures import differences
 

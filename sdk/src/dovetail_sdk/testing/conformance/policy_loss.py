@@ -16,13 +16,20 @@ import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.batch.columns import glossary
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import LocalReduction, PluginContext, Reduction
-from dovetail.interfaces.policy_loss import LossAggregation, LossInputs, PolicyLoss
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.numerics import PolicyObjective, resolve_metrics
-from dovetail.plugins.load import make
-from dovetail.telemetry.metrics import Metric, merge_metrics, values
+from dovetail.interfaces import (
+    LocalReduction,
+    LossAggregation,
+    LossInputs,
+    ObjectiveSpec,
+    PluginContext,
+    PluginRef,
+    PolicyLoss,
+    Reduction,
+)
+from dovetail.metrics import Metric, merge_metrics, values
+from dovetail.numerics import resolve_metrics
+from dovetail.numerics.policy_objective import PolicyObjective
+from dovetail.plugins import make_plugin
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.ranks import on_ranks
 
@@ -102,7 +109,7 @@ class PolicyLossConformance(PluginConformance):
             loss_aggregation=aggregation,
         )
         return PolicyObjective(
-            spec, self.make(), cast("LossAggregation", make(aggregation, PluginContext()))
+            spec, self.make(), cast("LossAggregation", make_plugin(aggregation, PluginContext()))
         )
 
     def update(

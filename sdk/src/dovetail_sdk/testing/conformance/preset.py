@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.config import LoadedConfig, config_from_mapping, dump_yaml, to_mapping
+from dovetail.config import config_from_mapping
 from dovetail.config.keys import format_path, leaves
-from dovetail.config.load import installed_config_class
+from dovetail.config.load import LoadedConfig, installed_config_class
 from dovetail.config.plain_yaml import parse
 from dovetail.config.presets import plain_settings
-from dovetail.interfaces.preset import Preset
+from dovetail.config.serialise import dump_yaml, to_mapping
+from dovetail.interfaces import Preset
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dovetail.interfaces.reward import RewardFunction
+from dovetail.interfaces import RewardFunction
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 _ODD_TEXTS = (

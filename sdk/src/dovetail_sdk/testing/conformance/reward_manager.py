@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from dovetail.config.sections import PluginSection, RewardSection
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginContext,
     RewardManager,
     RewardSample,
     Score,
 )
-from dovetail.scoring.functions import configured_functions
+from dovetail.scoring import configured_functions
 from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection, RewardSection
 from dovetail_sdk.testing import failing_reward
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 

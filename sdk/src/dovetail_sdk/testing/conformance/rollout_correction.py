@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.plugin import LocalReduction, Reduction
-from dovetail.interfaces.rollout_correction import (
+from dovetail.interfaces import (
     Correction,
     CorrectionInputs,
+    LocalReduction,
+    Reduction,
     RolloutCorrection,
 )
+from dovetail.metrics import values
 from dovetail.numerics import resolve_metrics
-from dovetail.telemetry.metrics import values
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.ranks import on_ranks
 

@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DataError
-from dovetail.interfaces.data import DatasetSource, Sampler
-from dovetail.interfaces.kl_controller import KlController
-from dovetail.interfaces.tracker import Tracker
-from dovetail.interfaces.trainer import Trainer
+from dovetail.interfaces import DatasetSource, KlController, Sampler, Tracker, Trainer
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.resumed import resumed_state
 

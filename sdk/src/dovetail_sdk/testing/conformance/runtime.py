@@ -10,16 +10,24 @@ import numpy as np
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.config.placement import Pool
 from dovetail.dispatch import Mesh
 from dovetail.errors import DispatchError, PlanError
-from dovetail.flow.plan import make_plan
-from dovetail.interfaces.dispatch_mode import Call, DispatchMode
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.preflight import Finding, PreflightRule
-from dovetail.interfaces.rollout import BaseRollout, RolloutRequest, SamplingParams
-from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import (
+    BaseRollout,
+    Call,
+    DispatchMode,
+    Finding,
+    PluginContext,
+    PluginRef,
+    PreflightRule,
+    RolloutRequest,
+    Runtime,
+    SamplingParams,
+    WorkerSpec,
+)
+from dovetail.planning.plan import make_plan
+from dovetail.random_streams import SampleStream
+from dovetail.sections import Pool
 from dovetail_sdk.testing.conformance import runtime_workers
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
-from dovetail.config.sections import RolloutSection
-from dovetail.interfaces.rollout import (
+from dovetail.interfaces import (
     BaseRollout,
     Completion,
     FinishReason,
     PauseMode,
     RolloutRequest,
+    WeightManifest,
 )
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.sections import RolloutSection
 
 
 class EchoRollout(BaseRollout):

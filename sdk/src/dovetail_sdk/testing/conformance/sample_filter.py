@@ -9,8 +9,7 @@ import pytest
 
 from dovetail.batch import Batch, Ragged
 from dovetail.batch.columns import glossary
-from dovetail.interfaces.advantage import Groups
-from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail.interfaces import Groups, SampleFilter
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 

@@ -10,8 +10,7 @@ import os
 import resource
 import signal
 
-from . import landlock, seccomp
-from . import syscalls as sc
+from . import landlock, seccomp, syscalls as sc
 from .wire import Request, Setup
 
 STACK = 64 << 20

@@ -9,8 +9,7 @@ import struct
 import sys
 from typing import NoReturn
 
-from . import confine, jail, program
-from . import syscalls as sc
+from . import confine, jail, program, syscalls as sc
 from .wire import Request, Setup
 
 FAULT = b"!"

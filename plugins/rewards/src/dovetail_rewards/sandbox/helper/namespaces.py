@@ -8,8 +8,7 @@ import json
 import os
 import sys
 
-from . import jail
-from . import syscalls as sc
+from . import jail, syscalls as sc
 from .wire import Request, Setup
 
 _PER_RUN = sc.NEW_MOUNTS | sc.NEW_IPC | sc.NEW_UTS | sc.NEW_NET | sc.NEW_PIDS

@@ -15,8 +15,7 @@ import signal
 import socket
 import sys
 
-from . import confine, jail, namespaces, seccomp
-from . import syscalls as sc
+from . import confine, jail, namespaces, seccomp, syscalls as sc
 from .supervise import Supervisor
 from .wire import Setup
 

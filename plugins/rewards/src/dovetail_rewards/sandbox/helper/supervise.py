@@ -11,8 +11,7 @@ import socket
 import tempfile
 from typing import NoReturn
 
-from . import inside, jail, namespaces, watch
-from . import syscalls as sc
+from . import inside, jail, namespaces, syscalls as sc, watch
 from .wire import Report, Request, Setup
 
 _FIRST_TICK, _LAST_TICK = 0.01, 0.05

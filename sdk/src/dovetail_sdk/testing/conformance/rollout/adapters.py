@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 import pytest
 
-from dovetail.config.adapter import PlannedAdapter
 from dovetail.errors import DovetailError
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
+from dovetail.sections import PlannedAdapter
 from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from dovetail.interfaces.rollout import BaseRollout, FinishReason
-from dovetail.telemetry.metrics import Metric, Sum, merge_metrics, values
+from dovetail.interfaces import BaseRollout, FinishReason
+from dovetail.metrics import Metric, Sum, merge_metrics, values
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from dovetail.interfaces.rollout import BaseRollout, Completion, FinishReason, RolloutRequest
+from dovetail.interfaces import BaseRollout, Completion, FinishReason, RolloutRequest
 
 TIMEOUT = 600.0
 """Seconds after which an answer is given up that should long have come, from an engine that decodes slowly and on a machine

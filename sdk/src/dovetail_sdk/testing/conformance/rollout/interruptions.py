@@ -7,7 +7,7 @@ import asyncio
 import attrs
 import numpy as np
 
-from dovetail.interfaces.rollout import BaseRollout, Completion, FinishReason, PauseMode
+from dovetail.interfaces import BaseRollout, Completion, FinishReason, PauseMode
 from dovetail_sdk.testing.conformance.rollout.interrupting import (
     TIMEOUT,
     begun,

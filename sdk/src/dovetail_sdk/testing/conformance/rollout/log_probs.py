@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.interfaces.transport import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 
 _BEFORE = "base_model.model."

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, RolloutSuite
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from dovetail.interfaces.transport import TensorSpec, WeightManifest
+from dovetail.interfaces import TensorSpec, WeightManifest
 
 
 class PlainModel:

@@ -16,13 +16,20 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from dovetail.config.builtin import InProcessTransportConfig
-from dovetail.config.sections import ModelSection, PluginSection
-from dovetail.interfaces import make_plugin
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, SamplingParams
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.interfaces.transport import WeightManifest, WeightSender, WeightTransport
-from dovetail.numerics.streams import SampleStream
+from dovetail.interfaces import (
+    BaseRollout,
+    Completion,
+    PluginContext,
+    PluginRef,
+    RolloutRequest,
+    SamplingParams,
+    WeightManifest,
+    WeightSender,
+    WeightTransport,
+)
+from dovetail.plugins import make_plugin
+from dovetail.random_streams import SampleStream
+from dovetail.sections import ModelSection, PluginSection
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of

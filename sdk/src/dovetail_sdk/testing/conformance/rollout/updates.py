@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.interfaces.rollout import BaseRollout, Completion
+from dovetail.interfaces import BaseRollout, Completion
 from dovetail_sdk.testing.conformance.rollout.interrupting import versions_of
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite

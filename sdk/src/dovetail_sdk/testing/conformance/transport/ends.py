@@ -13,8 +13,8 @@ import pytest
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import (
+from dovetail.interfaces import (
+    PluginContext,
     WeightManifest,
     WeightReceiver,
     WeightSender,

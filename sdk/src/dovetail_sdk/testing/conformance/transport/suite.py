@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import AdapterSpec
-from dovetail.interfaces.transport_checks import received_whole
+from dovetail.interfaces import AdapterSpec
+from dovetail.transports import received_whole
 from dovetail_sdk.testing.conformance.transport.ends import IN_VAIN, PATIENCE
 from dovetail_sdk.testing.conformance.transport.meeting import EndsThatMeet
 from dovetail_sdk.testing.conformance.transport.processes import BetweenProcesses

@@ -1,0 +1,22 @@
+from . import (
+    batch as batch,
+    config as config,
+    dispatch as dispatch,
+    errors as errors,
+    hooks as hooks,
+    interfaces as interfaces,
+    media as media,
+    metrics as metrics,
+    numerics as numerics,
+    plugins as plugins,
+    random_streams as random_streams,
+    scoring as scoring,
+    sections as sections,
+    serving as serving,
+    telemetry as telemetry,
+    training as training,
+    transports as transports,
+    workers as workers,
+)
+
+__version__: str

@@ -1,0 +1,8 @@
+from .batch import Batch as Batch
+from .columns import Column as Column
+from .ragged import Ragged as Ragged
+from .remote import (
+    Store as Store,
+    Stored as Stored,
+)
+from .rows import RaggedRows as RaggedRows

@@ -1,0 +1,295 @@
+"""What a person wants to know of a plugin before choosing it, from its manifest alone: `plugins show` and the docs print it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.batch.columns import GLOSSARY
+from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.plain_yaml import YamlTextError, dump, parse
+from dovetail.config.schema import fields_of
+from dovetail.plugins.manifest import PluginManifest
+from dovetail.sections import RunConfig
+
+PAPER = re.compile(r"(?:arXiv[ :])?\b(\d{4}\.\d{4,5})\b")
+"""A paper's number on arXiv, with or without the word before it."""
+
+IN_A_CONFIG = "In a config:"
+"""A paragraph of a docstring: the YAML that stands indented below it is laid over the generated example."""
+
+_IMPLIED = frozenset({("rollout_correction", "mode")})
+"""Kind and key of settings that a plugin's name already says."""
+_MOOT = {"weights": "weight"}
+"""Where the one key of a rollout correction is null, keys that hold the other word mean nothing."""
+_ROUNDS = 10
+"""Rounds of generation that an example allows for refilling what a filter drops, as DAPO's preset does."""
+_BASES = ("dovetail.sections.fields", "dovetail.sections")
+"""Modules of the config classes that plugins extend."""
+_SHAPES = {
+    "dense": "one a sample",
+    "ragged": "one a token",
+    "either": "one a sample or a token",
+    "object": "one a sample",
+}
+
+
+@dataclass(frozen=True)
+class ColumnNote:
+    """A column that a plugin reads or writes."""
+
+    name: str
+    holds: str
+    """Dtype and shape in words."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a plugin's config."""
+
+    name: str
+    """Below the plugin's own section, with dots."""
+    type: str
+    default: str
+    """As YAML's flow style has it; `required` where there is none, empty for sections."""
+    allowed: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """One plugin's page."""
+
+    kind: str
+    name: str
+    summary: str
+    """One line."""
+    doc: str
+    """The docstring: equation, paper, remarks; without its `In a config:`."""
+    papers: tuple[str, ...]
+    """Numbers on arXiv that the docstring names."""
+    requires: tuple[ColumnNote, ...] | None
+    """Under the default config; None where that depends on the config."""
+    provides: tuple[ColumnNote, ...] | None
+    capabilities: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    places: tuple[str, ...]
+    """Key paths at which a config selects a plugin of this kind; none for what is always active."""
+    example: str
+    """YAML that selects it: its settings that are not null, and what belongs beside it."""
+    stands_for: str
+    """For a preset, its settings as YAML; empty for others."""
+    parts: tuple[tuple[str, str], ...]
+    """For a preset, kind and name of each plugin that it selects."""
+
+
+def page_of(plugin: PluginManifest) -> Page:
+    """The page of a plugin, whatever its kind."""
+    schema = plugin.config_schema or {}
+    places = places_of(plugin.kind)
+    try:
+        doc, beside = doc_and_example(plugin.doc)
+    except ValueError:
+        doc, beside = plugin.doc, {}
+    return Page(
+        kind=plugin.kind,
+        name=plugin.name,
+        summary=_summary(plugin),
+        doc=doc,
+        papers=tuple(dict.fromkeys(PAPER.findall(plugin.doc))),
+        requires=_notes(plugin.requires, plugin),
+        provides=_notes(plugin.provides, plugin),
+        capabilities=plugin.capabilities,
+        settings=tuple(_settings(schema.get("fields", []))),
+        places=tuple(format_path(path) for path, _ in places),
+        example=_example(plugin, *places[0], beside) if places else _silencing(plugin),
+        stands_for=dump(plugin.settings) if plugin.settings else "",
+        parts=tuple(_parts(plugin.settings or {})),
+    )
+
+
+def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
+    """Where a config selects plugins of a kind, the algorithm's section first: key path, and `list` or `dict`.
+
+    A mapping of plugins by a key of the user's comes last.
+    """
+    found = [
+        (path, collection) for path, found, collection in _places(RunConfig, ()) if found == kind
+    ]
+    return sorted(found, key=lambda place: (place[1] == "dict", place[0][0] != "algorithm"))
+
+
+def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
+    """A docstring without its `In a config:`, and the config that stands below that; empty where it has none.
+
+    Raises:
+        ValueError: what stands there is no YAML mapping.
+    """
+    blocks = doc.split("\n\n")
+    if IN_A_CONFIG not in blocks:
+        return doc, {}
+    at = blocks.index(IN_A_CONFIG)
+    end = at + 1
+    while end < len(blocks) and blocks[end].startswith("    "):
+        end += 1
+    try:
+        config, _ = parse(textwrap.dedent("\n\n".join(blocks[at + 1 : end])))
+    except YamlTextError as error:
+        raise ValueError(f"below `{IN_A_CONFIG}` its docstring has no YAML: {error}") from error
+    if not isinstance(config, Mapping):
+        raise ValueError(  # noqa: TRY004 - a fault of the text's content
+            f"below `{IN_A_CONFIG}` its docstring has {config!r}, which is no mapping of config keys; indent the YAML "
+            "by four spaces, after an empty line"
+        )
+    return "\n\n".join(blocks[:at] + blocks[end:]), config
+
+
+def shown(value: Any) -> str:
+    """A default as YAML's flow style has it."""
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _summary(plugin: PluginManifest) -> str:
+    """What the Config says of itself, or the docstring's first sentence where the plugin has no Config of its own."""
+    module = plugin.config.partition(":")[0]
+    schema = plugin.config_schema or {}
+    if schema.get("doc") and module not in _BASES:
+        return str(schema["doc"])
+    paragraph = " ".join(plugin.doc.partition("\n\n")[0].split())
+    sentence, stop, _ = paragraph.partition(". ")
+    return sentence + stop.strip()
+
+
+def _places(cls: type, path: KeyPath) -> Iterator[tuple[KeyPath, str, str | None]]:
+    for field in fields_of(cls).values():
+        where = (*path, field.name)
+        if field.kind:
+            yield where, field.kind, field.collection
+        if field.section and not field.collection:
+            yield from _places(field.section, where)
+
+
+def _notes(names: Iterable[str] | None, plugin: PluginManifest) -> tuple[ColumnNote, ...] | None:
+    if names is None:
+        return None
+    own = {str(column.get("name")): column for column in plugin.columns}
+    notes = []
+    for name in names:
+        if name in own:
+            column = own[name]
+            dtype, shape, meaning = (str(column.get(k, "")) for k in ("dtype", "shape", "meaning"))
+        elif name in GLOSSARY:
+            dtype, shape, meaning = (
+                getattr(GLOSSARY[name], k) for k in ("dtype", "shape", "meaning")
+            )
+        else:
+            dtype, shape, meaning = "", "", "no column of that name is known"
+        notes.append(ColumnNote(name, f"{dtype}, {_SHAPES.get(shape, shape)}".strip(", "), meaning))
+    return tuple(notes)
+
+
+def _settings(fields: Iterable[Mapping[str, Any]], above: str = "") -> Iterator[Setting]:
+    for field in fields:
+        name = f"{above}{field['name']}"
+        default = "required" if field.get("required") else shown(field.get("default"))
+        if "fields" in field and "default" not in field and not field.get("collection"):
+            default = ""
+        allowed, doc = (
+            str(field.get("allowed") or ""),
+            " ".join(str(field.get("doc") or "").split()),
+        )
+        yield Setting(name, str(field["type"]), default, allowed, doc)
+        below = {"list": "[].", "dict": ".<key>."}.get(str(field.get("collection")), ".")
+        yield from _settings(field.get("fields", []), name + below)
+
+
+def _example(
+    plugin: PluginManifest, path: KeyPath, collection: str | None, beside: Mapping[str, Any]
+) -> str:
+    values = _worth_showing(plugin.kind, _defaults((plugin.config_schema or {}).get("fields", [])))
+    section = _held({"name": plugin.name, **values} if values else plugin.name, collection)
+    return dump(_laid_over(_laid_over(_at(path, section), _companions(plugin)), beside))
+
+
+def _held(entry: Any, collection: str | None) -> Any:
+    """An entry as its collection holds it: in a `list`, or in a `dict` under a key of the user's; else itself."""
+    return {"list": [entry], "dict": {"my_key": entry}}.get(str(collection), entry)
+
+
+def _worth_showing(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that are null, empty, implied by the name, or without effect."""
+    moot = [word for key, word in _MOOT.items() if kind == "rollout_correction" and key in values and values[key] is None]  # fmt: skip
+    return {
+        key: value
+        for key, value in values.items()
+        if value not in (None, [], {})
+        and (kind, key) not in _IMPLIED
+        and not any(word in key for word in moot)
+    }
+
+
+def _companions(plugin: PluginManifest) -> dict[str, Any]:
+    """Keys of other sections without which the plugin does not do what its page says."""
+    facts = plugin.facts or {}
+    if plugin.kind in ("policy_loss", "advantage") and facts.get("aggregation"):
+        return _at(("algorithm", "loss_aggregation"), facts["aggregation"])
+    if plugin.kind == "sample_filter" and facts.get("action") == "drop":
+        return _at(("algorithm", "max_generation_rounds"), _ROUNDS)
+    return {}
+
+
+def _at(path: KeyPath, value: Any) -> dict[str, Any]:
+    """A config that holds one value."""
+    for key in reversed(path):
+        value = {key: value}
+    config: dict[str, Any] = value
+    return config
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configs as one: mappings merge, and of everything else the upper wins."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = _laid_over(under, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _silencing(plugin: PluginManifest) -> str:
+    """YAML that switches off what is active without being selected: a preflight rule."""
+    if plugin.kind != "preflight" or "preflight" not in fields_of(RunConfig):
+        return ""
+    return dump({"preflight": {"ignore": [plugin.name]}})
+
+
+def _defaults(fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in fields:
+        if "fields" in field and "default" not in field:
+            if inner := _defaults(field["fields"]):
+                values[field["name"]] = _held(inner, field.get("collection"))
+        elif field.get("required"):
+            values[field["name"]] = f"<{field['type']}>"
+        else:
+            values[field["name"]] = field.get("default")
+    return values
+
+
+def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for path, kind, _ in _places(RunConfig, ()):
+        value: Any = settings
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        for section in value if isinstance(value, (list, tuple)) else [value]:
+            name = section.get("name") if isinstance(section, Mapping) else section
+            if isinstance(name, str):
+                yield kind, name

@@ -1,0 +1,208 @@
+"""Rounds of generation: filters leave samples out, and other prompts take the place of groups that they emptied.
+
+Dynamic sampling (DAPO, arXiv 2503.14476) is this with a filter that drops groups whose rewards are all equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.experience.faults import checked_keep
+from dovetail.experience.generation import Generated, Sample
+from dovetail.experience.sample_columns import has_baseline, to_batch
+from dovetail.interfaces.advantage import Groups
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.sample_filter import SampleFilter
+
+Key = tuple[int, int, int]
+"""Epoch, prompt, attempt: a prompt's name in the ledger."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Rollout:
+    """What the rounds of one step brought, and what is trained on."""
+
+    samples: tuple[Sample, ...]
+    """All that were generated, in the order of rounds and prompts."""
+    baselines: Mapping[int, Sample] | None
+    """The greedy response of each group; None where none were asked for."""
+    kept: tuple[Sample, ...]
+    """Those that are trained on: scored, and dropped by no filter."""
+    dropped: Mapping[str, str]
+    """Sample id → the filter that dropped it."""
+    masked: Mapping[str, str]
+    """Sample id → the filter that took its loss."""
+    reasons: Mapping[Key, str]
+    """Why each prompt that is not trained on is not: `filter:<name>`, `baseline_failures` or `reward_failures`."""
+    masks: bool
+    """Whether any filter takes losses, so that the batch has a `loss_mask`."""
+    metrics: Mapping[str, float]
+    """`filter/…`; empty where nothing filters and nothing is replaced."""
+
+    def batch(self, *, temperature: float) -> Batch:
+        """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
+        batch = to_batch(self.kept, temperature=temperature, baselines=self.baselines)
+        if not self.masks:
+            return batch
+        lost_N = np.array([name in self.masked for name in batch["sample_id"]], np.bool_)
+        mask = batch["response_mask"]
+        return batch.with_columns(
+            {"loss_mask": mask.with_values(mask.values & ~lost_N[mask.row_index])}
+        )
+
+    @property
+    def greedy(self) -> tuple[Sample, ...]:
+        """The greedy responses, where there are any."""
+        return tuple((self.baselines or {}).values())
+
+    def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
+        """What is written of these samples: which filter dropped or masked each, and its baseline's score."""
+        rows = []
+        for sample in samples:
+            row = sample.row()
+            if sample.sample_id in self.dropped:
+                row["filtered"] = self.dropped[sample.sample_id]
+            if sample.sample_id in self.masked:
+                row["masked"] = self.masked[sample.sample_id]
+            if self.baselines is not None and sample.group in self.baselines:
+                row["baseline_score"] = self.baselines[sample.group].score
+            rows.append(row)
+        return rows
+
+
+class Rounds:
+    """Gathers the rounds of a step until every prompt that was asked for has a group to train on.
+
+    Args:
+        wanted: groups that the step should train on.
+        filters: what leaves samples out, by name, in order.
+        temperature: of the samples.
+        baseline: whether every round brings greedy responses.
+    """
+
+    def __init__(
+        self,
+        wanted: int,
+        filters: Mapping[str, SampleFilter] | None = None,
+        *,
+        temperature: float,
+        baseline: bool = False,
+    ) -> None:
+        self._wanted = wanted
+        self._filters = dict(filters or {})
+        self._temperature = temperature
+        self._baselines: dict[int, Sample] | None = {} if baseline else None
+        self._samples: list[Sample] = []
+        self._kept: list[Sample] = []
+        self._dropped: dict[str, str] = {}
+        self._masked: dict[str, str] = {}
+        self._reasons: dict[Key, str] = {}
+        self._counts: Counter[str] = Counter()
+        for name, chosen in self._filters.items():
+            self._counts.update(dict.fromkeys(_counted(name, chosen), 0))
+        self.count = 0
+        self.prompts = 0
+
+    count: int
+    """Rounds so far."""
+    prompts: int
+    """Prompts so far, over all rounds: the number of the next round's first group."""
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All samples so far."""
+        return tuple(self._samples)
+
+    @property
+    def greedy(self) -> tuple[Sample, ...]:
+        """All greedy responses so far."""
+        return tuple((self._baselines or {}).values())
+
+    @property
+    def missing(self) -> int:
+        """Groups that are still wanted: as many prompts the next round takes."""
+        return self._wanted - len({sample.group for sample in self._kept})
+
+    def add(self, generated: Generated) -> None:
+        """Take a round in, and run the filters over it. Samples without a score, or without the score of
+        their baseline, are out before any filter sees their group.
+
+        Raises:
+            PluginBrokenError: a filter raised, or did not answer with one bool a sample.
+        """
+        self.count += 1
+        self.prompts += len({sample.group for sample in generated.samples})
+        self._samples += generated.samples
+        baselines = self._baselines
+        if baselines is not None:
+            baselines |= {sample.group: sample for sample in generated.baselines}
+        scored = [sample for sample in generated.samples if sample.score is not None]
+        kept = [s for s in scored if baselines is None or has_baseline(s, baselines)]
+        self._reasons |= {sample.key: "reward_failures" for sample in generated.samples}
+        self._reasons |= {sample.key: "baseline_failures" for sample in scored}
+        self._kept += self._filter(kept) if self._filters else kept
+
+    def rollout(self, *, refills: bool = False) -> Rollout:
+        """All rounds together.
+
+        Args:
+            refills: whether there may have been more than one round, so that their number is worth reporting.
+        """
+        metrics: dict[str, float] = {}
+        if self._filters or refills:
+            metrics = {name: float(count) for name, count in self._counts.items()} | {
+                "filter/kept_groups": float(self._wanted - self.missing),
+                "filter/rounds": float(self.count),
+                "filter/generated_prompts": float(self.prompts),
+            }
+        used = {sample.key for sample in self._kept}
+        return Rollout(
+            samples=self.samples,
+            baselines=self._baselines,
+            kept=tuple(self._kept),
+            dropped=self._dropped,
+            masked=self._masked,
+            reasons={key: why for key, why in self._reasons.items() if key not in used},
+            masks=any(chosen.action == "mask" for chosen in self._filters.values()),
+            metrics=metrics,
+        )
+
+    def _filter(self, samples: list[Sample]) -> list[Sample]:
+        """The samples that no filter drops."""
+        batch = to_batch(samples, temperature=self._temperature, baselines=self._baselines)
+        rows = np.arange(len(samples))
+        for name, chosen in self._filters.items():
+            if not len(rows):
+                break
+            columns = batch.take(rows)
+            groups = Groups.of(columns["group_id"], columns["trajectory_id"])
+            keep_N = checked_keep(chosen, columns, groups)
+            gone = [samples[row] for row in rows[~keep_N]]
+            taken = {sample.sample_id: name for sample in gone}
+            if chosen.action == "mask":
+                self._counts[f"filter/{name}/masked_samples"] += len(gone)
+                self._masked |= taken
+                continue
+            left = len(np.unique(columns["group_id"][keep_N]))
+            self._counts[f"filter/{name}/dropped_samples"] += len(gone)
+            self._counts[f"filter/{name}/dropped_groups"] += groups.count - left
+            self._dropped |= taken
+            # The last filter that takes a sample of a prompt is the one that left nothing of it.
+            self._reasons |= {sample.key: f"filter:{name}" for sample in gone}
+            rows = rows[keep_N]
+        return [samples[row] for row in rows]
+
+
+def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
+    """Names of a filter's metrics."""
+    figures = (
+        ("masked_samples",) if chosen.action == "mask" else ("dropped_samples", "dropped_groups")
+    )
+    return tuple(f"filter/{name}/{figure}" for figure in figures)

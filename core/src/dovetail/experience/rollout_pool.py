@@ -1,0 +1,235 @@
+"""RolloutPool: one client over many rollout replicas; every requested sample arrives exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from contextlib import aclosing
+
+import attrs
+
+from dovetail.errors import RolloutError
+from dovetail.experience.pool_control import PoolControl
+from dovetail.experience.pool_members import Fault, Member, Restart
+from dovetail.experience.pool_requests import (
+    names_of,
+    nobody_left,
+    original,
+    part_of,
+    refuse_doubles,
+)
+from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, closable
+
+_REMEMBERED_CONVERSATIONS = 100_000
+
+Rescue = Callable[[Sequence[Fault]], None]
+"""Brings back replicas that are all lost, with the weights in force, or raises."""
+
+
+class RolloutPool(PoolControl):
+    """Spreads requests over replicas by outstanding tokens, and takes failed ones elsewhere.
+
+    Args:
+        replicas: started replicas.
+        max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again;
+            requests that were in flight together and fail together are one failure.
+        restart: closes a replica and starts another in its place; None where nobody can.
+
+    Attributes:
+        rescue: called in a thread, once for all that is under way, when every replica is lost in the middle of
+            generation; what is missing is then asked for again. None lets those requests fail.
+    """
+
+    def __init__(
+        self,
+        replicas: Iterable[BaseRollout],
+        *,
+        max_failures: int = 3,
+        restart: Restart | None = None,
+    ) -> None:
+        super().__init__(replicas, max_failures=max_failures, restart=restart)
+        self.rescue: Rescue | None = None
+        self._rescuing: asyncio.Task[None] | None = None
+        self._attempts = 1
+        self._conversations: OrderedDict[Hashable, int] = OrderedDict()
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Upper bound of the tokens that are still to come, over all replicas."""
+        return sum(member.outstanding for member in self._members)
+
+    async def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        conversations: Sequence[Hashable | None] | None = None,
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield every sample of every request as it finishes, in any order.
+
+        Args:
+            requests: their ids must differ.
+            conversations: a key for each request, or None; requests with one key go to one replica
+                while it lives, whose cache knows what was said before.
+
+        Raises:
+            RolloutError: a request failed on every replica, or there is none; the rest is aborted.
+        """
+        refuse_doubles(requests)
+        keys = conversations or [None] * len(requests)
+        inbox: asyncio.Queue[Completion | BaseException | None] = asyncio.Queue()
+
+        async def forward(request: RolloutRequest, key: Hashable | None) -> None:
+            try:
+                async with aclosing(self.submit(request, key)) as completions:
+                    async for completion in completions:
+                        inbox.put_nowait(completion)
+                inbox.put_nowait(None)
+            except Exception as error:  # noqa: BLE001 - raised again where the samples are awaited
+                inbox.put_nowait(error)
+
+        # All tasks take their first step in one turn of the event loop, so that an engine sees the
+        # requests together.
+        tasks = [
+            asyncio.create_task(forward(request, key))
+            for request, key in zip(requests, keys, strict=True)
+        ]
+        running = len(tasks)
+        try:
+            while running:
+                item = await inbox.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def submit(
+        self, request: RolloutRequest, conversation: Hashable | None = None
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield every sample of one request as it finishes.
+
+        When a replica fails, only the samples that have not come are asked of another one. A sample
+        keeps its random stream wherever it is made.
+
+        Raises:
+            RolloutError: the request failed on every replica, or there is none.
+            DovetailError: every replica was lost, and the rescue failed.
+        """
+        missing = dict(enumerate(request.streams))
+        tried: set[Member] = set()
+        errors: list[str] = []
+        cause: RolloutError | None = None
+        while missing:
+            member = self._choose(conversation, tried)
+            if member is None:
+                await self._rescued(nobody_left(request, errors), cause)
+                continue
+            samples = list(missing)
+            part = part_of(request, samples, attempt=len(errors))
+            self._attempts = max(self._attempts, len(errors) + 1)
+            tried.add(member)
+            known = member.incidents
+            try:
+                async with aclosing(self._ask(member, part)) as completions:
+                    async for completion in completions:
+                        sample = original(samples, completion, missing)
+                        del missing[sample]
+                        yield attrs.evolve(completion, request_id=request.request_id, sample=sample)
+                member.failures = 0
+            except RolloutError as error:
+                if member.incidents == known:
+                    member.failures += 1
+                    member.incidents += 1
+                # Else it went down with others in an incident that is counted.
+                errors.append(f"replica {member.number}: {error.message}")
+                member.last_error = cause = error
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests early on every replica."""
+        names = [name for wanted in request_ids for name in names_of(wanted, self._attempts)]
+        await asyncio.gather(*(m.engine.abort(names) for m in self._members))
+
+    def end_conversation(self, conversation: Hashable) -> None:
+        """Forget which replica holds a conversation."""
+        self._conversations.pop(conversation, None)
+
+    async def _ask(
+        self, member: Member, request: RolloutRequest
+    ) -> AsyncGenerator[Completion, None]:
+        """Submit to one replica, counting what is outstanding there."""
+        cost = request.sampling.max_new_tokens
+        prompt = len(request.prompt_ids)
+        owed = prompt + cost * request.n
+        member.outstanding += owed
+        member.requests += 1
+        member.idle.clear()
+        left = request.n
+        try:
+            async with aclosing(closable(member.engine.submit(request))) as completions:
+                async for completion in completions:
+                    # A replica that sends too much is found out by `submit`; it must not owe less than 0.
+                    paid = min(cost, owed)
+                    owed -= paid
+                    left -= 1
+                    member.outstanding -= paid
+                    yield completion
+        finally:
+            member.outstanding -= owed
+            member.requests -= 1
+            if not member.requests:
+                member.idle.set()
+        if left > 0:
+            raise RolloutError(f"it ended without {left} of {request.n} samples")
+
+    def _choose(self, conversation: Hashable | None, tried: set[Member]) -> Member | None:
+        """The conversation's replica while it lives, else the one with the least to do."""
+        candidates = [member for member in self._usable() if member not in tried]
+        if not candidates:
+            return None
+        chosen = min(candidates, key=lambda m: (m.outstanding, m.number))
+        if conversation is None:
+            return chosen
+        known = self._conversations.get(conversation)
+        chosen = next((m for m in candidates if m.number == known), chosen)
+        self._conversations[conversation] = chosen.number
+        self._conversations.move_to_end(conversation)
+        if len(self._conversations) > _REMEMBERED_CONVERSATIONS:
+            self._conversations.popitem(last=False)
+        return chosen
+
+    async def _rescued(self, refusal: RolloutError, cause: RolloutError | None) -> None:
+        """Wait until lost replicas are back: the first request that finds nobody left starts the rescue of all.
+
+        Raises:
+            RolloutError: the refusal, where a replica lives: it is the request that fails.
+        """
+        if self.rescue is None or not self._members:
+            raise refusal from cause
+        if self._rescuing is None:
+            self._rescuing = asyncio.create_task(self._bring_back(self.rescue))
+            self._rescuing.add_done_callback(self._rescue_over)
+        task = self._rescuing
+        try:
+            await asyncio.shield(task)
+        except _SomebodyLivesError:
+            raise refusal from cause
+
+    async def _bring_back(self, rescue: Rescue) -> None:
+        lost = await asyncio.to_thread(self.lost)
+        if len(lost) < self.size:
+            raise _SomebodyLivesError
+        await asyncio.to_thread(rescue, lost)
+
+    def _rescue_over(self, task: asyncio.Task[None]) -> None:
+        self._rescuing = None
+        if not task.cancelled():
+            task.exception()  # whoever waited for it has raised it
+
+
+class _SomebodyLivesError(Exception):
+    """Not every replica is lost."""

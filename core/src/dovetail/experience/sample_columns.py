@@ -1,0 +1,170 @@
+"""Samples to columns: the batch of a step, and its figures. N samples, T response tokens, packed end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.experience.generation import Sample
+from dovetail.experience.reward_signals import distribution, reward_signals
+from dovetail.interfaces.reward import Failure, Score
+
+
+def to_batch(
+    samples: Sequence[Sample],
+    *,
+    temperature: float,
+    baselines: Mapping[int, Sample] | None = None,
+) -> Batch:
+    """The columns of the samples that have a score; failures have no place in a batch.
+
+    A scalar reward sits on the last token of the response.
+
+    Args:
+        samples: in any order; samples of one `group` answer one prompt.
+        temperature: at which they were drawn.
+        baselines: the greedy response of each group, which gives the column `baseline_scores`. A sample of a
+            group whose baseline has no score has no place in the batch either.
+    """
+    scored = [
+        s
+        for s in samples
+        if isinstance(s.outcome, Score) and (baselines is None or has_baseline(s, baselines))
+    ]
+    completions = [s.completion for s in scored]
+    responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
+    columns: dict[str, Any] = {
+        "sample_id": [s.sample_id for s in scored],
+        "epoch": np.array([s.issued.epoch for s in scored], dtype=np.int64),
+        "prompt_id": np.array([s.issued.prompt.index for s in scored], dtype=np.int64),
+        "attempt": np.array([s.issued.attempt for s in scored], dtype=np.int64),
+        "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
+        "group_id": np.array([s.group for s in scored], dtype=np.int64),
+        "trajectory_id": np.arange(len(scored), dtype=np.int64),
+        "prompt_ids": Ragged.from_list(
+            [s.issued.prompt.prompt_ids for s in scored], dtype=np.int64
+        ),
+        "response_ids": responses,
+        "response_mask": responses.with_values(np.ones(len(responses.values), dtype=np.bool_)),
+        "token_weight_versions": Ragged.from_list(
+            [c.weight_versions for c in completions], dtype=np.int64
+        ),
+        "finish_reason": [str(c.finish_reason) for c in completions],
+        "temperature": np.full(len(scored), temperature, dtype=np.float32),
+        "scores": np.array([s.score for s in scored], dtype=np.float32),
+        "token_rewards": _token_rewards(scored, responses),
+        "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
+    }
+    if any(s.issued.prompt.media for s in scored):
+        columns["media"] = [[m.as_json() for m in s.issued.prompt.media] for s in scored]
+    if baselines is not None:
+        columns["baseline_scores"] = np.array(
+            [baselines[s.group].score for s in scored], dtype=np.float32
+        )
+    for column, field in (
+        ("rollout_log_probs", "log_probs"),
+        ("raw_rollout_log_probs", "raw_log_probs"),
+    ):
+        rows = [getattr(c, field) for c in completions]
+        if rows and all(row is not None for row in rows):
+            columns[column] = Ragged.from_list(rows, dtype=np.float32)
+    return Batch(columns)
+
+
+def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
+    """Whether the greedy response to the sample's prompt has a score."""
+    return sample.group in baselines and baselines[sample.group].score is not None
+
+
+def _token_rewards(scored: Sequence[Sample], responses: Ragged) -> Ragged:
+    rows = []
+    for sample, length in zip(scored, responses.lengths, strict=True):
+        outcome = sample.outcome
+        if isinstance(outcome, Score) and outcome.token_rewards is not None:
+            rows.append(outcome.token_rewards)
+            continue
+        row = np.zeros(length, dtype=np.float32)
+        if length:
+            row[-1] = sample.score
+        rows.append(row)
+    return Ragged.from_list(rows, dtype=np.float32)
+
+
+def rollout_metrics(
+    samples: Sequence[Sample], max_response_length: int, baselines: Sequence[Sample] = ()
+) -> dict[str, float]:
+    """Figures of one step's samples, in the field's names; rewards as scored, before any shaping.
+
+    Args:
+        samples: all that were generated, trained on or not; at least one.
+        max_response_length: tokens.
+        baselines: the greedy responses, which count in `reward/baseline_…` alone.
+    """
+    lengths = np.array([len(s.completion.response_ids) for s in samples], dtype=np.float64)
+    prompts = np.array([len(s.issued.prompt.prompt_ids) for s in samples], dtype=np.float64)
+    clipped = np.array([str(s.completion.finish_reason) == "length" for s in samples])
+    return {
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/min": float(lengths.min()),
+        "response_length/clip_ratio": float(clipped.mean()),
+        "response_length/limit": float(max_response_length),
+        "prompt_length/mean": float(prompts.mean()),
+        "prompt_length/max": float(prompts.max()),
+        **_reward_metrics(samples),
+        **reward_signals(samples),
+        **_baseline_metrics(baselines),
+    }
+
+
+def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    outcomes = [s.outcome for s in samples]
+    scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    metrics = {"reward/failures": float(len(failures))}
+    if scores:
+        rewards_N = np.array([score.value for score in scores], dtype=np.float64)
+        metrics |= {
+            "reward/mean": float(rewards_N.mean()),
+            "reward/std": float(rewards_N.std()),
+            "reward/min": float(rewards_N.min()),
+            "reward/max": float(rewards_N.max()),
+            "reward/p10": float(np.percentile(rewards_N, 10)),
+            "reward/p90": float(np.percentile(rewards_N, 90)),
+        }
+    for name in sorted({name for score in scores for name in score.components}):
+        if _told_by_its_scorer(name, scores):
+            continue
+        parts = [score.components[name] for score in scores if name in score.components]
+        metrics[f"reward/components/{name}"] = float(np.mean(parts))
+        metrics |= distribution(name, np.array(parts, np.float64))
+    for kind in sorted({failure.kind for failure in failures}):
+        count = sum(failure.kind == kind for failure in failures)
+        metrics[f"reward/failures/{kind}"] = float(count)
+    return metrics
+
+
+def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
+    """Whether a component `format/format`, a scorer's part of the same name, is the component `format` in every sample."""
+    scorer, _, part = name.rpartition("/")
+    if not scorer or scorer.rpartition("/")[2] != part:
+        return False
+    return all(
+        score.components[name] == score.components.get(scorer)
+        for score in scores
+        if name in score.components
+    )
+
+
+def _baseline_metrics(baselines: Sequence[Sample]) -> dict[str, float]:
+    if not baselines:
+        return {}
+    scores = [s.score for s in baselines if s.score is not None]
+    metrics = {"reward/baseline_failures": float(len(baselines) - len(scores))}
+    if scores:
+        metrics["reward/baseline_mean"] = float(np.mean(scores))
+    return metrics

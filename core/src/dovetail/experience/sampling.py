@@ -1,0 +1,42 @@
+"""How tokens are drawn in training and in validation, from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dovetail.interfaces.rollout import SamplingParams
+from dovetail.sections import RunConfig
+
+
+def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> SamplingParams:
+    """The sampler of training.
+
+    Args:
+        config: the whole config.
+        asked: which of the columns `rollout_log_probs` and `raw_rollout_log_probs` the engine must give.
+    """
+    rollout = config.rollout
+    return SamplingParams(
+        max_new_tokens=config.data.max_response_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+        ignore_eos=rollout.ignore_eos,
+        log_probs="rollout_log_probs" in asked,
+        raw_log_probs="raw_rollout_log_probs" in asked,
+    )
+
+
+def validation_sampling(config: RunConfig) -> SamplingParams:
+    """The sampler of validation."""
+    how = config.rollout.validation
+    return SamplingParams(
+        max_new_tokens=how.max_response_length or config.data.max_response_length,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
+        stop=config.rollout.stop,
+        stop_token_ids=config.rollout.stop_token_ids,
+    )

@@ -1,0 +1,9 @@
+from .images import open_image as open_image
+from .inputs import ImageInputs as ImageInputs
+from .models import (
+    image_token_of as image_token_of,
+    model_class as model_class,
+    takes_images as takes_images,
+)
+from .placeholders import produced_placeholders as produced_placeholders
+from .reference import MediaRef as MediaRef

@@ -1,0 +1,112 @@
+"""The counts of a run, in prompts and in samples, so that nobody has to guess which is meant."""
+
+from __future__ import annotations
+
+import attrs
+
+from dovetail.errors import PlanError
+from dovetail.sections import RunConfig
+
+
+@attrs.frozen(kw_only=True)
+class Counts:
+    """Resolved counts. A sample is one response to a prompt; a step is one rollout batch."""
+
+    prompts_per_step: int
+    samples_per_prompt: int
+    prompts_per_mini_batch: int
+    epochs_per_step: int
+    """Passes over each rollout batch."""
+    critic_prompts_per_mini_batch: int
+    critic_epochs_per_step: int
+    """Passes of the critic over each rollout batch."""
+    critic_warmup_steps: int = 0
+    """First steps in which the critic alone is trained."""
+    train_prompts: int | None
+    """Training prompts after filtering; None where the data has not been read."""
+    steps: int | None
+    """Steps of the run; None where the data has not been read."""
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def samples_per_mini_batch(self) -> int:
+        return self.prompts_per_mini_batch * self.samples_per_prompt
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps after each rollout."""
+        return self.epochs_per_step * -(-self.prompts_per_step // self.prompts_per_mini_batch)
+
+    @property
+    def critic_updates_per_step(self) -> int:
+        """Optimizer steps of the critic after each rollout."""
+        cuts = -(-self.prompts_per_step // self.critic_prompts_per_mini_batch)
+        return self.critic_epochs_per_step * cuts
+
+    @property
+    def total_updates(self) -> int | None:
+        """Optimizer steps of the run."""
+        if self.steps is None:
+            return None
+        return max(self.steps - self.critic_warmup_steps, 0) * self.updates_per_step
+
+    @property
+    def total_critic_updates(self) -> int | None:
+        """Optimizer steps of the critic in the run."""
+        return None if self.steps is None else self.steps * self.critic_updates_per_step
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: what is counted, and how many."""
+        n = self.samples_per_prompt
+        rows = [
+            (
+                "a step",
+                f"{self.prompts_per_step:,} prompts × {n} = {self.samples_per_step:,} samples",
+            ),
+            (
+                "a mini-batch",
+                f"{self.prompts_per_mini_batch:,} prompts × {n} = {self.samples_per_mini_batch:,} samples",
+            ),
+            ("optimizer steps a step", f"{self.updates_per_step:,}"),
+        ]
+        if self.train_prompts is not None:
+            rows.append(("training prompts", f"{self.train_prompts:,}"))
+        if self.steps is not None:
+            plural = "" if self.total_updates == 1 else "s"
+            rows.append(
+                ("steps", f"{self.steps:,} ({self.total_updates:,} optimizer step{plural})")
+            )
+        return rows
+
+
+def count(config: RunConfig, prompts: int | None) -> Counts:
+    """Resolve the counts of a config.
+
+    Raises:
+        PlanError: there are fewer training prompts than one step takes, or no step at all.
+    """
+    batch, n = config.data.train_batch_size, config.rollout.n
+    if prompts is not None and prompts < batch:
+        raise PlanError(
+            f"data.train_batch_size is {batch} prompts ({batch * n} samples), but there are only "
+            f"{prompts} training prompts after filtering",
+            hint=f"set data.train_batch_size={max(prompts, 1)} or less, or add training files",
+        )
+    steps = None if prompts is None else prompts * config.trainer.total_epochs // batch
+    if config.trainer.total_steps is not None:
+        steps = config.trainer.total_steps
+    return Counts(
+        prompts_per_step=batch,
+        samples_per_prompt=n,
+        prompts_per_mini_batch=config.actor.mini_batch_size or batch,
+        epochs_per_step=config.actor.epochs,
+        critic_prompts_per_mini_batch=config.critic.mini_batch_size
+        or config.actor.mini_batch_size
+        or batch,
+        critic_epochs_per_step=config.critic.epochs or config.actor.epochs,
+        train_prompts=prompts,
+        steps=steps,
+    )

@@ -1,0 +1,33 @@
+"""Runs whose prompts have images: every engine of theirs must take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail.errors import PlanError
+from dovetail.planning.resolved_plugins import Chosen
+
+CAPABILITY = "images"
+"""Of rollout and training engines that take prompts with images."""
+
+
+def check_images(chosen: Mapping[str, Chosen], *, critic: bool) -> None:
+    """Refuse engines that would leave images out.
+
+    Args:
+        chosen: the plugins of a run, by their key paths.
+        critic: whether the run has a critic.
+
+    Raises:
+        PlanError: an engine lacks the capability `images`; names it, and an engine of the run that has it.
+    """
+    paths = ["rollout", "actor.engine", "ref.engine", *(["critic.engine"] if critic else [])]
+    engines = [chosen[path] for path in paths if path in chosen]
+    for engine in engines:
+        if CAPABILITY not in engine.cls.capabilities:
+            able = [e.title for e in engines if CAPABILITY in e.cls.capabilities]
+            beside = f"; {able[0]} has it" if able else ""
+            raise PlanError(
+                f"the data has prompts with images, and {engine.title} lacks the capability {CAPABILITY!r}{beside}",
+                hint="choose engines that take images (rollout: hf or vllm; actor.engine: fsdp2), or leave those rows out",
+            )

@@ -1,0 +1,82 @@
+"""An estimate of the memory that a plan's models take, from the model's shape alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dovetail.errors import ModelError
+from dovetail.planning.adapters import (
+    adapted_layers,
+    adapter_parameters,
+    base_parameters,
+    planned_adapter,
+)
+from dovetail.planning.model_shape import BYTES, ModelShape, read_shape
+from dovetail.planning.placement import ROLLOUT
+from dovetail.planning.plan import Plan
+from dovetail.planning.stages import ModelRole
+from dovetail.sections import EngineSection, RunConfig
+
+_FLOAT32 = BYTES["float32"]
+_MOMENTS = 2
+"""That AdamW keeps of every parameter, in float32."""
+
+
+def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
+    """Bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
+
+    What is trained is float32: weights, gradients and two moments of AdamW's, or none of plain gradient descent's. Under
+    low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,
+    and in float32 elsewhere. Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
+
+    Raises:
+        ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
+    """
+    taken = {role.role: dict(_training(config, role)) for role in plan.models}
+    if not plan.placement.joined:
+        taken[ROLLOUT] = dict(_generation(config, plan))
+    pools = [
+        {what: size for role in pool.roles for what, size in taken.get(role, {}).items()}
+        for pool in plan.placement.pools
+    ]
+    return max(pools, key=lambda pool: sum(pool.values()))
+
+
+def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
+    section, shape = role.engine.config, read_shape(config.model, role.path)
+    shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
+    base = -(-base_parameters(shape, role) // shards)
+    planned = planned_adapter(role)
+    if planned is not None and not adapted_layers(planned, shape):
+        raise ModelError(f"which layers of {role.role} have adapters is left to the engine")
+    trained = base if role.trained else 0
+    if planned is None:
+        yield f"{role.role} weights", base * _FLOAT32
+    else:
+        yield f"{role.role} weights, frozen", base * _frozen_width(config, shape)
+        trained = -(-adapter_parameters(planned, shape) // shards)
+        yield f"{role.role} adapters", trained * _FLOAT32
+    if role.trained:
+        yield f"{role.role} gradients", trained * _FLOAT32
+        optim = config.critic.optim if role.role == "critic" else config.actor.optim
+        if optim.optimizer == "adamw":
+            yield f"{role.role} optimizer", trained * _FLOAT32 * _MOMENTS
+
+
+def _frozen_width(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of a frozen number: masters are narrowed only to the dtype that they are stored in."""
+    same = shape.stored_dtype in (None, config.model.dtype)
+    return BYTES[config.model.dtype] if same else _FLOAT32
+
+
+def _generation(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
+    shape, width = read_shape(config.model), BYTES[config.model.dtype]
+    ranks = max(1, config.rollout.ranks_per_replica())
+    yield "rollout weights", -(-shape.parameters // ranks) * width
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    samples = -(-plan.counts.samples_per_step // plan.placement.replicas)
+    # Stages have layers of their own; what is divided beside them, down to one head, is heads.
+    tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
+    parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
+    each = -(-shape.cached_per_token // parts)
+    yield "kv cache, at most", each * width * longest * samples

@@ -1,0 +1,144 @@
+"""ModelShape: a model's layers and sizes, from its config alone: it is built on the meta device, and takes no memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ModelError
+from dovetail.sections import ModelSection
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number of each dtype that `model.dtype` may name."""
+
+
+@attrs.frozen(kw_only=True)
+class Layer:
+    """A layer with one weight matrix: linear, or an embedding."""
+
+    inputs: int
+    """Features that go in; an embedding's rows."""
+    outputs: int
+    """Features that come out."""
+    linear: bool
+    """Whether it is linear, and not the model's output layer."""
+    shared: bool
+    """Whether its weight is another layer's too, as that of a tied output layer is."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelShape:
+    """What a config tells of a causal language model."""
+
+    parameters: int
+    """All of them, each once; buffers are not counted."""
+    head_parameters: int
+    """Of them, those of an output layer that shares its weight with no embedding."""
+    layers: Mapping[str, Layer]
+    """Every layer with one weight matrix, by its name."""
+    modules: frozenset[str]
+    """Names of all modules."""
+    matrices: frozenset[str]
+    """Names of those with a weight matrix of their own: `layers`, and what else keeps one, as routers of experts do: peft adapts
+    those of many models, as parameters."""
+    vocabulary: int
+    """Token ids that it has embeddings for, padding included."""
+    stored_dtype: str | None
+    """The dtype that the config says the weights are stored in."""
+    cached_per_token: int
+    """Numbers that generation keeps of each token: keys and values of all layers."""
+    kv_heads: int
+    """Heads that they are divided into; 0 where there are none."""
+
+    def matching(self, target: str) -> frozenset[str]:
+        """Modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
+        return frozenset(
+            name for name in self.modules if name == target or name.endswith(f".{target}")
+        )
+
+
+def read_shape(section: ModelSection, path: str | None = None) -> ModelShape:
+    """The shape of a model. Nothing is read but its config, and that once where it can be.
+
+    Args:
+        section: says how it is read.
+        path: of another model than the section's.
+
+    Raises:
+        ModelError: it is no model that transformers can read, or its config does not make one.
+    """
+    path, changed = path or section.path, 0
+    with suppress(OSError, RuntimeError):  # what is wrong with it is said where it is read
+        changed = (Path(path).expanduser() / "config.json").stat().st_mtime_ns
+    return _read(path, section.revision, section.trust_remote_code, changed)
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, revision: str | None, trusted: bool, changed: int) -> ModelShape:  # noqa: ARG001 - part of the key
+    import torch
+    from transformers import AutoConfig
+
+    from dovetail.media.models import model_class
+
+    try:
+        config = AutoConfig.from_pretrained(
+            str(Path(path).expanduser()), revision=revision, trust_remote_code=trusted
+        )
+        with torch.device("meta"):
+            # Kernels of attention change no shape, and need not be here.
+            model = model_class(config).from_config(
+                config, attn_implementation="eager", trust_remote_code=trusted
+            )
+        return _shape(config, model)
+    except Exception as error:
+        raise ModelError(
+            f"{path!r} holds no model that transformers can read: {type(error).__name__}: {error}",
+            hint="a model is a directory with config.json, or a hub id",
+        ) from error
+
+
+def _shape(config: Any, model: Any) -> ModelShape:
+    from dovetail.training.adapter import has_matrix
+
+    text = config.get_text_config()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    own_head = head is not None and head.weight is not embedding.weight
+    # A model without attention keeps no keys and values.
+    heads = getattr(text, "num_attention_heads", None) or 0
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    stored = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        head_parameters=head.weight.numel() if own_head else 0,
+        layers=dict(_layers(model, head)),
+        modules=frozenset(name for name, _ in model.named_modules() if name),
+        matrices=frozenset(name for name, m in model.named_modules() if name and has_matrix(m)),
+        vocabulary=embedding.weight.shape[0],
+        stored_dtype=str(stored).removeprefix("torch.") if stored is not None else None,
+        cached_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
+        kv_heads=kv_heads,
+    )
+
+
+def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    users = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            outputs, inputs = module.weight.shape
+        elif isinstance(module, (Conv1D, nn.Embedding)):
+            inputs, outputs = module.weight.shape
+        else:
+            continue
+        linear = module is not head and not isinstance(module, nn.Embedding)
+        shared = users[id(module.weight)] > 1
+        yield name, Layer(inputs=inputs, outputs=outputs, linear=linear, shared=shared)

@@ -1,0 +1,130 @@
+"""The plugins that a config selects, resolved and imported: what the planner reasons about."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.index import default_index
+from dovetail.sections import PluginSection, RunConfig
+from dovetail.sections.placement import (
+    TRANSPORT_BETWEEN_ACCELERATORS,
+    TRANSPORT_BETWEEN_PROCESSES,
+)
+
+
+@attrs.frozen
+class Chosen:
+    """One selected plugin: where the config selects it, its reference, class and config."""
+
+    path: str
+    """Key path of its section, such as `algorithm.advantage`."""
+    ref: PluginRef
+    cls: Any
+    config: PluginSection
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
+
+    def requires(self) -> frozenset[str]:
+        """Columns that it reads under its config."""
+        found: frozenset[str] = self.cls.requires(self.config)
+        return found
+
+    def provides(self) -> frozenset[str]:
+        """Columns that it can write under its config."""
+        found: frozenset[str] = self.cls.provides(self.config)
+        return found
+
+
+def choose(config: RunConfig) -> dict[str, Chosen]:
+    """Resolve and import every plugin that the config selects, by key path.
+
+    Raises:
+        PluginError: a plugin can't be found or loaded.
+    """
+    from dovetail.plugins.load import load_plugin_class, ref_for
+
+    chosen = {}
+    waiting = deque(_sections(config))
+    while waiting:
+        path, kind, section = waiting.popleft()
+        if section is None:
+            continue
+        ref = ref_for(kind, section)
+        chosen[path] = Chosen(path, ref, load_plugin_class(ref), section)
+        if kind == "reward_manager":
+            inner = chosen[path].cls.selects(section)
+            waiting += [(f"{path}.{key}", *selected) for key, selected in inner.items()]
+    return chosen
+
+
+def refs_of(chosen: Mapping[str, Chosen]) -> dict[str, PluginRef]:
+    """The reference of each, by key path."""
+    return {path: plugin.ref for path, plugin in chosen.items()}
+
+
+def default_transport(config: RunConfig) -> str:
+    """The weight transport that a config without one stands for: where trainer and engine live decides."""
+    runtime, rollout = config.runtime, config.rollout
+    if not runtime.in_process or (rollout.in_process and not rollout.joined):
+        return runtime.default_transport(joined=bool(rollout.joined))
+    kind = _accelerator(getattr(runtime, "device", "auto"))
+    if kind is None:
+        return TRANSPORT_BETWEEN_PROCESSES
+    if rollout.joined:
+        return TRANSPORT_BETWEEN_ACCELERATORS
+    # The engine's processes compute on this one's accelerator; few kinds can hand memory from process to process.
+    installed = {entry.name for entry in default_index().entries("weight_transport")}
+    return f"{kind}_ipc" if f"{kind}_ipc" in installed else TRANSPORT_BETWEEN_PROCESSES
+
+
+def _accelerator(device: str) -> str | None:
+    """The kind of accelerator that this process computes on; None on the CPU."""
+    import torch
+
+    if device != "auto":
+        kind = device.partition(":")[0]
+        return None if kind == "cpu" else kind
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return None if here is None else here.type
+
+
+def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
+    algorithm = config.algorithm
+    yield "rollout", "rollout", config.rollout
+    transport = config.rollout.weight_transport
+    if transport is None:
+        transport = PluginSection(name=default_transport(config))
+    yield "rollout.weight_transport", "weight_transport", transport
+    yield "actor.engine", "engine", config.actor.engine
+    yield "critic.engine", "engine", config.critic.engine
+    yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation
+    yield "ref.engine", "engine", config.ref.engine
+    yield "algorithm.preset", "preset", algorithm.preset
+    yield "algorithm.advantage", "advantage", algorithm.advantage
+    yield "algorithm.policy_loss", "policy_loss", algorithm.policy_loss
+    yield "algorithm.loss_aggregation", "loss_aggregation", algorithm.loss_aggregation
+    yield "algorithm.rollout_correction", "rollout_correction", algorithm.rollout_correction
+    for i, sample_filter in enumerate(algorithm.sample_filters):
+        yield f"algorithm.sample_filters[{i}]", "sample_filter", sample_filter
+    for place in ("in_loss", "in_reward"):
+        kl = getattr(algorithm.kl, place)
+        if kl is not None:
+            yield f"algorithm.kl.{place}.controller", "kl_controller", kl.controller
+    yield "reward.manager", "reward_manager", config.reward.manager
+    yield "reward.function", "reward_function", config.reward.function
+    for source, function in config.reward.functions.items():
+        yield f"reward.functions[{source}]", "reward_function", function
+    yield "trainer", "trainer", config.trainer
+    yield "runtime", "runtime", config.runtime
+    yield "data.source", "dataset", config.data.source
+    yield "data.sampler", "sampler", config.data.sampler
+    for i, tracker in enumerate(config.tracking):
+        yield f"tracking[{i}]", "tracker", tracker

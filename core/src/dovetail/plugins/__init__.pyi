@@ -1,0 +1,14 @@
+from .isolation import (
+    Facts as Facts,
+    environment_problems as environment_problems,
+    facts_here as facts_here,
+    facts_of as facts_of,
+    interpreter_of as interpreter_of,
+    plugins_of_roles as plugins_of_roles,
+    require_environment as require_environment,
+)
+from .load import (
+    load_plugin_class as load_plugin_class,
+    make_plugin as make_plugin,
+)
+from .needs import ISOLATED as ISOLATED

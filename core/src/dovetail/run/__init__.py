@@ -1,0 +1,1 @@
+"""A run: built from its plan, its steps, its checkpoints."""

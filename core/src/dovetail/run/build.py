@@ -1,0 +1,249 @@
+"""Builds the parts of a run from its config: the one place where plugins are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
+from dovetail.planning.plan import Plan, make_plan
+from dovetail.planning.stages import ModelRole
+from dovetail.run.broadcast import Trackers
+from dovetail.run.parts import Data, Parts
+from dovetail.run.passive_data import CheckedDataset, check_sampler
+from dovetail.run.starting import start_roles
+from dovetail.sections import EngineSection, ModelSection, RunConfig, TrainingSection
+
+if TYPE_CHECKING:
+    from dovetail.data.prompts import PromptSet
+    from dovetail.telemetry.run_directory import RunDirectory
+
+
+def load_data(config: RunConfig) -> Data:
+    """Read the tokenizer and every prompt.
+
+    Raises:
+        DataError, ModelError: what is missing or wrong, with file and row.
+        ConfigError: no training files are named.
+    """
+    from dovetail.data.prompts import load_prompts
+    from dovetail.data.tokenizer import load_tokenizer
+    from dovetail.plugins.load import make_plugin, ref_for
+
+    _no_progress_bars()
+    if not config.data.train_files:
+        raise ConfigError(
+            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+        )
+    tokenizer = load_tokenizer(config.model)
+    made: Any = make_plugin(
+        ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
+    )
+    source = CheckedDataset(made)
+
+    def read(paths: tuple[str, ...]) -> PromptSet:
+        media_dir = Path(config.data.media_dir or Path(config.output_dir) / "media")
+        return load_prompts(
+            source, paths, tokenizer, config.data, config.model, media_dir=media_dir
+        )
+
+    train = read(config.data.train_files)
+    val = read(config.data.val_files) if config.data.val_files else None
+    return Data(tokenizer=tokenizer, train=train, val=val)
+
+
+def build(
+    config: RunConfig, data: Data, plan: Plan, run_directory: RunDirectory, logger: Any
+) -> Parts:
+    """Make and start every part; what was started is closed again if a later part fails."""
+    from dovetail.checkpoint.store import CheckpointStore
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import Issued, PromptLoader
+    from dovetail.hooks import Observers
+    from dovetail.plugins.load import make_plugin
+    from dovetail.run.profile import check_profile
+    from dovetail.scoring.functions import configured_functions
+    from dovetail.scoring.rows import check_sources
+    from dovetail.telemetry.timers import Timers
+
+    refs = plan.refs
+    functions = configured_functions(config.reward, PluginContext(seed=config.seed))
+    for prompts in (data.train, data.val):
+        if prompts is not None:
+            check_sources(functions, prompts.prompts)
+    context = PluginContext(
+        seed=config.seed,
+        run_directory=run_directory.path,
+        tokenizer=data.tokenizer,
+        model=config.model,
+        logger=logger,
+        reward_functions=functions,
+    )
+    with ExitStack() as started:
+        if config.trainer.deterministic:
+            _deterministic(started)
+        runtime: Any = make_plugin(refs["runtime"], context)
+        started.callback(runtime.close)
+        runtime.start()
+        runtime.place(plan.placement.pools)
+        rollout = WorkerSpec(
+            role="rollout",
+            plugin=refs["rollout"],
+            context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
+            transport=refs["rollout.weight_transport"],
+        )
+
+        def train() -> dict[str, Any]:
+            groups = {
+                model.role: _worker_group(runtime, model, config, plan, context)
+                for model in plan.models
+            }
+            check_profile(config, groups, run_directory.path)
+            return groups
+
+        groups, replicas = start_roles(
+            config,
+            plan,
+            run_directory.path,
+            train=train,
+            generate=lambda: runtime.rollout_replicas(rollout, plan.placement.replicas),
+            logger=logger,
+        )
+        pool = RolloutPool(replicas, restart=runtime.restart_replica)
+        started.callback(pool.close)
+        manager: Any = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
+        started.callback(manager.close)
+        manager.start()
+        estimator: Any = make_plugin(refs["algorithm.advantage"], context)
+        filters: Any = _made(refs, context, "algorithm.sample_filters[")
+        correction: Any = None
+        if plan.has_stage("rollout_correction"):
+            correction = make_plugin(refs["algorithm.rollout_correction"], context)
+        controllers: Any = {
+            place: make_plugin(refs[f"algorithm.kl.{place}.controller"], context)
+            for place in ("in_loss", "in_reward")
+            if f"algorithm.kl.{place}.controller" in refs
+        }
+        chosen: list[Any] = list(_made(refs, context, "tracking[").values())
+        trackers = Trackers(chosen, logger)
+        started.callback(trackers.close)
+        trackers.start()
+        ledger = Ledger()
+        trainer: Any = make_plugin(refs["trainer"], context)
+        sampler: Any = make_plugin(refs["data.sampler"], context)
+        check_sampler(sampler, len(data.train.prompts))
+        return Parts(
+            config=config,
+            plan=plan,
+            run_directory=run_directory,
+            tokenizer=data.tokenizer,
+            ledger=ledger,
+            loader=PromptLoader(data.train.prompts, sampler, config.data.train_batch_size, ledger),
+            val_prompts=[
+                Issued(epoch=0, attempt=0, prompt=prompt)
+                for prompt in (data.val.prompts if data.val else ())
+            ],
+            actor=groups["actor"],
+            critic=groups.get("critic"),
+            ref=groups.get("ref"),
+            trainer=trainer,
+            pool=pool,
+            manager=manager,
+            estimator=estimator,
+            filters=_by_name(filters.values()),
+            correction=correction,
+            kl_controllers=controllers,
+            trackers=trackers,
+            observers=Observers.load(logger),
+            store=CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
+            timers=Timers(),
+            logger=logger,
+            runtime=runtime,
+            started=started.pop_all(),
+        )
+
+
+def _whole_updates(plan: Plan) -> bool:
+    """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
+    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
+
+
+def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:
+    """The plugins of a list in the config, by key path, in its order."""
+    from dovetail.plugins.load import make_plugin
+
+    return {p: make_plugin(ref, context) for p, ref in refs.items() if p.startswith(prefix)}
+
+
+def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
+    """Plugins by name; the second of one name is called `name_2`, and so on."""
+    named: dict[str, Any] = {}
+    for plugin in plugins:
+        same = sum(type(other) is type(plugin) for other in named.values())
+        named[f"{plugin.name}_{same + 1}" if same else plugin.name] = plugin
+    return named
+
+
+def _deterministic(started: ExitStack) -> None:
+    """Have torch refuse kernels that differ from run to run, until the run is closed."""
+    import torch
+
+    # cuBLAS reads it when its first handle is made (docs.nvidia.com/cuda/cublas, reproducibility).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    started.callback(
+        torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()
+    )
+    torch.use_deterministic_algorithms(True)
+
+
+def _worker_group(
+    runtime: Runtime, model: ModelRole, config: RunConfig, plan: Plan, context: PluginContext
+) -> Any:
+    critic = model.role == "critic"
+    training: TrainingSection = config.critic if critic else config.actor
+    if model.role == "ref" and config.ref.max_tokens_per_micro_batch is not None:
+        training = attrs.evolve(
+            config.actor, max_tokens_per_micro_batch=config.ref.max_tokens_per_micro_batch
+        )
+    model_section: ModelSection = attrs.evolve(config.model, path=model.path)
+    spec = WorkerSpec(
+        role=model.role,
+        plugin=model.engine,
+        context=attrs.evolve(
+            context,
+            role=model.role,
+            model=model_section,
+            head=model.head,
+            training=training,
+            total_steps=plan.counts.total_critic_updates if critic else plan.counts.total_updates,
+        ),
+        # A critic's weights go nowhere, and neither do those of a frozen reference.
+        transport=plan.refs["rollout.weight_transport"] if model.role == "actor" else None,
+    )
+    return runtime.worker_group(spec, model.mesh)
+
+
+def plan_from_data(config: RunConfig, data: Data) -> Plan:
+    """The plan with its counts resolved from the data."""
+    return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)
+
+
+def run_path(config: RunConfig) -> Path:
+    """Where this config's run goes."""
+    return Path(config.output_dir) / config.project / config.experiment
+
+
+def _no_progress_bars() -> None:
+    """The run has a display of its own; transformers' bars would only tear it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

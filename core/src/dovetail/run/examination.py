@@ -1,0 +1,268 @@
+"""What can be known to be wrong before a run starts: files, data, rewards, the plan, and what the installed rules find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from dovetail.config.checks import missing_files
+from dovetail.config.load import LoadedConfig, raise_problems
+from dovetail.errors import ConfigError, DovetailError, nearest
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.preflight import Finding
+from dovetail.planning.plan import Plan, make_plan
+from dovetail.run.build import load_data
+from dovetail.run.parts import Data
+from dovetail.sections import RunConfig
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class Examination:
+    """All that a look at a config brought to light."""
+
+    notes: tuple[str, ...]
+    """What is there, a line each."""
+    findings: tuple[Finding, ...]
+    """What is wrong."""
+    needs: tuple[str, ...] = ()
+    """Packages that the chosen plugins need and this environment lacks, a line each: no error where a run is only checked."""
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What no run can start with."""
+        return tuple(f for f in self.findings if f.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What a run can start with, and probably should not."""
+        return tuple(f for f in self.findings if f.severity == "warning")
+
+
+def examine(loaded: LoadedConfig) -> Examination:
+    """Look at everything short of loading weights, and go on past what is wrong, so that all of it comes at once."""
+    examiner = _Examiner(loaded)
+    examiner.run()
+    return Examination(
+        notes=tuple(examiner.notes),
+        findings=tuple(examiner.findings),
+        needs=tuple(examiner.needs),
+    )
+
+
+def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...]:
+    """Let the rules judge a run that is about to start; record their warnings and return them.
+
+    They go to `events.jsonl` as information: whoever starts the run shows them to people, in the words of
+    `dovetail check`.
+
+    Raises:
+        ConfigError: rules found errors; `problems` lists all of them.
+    """
+    findings = rule_findings(loaded.config, plan)
+    warnings = tuple(f for f in findings if f.severity == "warning")
+    for finding in warnings:
+        logger.info(
+            finding.message, severity=finding.severity, rule=finding.rule, hint=finding.hint
+        )
+    errors = [f for f in findings if f.severity == "error"]
+    if errors:
+        raise refusal("preflight", errors)
+    return warnings
+
+
+def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
+    """One error that lists all of them, each with its id and how to mend it."""
+    count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
+    listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
+    return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])
+
+
+def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
+    """What the installed rules say of a config and its plan, leaving out those that `preflight.ignore` names.
+
+    A rule that fails says nothing of the config: it is reported as a warning that names it.
+    """
+    from dovetail.plugins.index import default_index
+
+    entries = default_index().entries("preflight")
+    findings = list(_unknown_ignored(config, [entry.name for entry in entries]))
+    for entry in entries:
+        if entry.name not in config.preflight.ignore:
+            findings += _judged_by(entry, config, plan)
+    return findings
+
+
+def _judged_by(entry: Any, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    from dovetail.interfaces.runtime import PluginRef
+    from dovetail.plugins.load import make_plugin
+
+    if entry.state != "compatible":
+        yield _broken(entry, entry.reason or entry.state)
+        return
+    ref = PluginRef(kind="preflight", name=entry.name, distribution=entry.distribution)
+    try:
+        rule: Any = make_plugin(ref, PluginContext(seed=config.seed))
+        yield from rule.check(config, plan)
+    except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is no fault of the config
+        yield _broken(entry, f"{type(error).__name__}: {error}")
+
+
+def _broken(entry: Any, why: str) -> Finding:
+    return Finding(
+        rule=entry.name,
+        severity="warning",
+        message=f"the preflight rule {entry.name} of {entry.distribution} could not judge this config: {why}",
+        hint=f"report it to the author of {entry.distribution}, or set preflight.ignore={entry.name}",
+    )
+
+
+def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Finding]:
+    for rule in config.preflight.ignore:
+        if rule not in known:
+            close = nearest(rule, known)
+            yield Finding(
+                rule="preflight.ignore",
+                severity="error",
+                message=f"preflight.ignore names {rule!r}, and no installed rule has that id",
+                hint=f"did you mean {close!r}?"
+                if close
+                else f"the ids are: {', '.join(sorted(known))}",
+            )
+
+
+def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
+    """What this environment lacks of what the chosen plugins need, and what installs it; each plugin once.
+
+    Plugins of roles that run elsewhere (`apart`) are judged there: in environments of their own by the rule
+    `environment_unfit`, joined ones by what their servers answer.
+    """
+    from dovetail.plugins.load import find
+    from dovetail.plugins.needs import install_command
+
+    seen: set[tuple[str, str]] = set()
+    for path, ref in plan.refs.items():
+        if path in apart or (path.endswith(".engine") and path.partition(".")[0] in apart):
+            continue
+        if ref.path is not None or (ref.kind, ref.name) in seen:
+            continue
+        seen.add((ref.kind, ref.name))
+        entry = find(ref)
+        unmet = [need for need in entry.needs if not need.met]
+        if unmet:
+            wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
+            yield (
+                f"{ref.kind} {ref.name!r} needs {wanted} where it runs: "
+                f"{install_command(entry.distribution, unmet)}"
+            )
+
+
+class _Examiner:
+    """Goes through a config part by part, and keeps what each part had to say."""
+
+    def __init__(self, loaded: LoadedConfig) -> None:
+        self.loaded = loaded
+        self.config = loaded.config
+        self.notes: list[str] = []
+        self.needs: list[str] = []
+        self.findings: list[Finding] = []
+
+    def run(self) -> None:
+        data = self._data()
+        self._rewards(data)
+        plan = self._plan(data)
+        if plan is not None:
+            self._runtime(plan)
+            self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
+            joined = frozenset({"rollout"} if self.config.rollout.joined else ())
+            self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | joined)
+        found = rule_findings(self.config, plan)
+        better = [f.instead_of for f in found if f.instead_of is not None]
+        self.findings = [
+            f
+            for f in self.findings
+            if f.rule != "plan" or not any(words in f.message for words in better)
+        ] + found
+
+    def _data(self) -> Data | None:
+        config, section = self.config, self.config.data
+        missing = list(missing_files(config))
+        try:
+            raise_problems("", missing, self.loaded.origins)
+        except ConfigError as error:
+            for problem in error.problems:
+                self._fault("data", ConfigError(problem))
+        absent = {problem.path[1] for problem in missing}
+        if "val_files" in absent:
+            section = attrs.evolve(section, val_files=())
+        data = None
+        if "train_files" not in absent:
+            data = self._try("data", lambda: load_data(attrs.evolve(config, data=section)))
+        if data is None:
+            if section.train_files and section.val_files:
+                # Nobody has read the held-out files, where it was the training files that were at fault.
+                swapped = attrs.evolve(section, train_files=section.val_files, val_files=())
+                self._try("data", lambda: load_data(attrs.evolve(config, data=swapped)))
+            return None
+        held_out = len(data.val.prompts) if data.val else 0
+        self.notes.append(
+            f"data: {len(data.train.prompts):,} training prompts, {held_out:,} held out"
+        )
+        for what, prompts in (("training", data.train), ("held-out", data.val)):
+            if prompts is not None and prompts.filtered_overlong:
+                self.notes.append(
+                    f"data: {prompts.filtered_overlong:,} {what} prompts longer than "
+                    f"{self.config.data.max_prompt_length} tokens are left out"
+                )
+        return data
+
+    def _rewards(self, data: Data | None) -> None:
+        from dovetail.scoring.functions import configured_functions
+        from dovetail.scoring.rows import check_sources
+
+        context = PluginContext(seed=self.config.seed)
+        functions = self._try("reward", lambda: configured_functions(self.config.reward, context))
+        if functions is None or data is None:
+            return
+        before = len(self.findings)
+        for prompts in (data.train, data.val):
+            if prompts is not None:
+                rows = prompts.prompts
+                self._try("reward", lambda rows=rows: check_sources(functions, rows))  # type: ignore[misc]
+        if len(self.findings) == before:
+            self.notes.append("reward: every data source has a function")
+
+    def _plan(self, data: Data | None) -> Plan | None:
+        """The plan; where its counts do not fit the data, one without data, for the rules to judge."""
+        plan = None
+        if data is not None:
+            prompts, images = len(data.train.prompts), data.has_images
+            plan = self._try("plan", lambda: make_plan(self.config, prompts=prompts, images=images))
+        return plan or self._try("plan", lambda: make_plan(self.config))
+
+    def _runtime(self, plan: Plan) -> None:
+        from dovetail.plugins.load import make_plugin
+
+        def device() -> str:
+            runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=self.config.seed))
+            return str(runtime.device())
+
+        found = self._try("runtime", device)
+        if found is not None:
+            self.notes.append(f"runtime: {plan.refs['runtime'].name} on {found}")
+
+    def _try(self, what: str, do: Callable[[], T]) -> T | None:
+        """What it returns; None where it fails, and the fault is kept."""
+        try:
+            return do()
+        except DovetailError as error:
+            self._fault(what, error)
+            return None
+
+    def _fault(self, what: str, error: DovetailError) -> None:
+        finding = Finding(rule=what, severity="error", message=error.message, hint=error.hint)
+        if finding not in self.findings:
+            self.findings.append(finding)

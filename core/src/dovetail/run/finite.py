@@ -1,0 +1,172 @@
+"""Numbers that are not finite: they stop the step before any weight changes, and the run directory says where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+from jaxtyping import Int64
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.errors import NumericsError
+from dovetail.numerics.finite import listed
+
+if TYPE_CHECKING:
+    from dovetail.experience.generation import Sample
+    from dovetail.telemetry.run_directory import RunDirectory
+
+PLACES = 32
+"""Positions of a sample that the file lists."""
+ROWS = 256
+"""Samples that the file describes; it names all of them."""
+
+_ENGINE = (
+    "the rollout engine's logits overflow: try model.dtype=float32, and look at the weights that it was sent "
+    "(actor/grad_norm of the steps before)"
+)
+_MODEL = (
+    "the model's logits overflow: go on from an earlier checkpoint with a lower {role}.optim.lr or {role}.grad_clip, "
+    "or try model.dtype=float32"
+)
+_REWARD = "mend the reward: a score that is finite in float64 may still overflow in float32"
+_ESTIMATOR = (
+    "rewards and values are finite, so the estimator made it: try another algorithm.advantage"
+)
+
+CHECKED: Mapping[str, str] = {
+    "rollout_log_probs": _ENGINE,
+    "raw_rollout_log_probs": _ENGINE,
+    "old_log_probs": _MODEL.format(role="actor"),
+    "ref_log_probs": "the reference model's logits overflow: try model.dtype=float32, or another ref.path",
+    "values": _MODEL.format(role="critic"),
+    "token_rewards": _REWARD,
+    "scores": _REWARD,
+    "baseline_scores": _REWARD,
+    "advantages": _ESTIMATOR,
+    "returns": _ESTIMATOR,
+}
+"""The columns that are looked at, causes before effects, and what to do about each."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Found:
+    """Where one column is not finite."""
+
+    column: str
+    samples_M: Int64[np.ndarray, "M"]
+    """int64 [M]: rows of the batch."""
+
+    def places(self, batch: Batch, row: int) -> tuple[list[int], list[str]]:
+        """Token positions (none in a sample-level column) and values of a row, the first `PLACES`."""
+        values = batch[self.column]
+        if not isinstance(values, Ragged):
+            return [], [str(values[row])]
+        bad_T = ~np.isfinite(values[row])
+        if "response_mask" in batch:
+            bad_T &= batch["response_mask"][row]
+        positions = np.flatnonzero(bad_T)[:PLACES]
+        return positions.tolist(), [str(value) for value in values[row][positions]]
+
+
+def check_finite(
+    batch: Batch, *, step: int, directory: RunDirectory, samples: Iterable[Sample] = ()
+) -> None:
+    """Do nothing where every number is finite. What response_mask leaves out does not matter.
+
+    Args:
+        batch: with any of the columns of `CHECKED`.
+        step: the step that is under way.
+        directory: of the run; `faults/step_N.json` is written into it.
+        samples: where the prompts and responses of the batch's samples are found.
+
+    Raises:
+        NumericsError: names the first column that is not finite, the samples, and the file.
+    """
+    found = [
+        _Found(column=column, samples_M=where)
+        for column in CHECKED
+        if column in batch and len(where := _not_finite(batch, column))
+    ]
+    if not found:
+        return
+    rows = [row for part in found for row in _rows(batch, part)]
+    ids = list(dict.fromkeys(batch["sample_id"][row] for part in found for row in part.samples_M))
+    path = _write(directory, step, ids, rows, samples)
+    first = found[0]
+    named = [batch["sample_id"][row] for row in first.samples_M]
+    also = f"; so are {', '.join(part.column for part in found[1:])}" if found[1:] else ""
+    raise NumericsError(
+        f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step}: "
+        f"{listed(named)}{also}. No weight was changed; what was found is in {path}",
+        hint=CHECKED[first.column],
+        sample_ids=ids,
+    )
+
+
+def with_fault_file(
+    error: NumericsError, *, step: int, directory: RunDirectory, samples: Iterable[Sample]
+) -> NumericsError:
+    """An engine's error that names samples: they are written as by `check_finite`, and the new error names the file."""
+    path = _write(directory, step, list(error.sample_ids), [], samples)
+    return NumericsError(
+        f"{error.message}; its samples are in {path}",
+        hint=error.hint,
+        sample_ids=error.sample_ids,
+    )
+
+
+def _not_finite(batch: Batch, column: str) -> Int64[np.ndarray, "M"]:
+    """int64 [M]: the samples in which the column is not finite where it counts."""
+    values = batch[column]
+    if not isinstance(values, Ragged):
+        return np.flatnonzero(~np.isfinite(values))
+    if values.finite():  # which workers know of their own results, so that nothing is fetched
+        return np.empty(0, np.int64)
+    bad_T = ~np.isfinite(values.values)
+    if "response_mask" in batch:
+        bad_T &= batch["response_mask"].values
+    return np.unique(values.row_index[bad_T])
+
+
+def _rows(batch: Batch, found: _Found) -> list[dict[str, Any]]:
+    rows = []
+    for row in found.samples_M[:ROWS].tolist():
+        positions, values = found.places(batch, row)
+        rows.append(
+            {
+                "sample_id": batch["sample_id"][row],
+                "column": found.column,
+                "positions": positions,
+                "values": values,
+            }
+        )
+    return rows
+
+
+def _write(
+    directory: RunDirectory,
+    step: int,
+    ids: list[str],
+    rows: list[dict[str, Any]],
+    samples: Iterable[Sample],
+) -> Path:
+    """`faults/step_N.json`: all names, and the first samples with prompt, response and what is wrong in them."""
+    (directory.path / "faults").mkdir(exist_ok=True)
+    texts = {sample.sample_id: sample for sample in samples}
+    described = []
+    for sample_id in ids[:ROWS]:
+        entry: dict[str, Any] = {"sample_id": sample_id}
+        if sample_id in texts:
+            sample = texts[sample_id]
+            entry |= {"prompt": sample.issued.prompt.raw, "response": sample.text}
+        wrong = [row for row in rows if row["sample_id"] == sample_id]
+        entry["faults"] = [
+            {name: row[name] for name in ("column", "positions", "values")} for row in wrong
+        ]
+        described.append(entry)
+    document = {"step": step, "sample_ids": ids, "samples": described}
+    return directory.write_json(f"faults/step_{step}.json", document)

@@ -1,0 +1,210 @@
+"""The consistency gate: are rollout and trainer the same policy, and which stage makes them differ?
+
+Where they are not, importance ratios are wrong, and training goes astray without an error. The gate compares
+the two log-probabilities of the tokens that were generated, before any weight changes, and judges the mean of
+|p_train − p_rollout|: below 0.005 is usual, above 0.01 is more than kernels and rounding normally explain.
+
+**Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
+with Z ≤ 1 the mass that was kept. That is no fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
+so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The gate judges what is left when as much
+as that is allowed for. That is one-sided, so it sees about half of an error that has no sign; where the engine also gives
+`raw_rollout_log_probs`, of the full softmax, they are judged too, and see all of it.
+
+Legend: N samples, T response tokens, packed end to end; K of them masked in and finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.errors import ColumnError, NumericsError
+from dovetail.interfaces.rollout import SamplingParams
+from dovetail.metrics import Last, Max, Mean, Metric, Sum
+from dovetail.numerics.finite import sample_names
+from dovetail.run.gate_comparison import Comparison
+from dovetail.run.gate_stages import Stage, diagnose
+from dovetail.sections.algorithm import GateSection
+
+USUAL = 0.005
+"""Mean difference of two probabilities below which engines normally stay."""
+NAMED = 16
+"""Samples that a verdict names, those that differ most first."""
+
+Level = Literal["ok", "warn", "stop"]
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """What the gate found.
+
+    Attributes:
+        level: `ok`, or past the bound at which the run warns or stops.
+        metrics: `gate/prob_diff_mean` and `_max` of |p_train − p_rollout|; `gate/log_prob_diff_mean` of
+            log p_rollout − log p_train; `gate/correlation` of the two probabilities (Pearson); `gate/tokens`.
+            `gate/raw_prob_diff_mean` where there are raw log-probabilities, `gate/unexplained_diff_mean` where
+            truncation is allowed for, `gate/stale_tokens` where versions are checked.
+        stage: what the difference comes from; None where there is none. At level `ok` it is `sampling_transform`,
+            where the truncation that the config asks for is all that there is.
+        message: all of it in words; empty where there is no stage.
+        hint: what to do.
+        sample_ids: the samples that differ most, where the level is not `ok`.
+    """
+
+    level: Level
+    metrics: Mapping[str, Metric]
+    stage: Stage | None = None
+    message: str = ""
+    hint: str | None = None
+    sample_ids: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Do nothing unless the level is `stop`.
+
+        Raises:
+            NumericsError: it is; carries the samples that differ most.
+        """
+        if self.level == "stop":
+            raise NumericsError(self.message, hint=self.hint, sample_ids=self.sample_ids)
+
+
+def due(step: int, section: GateSection) -> bool:
+    """Whether the gate measures at this step (from 1) even if the trainer has to score samples for it."""
+    return section.every > 0 and (step == 1 or step % section.every == 0)
+
+
+def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
+    """int64: rows of the samples that the trainer scores for the gate, spread evenly and in order.
+
+    Args:
+        response_mask: of the batch; rows without a masked-in token are passed over.
+        samples: how many at most.
+    """
+    filled = np.flatnonzero(response_mask.sum() > 0)
+    count = min(samples, len(filled))
+    return filled[np.arange(count) * len(filled) // max(count, 1)]
+
+
+def measure(
+    batch: Batch,
+    log_probs: Ragged,
+    *,
+    sampling: SamplingParams,
+    section: GateSection,
+    weight_version: int | None = None,
+) -> Verdict:
+    """Compare the rollout's log-probabilities with the trainer's.
+
+    Args:
+        batch: N samples; needs `response_mask` and `rollout_log_probs`. Reads `raw_rollout_log_probs`,
+            `token_weight_versions`, `temperature` and `sample_id` where they are there.
+        log_probs: float32, nats, of the same rows by the trainer: full softmax of logits / temperature.
+        sampling: how the rollout sampled.
+        section: the bounds.
+        weight_version: the version that the trainer holds; tokens of another one are stale, and warned of however
+            small the difference is. None where other versions are meant to be there, as in asynchronous training.
+
+    Raises:
+        ColumnError: a column is missing, or does not line up with `response_mask`.
+    """
+    batch.require(("response_mask", "rollout_log_probs"), "the consistency gate")
+    found, broken_rows = _compare(batch, log_probs, sampling, weight_version)
+    broken = len(broken_rows)
+    metrics = _metrics(found, weight_version is not None)
+    judged = found.judged
+    level: Level = "ok"
+    if section.stop_above is not None and (judged > section.stop_above or broken):
+        level = "stop"
+    elif judged > section.warn_above or found.stale_K.any() or broken:
+        level = "warn"
+    if level == "ok" and found.mean(found.gap_K) <= section.warn_above:
+        return Verdict(level=level, metrics=metrics)
+    finding = diagnose(found, sampling, section.warn_above, weight_version, broken)
+    worst: list[int] = []
+    if level != "ok":
+        worst = [*broken_rows.tolist(), *found.worst_rows().tolist()]
+    return Verdict(
+        level=level,
+        metrics=metrics,
+        stage=finding.stage,
+        message=f"{_figures(found, section, level)}; {finding.stage}: {finding.text}",
+        hint=finding.hint,
+        sample_ids=sample_names(batch, list(dict.fromkeys(worst))[:NAMED]),
+    )
+
+
+def _compare(
+    batch: Batch, log_probs: Ragged, sampling: SamplingParams, weight_version: int | None
+) -> tuple[Comparison, np.ndarray]:
+    """The masked-in tokens whose log-probabilities are finite, and the row of each one whose are not."""
+    mask: Ragged = batch["response_mask"]
+    columns = {
+        "the trainer's log_probs": log_probs,
+        "rollout_log_probs": batch["rollout_log_probs"],
+    }
+    for name in ("raw_rollout_log_probs", "token_weight_versions"):
+        if name in batch:
+            columns[name] = batch[name]
+    for name, column in columns.items():
+        if not np.array_equal(column.offsets, mask.offsets):
+            raise ColumnError(
+                f"{name} of the consistency gate do not line up with response_mask: {len(column.values)} values "
+                f"over {len(column)} samples, the mask {len(mask.values)} over {len(mask)}",
+                hint="the trainer scores the same rows, one value a response token",
+            )
+    train_T, rollout_T = (column.values for column in list(columns.values())[:2])
+    finite_T = np.isfinite(train_T) & np.isfinite(rollout_T)
+    chosen = np.flatnonzero(mask.values & finite_T)
+    raw = columns.get("raw_rollout_log_probs")
+    versions = columns.get("token_weight_versions")
+    found = Comparison.of(
+        train_K=train_T[chosen].astype(np.float64),
+        rollout_K=rollout_T[chosen].astype(np.float64),
+        raw_K=None if raw is None else raw.values[chosen].astype(np.float64),
+        version_K=None if versions is None else versions.values[chosen],
+        row_K=mask.row_index[chosen],
+        temperature_N=batch.columns.get("temperature"),
+        weight_version=weight_version,
+        sampling=sampling,
+    )
+    return found, mask.row_index[mask.values & ~finite_T]
+
+
+def _metrics(found: Comparison, versions: bool) -> dict[str, Metric]:
+    tokens = len(found.train_K)
+
+    def mean(values_K: np.ndarray) -> Mean:
+        return Mean(float(values_K.sum()), tokens)
+
+    metrics: dict[str, Metric] = {
+        "gate/prob_diff_mean": mean(found.gap_K),
+        "gate/prob_diff_max": Max(float(found.gap_K.max(initial=0.0))),
+        "gate/log_prob_diff_mean": mean(found.rollout_K - found.train_K),
+        "gate/correlation": Last(found.correlation),
+        "gate/tokens": Sum(tokens),
+    }
+    if found.raw_gap_K is not None:
+        metrics["gate/raw_prob_diff_mean"] = mean(found.raw_gap_K)
+    if found.truncated:
+        metrics["gate/unexplained_diff_mean"] = Mean(found.judged * tokens, tokens)
+    if versions:
+        metrics["gate/stale_tokens"] = Sum(int(np.count_nonzero(found.stale_K)))
+    return metrics
+
+
+def _figures(found: Comparison, section: GateSection, level: Level) -> str:
+    """The measured difference and the bound that it passed."""
+    tokens = f"{len(found.train_K):,} tokens"
+    mean = found.mean(found.gap_K)
+    text = f"rollout and trainer: the mean of |p_train − p_rollout| over {tokens} is {mean:.4f}"
+    if found.truncated:
+        text += f", {found.judged:.4f} of it beyond what top-p and top-k explain"
+    for name, bound in (("stop_above", section.stop_above), ("warn_above", section.warn_above)):
+        if level != "ok" and bound is not None and found.judged > bound:
+            return f"{text}, above algorithm.gate.{name} = {bound:g} (below {USUAL:g} is usual)"
+    return text

@@ -1,0 +1,209 @@
+"""Which stage makes rollout and training log-probabilities differ: the weights' version, the sampling transform, or numerics.
+
+Each is told by a mark that the others don't leave: tokens that carry another version; raw log-probabilities that
+agree where the sampler's don't, differences of one sign, or differences that follow the log-probability as another
+temperature's do. What leaves no mark is numerics. K tokens, masked in and finite.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces.rollout import SamplingParams
+from dovetail.run.gate_comparison import Comparison
+
+Stage = Literal["weights_version", "sampling_transform", "numerics"]
+
+NOTICEABLE = 1e-3
+"""Nats by which a token differs at all; below it is rounding."""
+ENOUGH = 100
+"""Tokens that a pattern must rest on."""
+ONE_SIGN = 0.99
+"""Share of differences above 0 that points to a truncated distribution."""
+EXPLAINED = 0.35
+"""Share of the differences' variation that another temperature must explain to be named."""
+ALIKE = 0.9
+"""Correlation of the probabilities below which the policies differ by more than a temperature."""
+
+
+@attrs.frozen
+class Finding:
+    """What the difference comes from, why one thinks so, and what to do."""
+
+    stage: Stage
+    text: str
+    hint: str
+
+
+def diagnose(
+    found: Comparison,
+    sampling: SamplingParams,
+    bound: float,
+    weight_version: int | None,
+    broken: int,
+) -> Finding:
+    """Name the stage.
+
+    Args:
+        found: the comparison.
+        sampling: how the rollout sampled.
+        bound: mean difference from which on there is something to explain.
+        weight_version: the version in force, where it is known.
+        broken: masked-in tokens whose log-probabilities are not finite.
+    """
+    if broken:
+        return Finding(
+            "numerics",
+            f"{broken:,} log-probabilities are NaN or infinite",
+            "look at these samples in float32; an engine that returns −inf has sampled what it says is impossible",
+        )
+    fresh = found.only(~found.stale_K)
+    if found.stale_K.any() and fresh.judged <= bound:
+        return _stale(found, weight_version)
+    finding = _sampling(fresh, sampling, bound) or _numerics(fresh)
+    if not found.stale_K.any():
+        return finding
+    also = f"{finding.text}; besides, {_stale(found, weight_version).text}"
+    return attrs.evolve(finding, text=also)
+
+
+def _stale(found: Comparison, weight_version: int | None) -> Finding:
+    assert found.version_K is not None
+    versions, counts = np.unique(found.version_K[found.stale_K], return_counts=True)
+    which = ", ".join(
+        f"{v} ({c:,} tokens)" for v, c in zip(versions.tolist(), counts.tolist(), strict=True)
+    )
+    samples = len(np.unique(found.row_K[found.stale_K]))
+    return Finding(
+        "weights_version",
+        f"{counts.sum():,} of {len(found.stale_K):,} tokens, in {samples:,} samples, were produced by weights of version "
+        f"{which}, while version {weight_version} is in force",
+        "see that every replica receives each weight sync and resets its prefix cache, and that requests are drained "
+        "before it; where old weights are meant, choose an algorithm.rollout_correction",
+    )
+
+
+def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Finding | None:
+    """The finding that the sampler's transform is at fault, or that truncation explains all; None where nothing says so."""
+    if found.judged <= bound:
+        return Finding(
+            "sampling_transform",
+            f"top_p = {sampling.top_p:g} and top_k = {sampling.top_k} leave tokens out, and so raise the log-probabilities of "
+            "the others; nothing else differs",
+            "ratios of rollout_log_probs are biased by it: train with top_p = 1 and top_k = -1, or correct with an engine "
+            "that has raw log-probabilities",
+        )
+    return (
+        _other_temperature_column(found, sampling)
+        or _raw_agree(found, bound)
+        or _last_tokens(found, bound)
+        or _one_sign(found, sampling, bound)
+        or _other_temperature(found)
+    )
+
+
+def _other_temperature_column(found: Comparison, sampling: SamplingParams) -> Finding | None:
+    if found.temperature_N is None or not sampling.temperature:
+        return None
+    used = np.unique(found.temperature_N[np.unique(found.row_K)])
+    if np.allclose(used, sampling.temperature, rtol=1e-3, atol=0):
+        return None
+    return Finding(
+        "sampling_transform",
+        f"the rollout sampled at temperature {sampling.temperature:g}, but the trainer divides logits by "
+        + ", ".join(f"{value:g}" for value in used.tolist()),
+        "the batch's column `temperature` must be the one that was sampled with",
+    )
+
+
+def _raw_agree(found: Comparison, bound: float) -> Finding | None:
+    if found.raw_gap_K is None or found.mean(found.raw_gap_K) > bound:
+        return None
+    return Finding(
+        "sampling_transform",
+        f"the engine's log-probabilities before sampling agree with the trainer's (mean difference "
+        f"{found.mean(found.raw_gap_K):.4f}), those under the sampler don't",
+        "look for a temperature, top-p, top-k, min-p, penalty or logit bias that the engine applies and the config "
+        "does not name, such as the model's own generation_config.json",
+    )
+
+
+def _last_tokens(found: Comparison, bound: float) -> Finding | None:
+    last_K = np.diff(found.row_K, append=-1) != 0
+    inner, last = found.only(~last_K), found.only(last_K)
+    if len(inner.row_K) < len(last.row_K) or inner.judged > min(bound, last.judged / 5):
+        return None
+    return Finding(
+        "sampling_transform",
+        f"only the last tokens of the {len(last.row_K):,} samples differ (mean {last.judged:.4f}; the others {inner.judged:.4f})",
+        "see what the engine returns for the token that ends a response, and whether `stop`, `stop_token_ids` or "
+        "`ignore_eos` change its logits",
+    )
+
+
+def _one_sign(found: Comparison, sampling: SamplingParams, bound: float) -> Finding | None:
+    if found.raw_gap_K is not None and found.mean(found.raw_gap_K) > bound:
+        # Before any transform the two differ as well: leaving tokens out is not what does it.
+        return None
+    beyond = found.beyond_K[np.abs(found.beyond_K) > NOTICEABLE]
+    if len(beyond) < ENOUGH or np.mean(beyond > 0) < ONE_SIGN:
+        return None
+    return Finding(
+        "sampling_transform",
+        f"{np.mean(beyond > 0):.1%} of the rollout's differing log-probabilities are the higher ones, as after leaving tokens "
+        f"out, more than top_p = {sampling.top_p:g} and top_k = {sampling.top_k} do",
+        "see that the engine takes top-p, top-k and min-p from the config, not from the model's generation_config.json",
+    )
+
+
+def _other_temperature(found: Comparison) -> Finding | None:
+    """Do the differences follow the log-probability as another temperature's do?
+
+    With β = 1 / temperature, d log p / d log β = log p + H, H the entropy. Of tokens that compete with one other it is
+    (1 − p)(log p − log(1 − p)); log p itself makes up for contexts with more.
+    """
+    # What truncation hides is one-sided and follows the log-probability, too.
+    other_K = found.raw_K if found.truncated else found.rollout_K
+    if other_K is None or len(other_K) < ENOUGH or found.correlation < ALIKE:
+        return None
+    difference_K = other_K - found.train_K
+    middle_K = np.minimum((found.train_K + other_K) / 2, -1e-9)
+    p_K = np.exp(middle_K)
+    two_tokens_K = (1 - p_K) * (middle_K - np.log1p(-p_K))
+    features_K2 = np.stack([two_tokens_K, middle_K], axis=1)
+    slope_2, *_ = np.linalg.lstsq(features_K2, difference_K)
+    residual_K = difference_K - features_K2 @ slope_2
+    total = np.square(difference_K).sum()
+    explained = 1 - np.square(residual_K).sum() / total if total else 0.0
+    if explained < EXPLAINED:
+        return None
+    return Finding(
+        "sampling_transform",
+        f"the differences follow the log-probabilities as they do under another temperature: the rollout's distribution is "
+        f"{'sharper' if slope_2[0] > 0 else 'flatter'} than the trainer's ({explained:.0%} of their variation)",
+        "see that the engine returns log-probabilities after dividing by rollout.temperature, and applies no "
+        "penalty besides",
+    )
+
+
+def _numerics(found: Comparison) -> Finding:
+    far = found.judged > 0.05 or found.correlation < 0.95
+    return Finding(
+        "numerics",
+        "neither the recorded weight versions nor the sampling settings explain it"
+        + (
+            "; precision alone is seldom this far off"
+            if far
+            else "; precision and kernels normally stay below 0.005, and above 0.01 something is wrong with them"
+        ),
+        (
+            "see that the engine loaded the weights as sent, and that both see the same tokens, positions and adapters; then "
+            if far
+            else ""
+        )
+        + "compare dtypes (model.dtype, the engine's own, its KV cache, quantisation) and attention kernels; a rollout "
+        "correction such as decoupled_token_is makes up for what remains",
+    )

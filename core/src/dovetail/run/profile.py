@@ -1,0 +1,100 @@
+"""StepProfile: has the workers of some roles record some steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.dispatch.profiling import ProfileSpec
+from dovetail.sections import RunConfig
+from dovetail.sections.profile import PROFILED_ROLES
+
+if TYPE_CHECKING:
+    from dovetail.run.parts import Parts
+
+FOLDER = "profiles"
+"""Below the run directory."""
+
+
+def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path) -> None:
+    """Ask every worker in question whether the tool can record there.
+
+    Args:
+        config: the run's.
+        groups: worker groups by role.
+        directory: the run's.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    for group in _asked(config, groups).values():
+        group.check_profile(_spec(config, directory, *config.profile.steps)).result()
+
+
+class StepProfile:
+    """What `profile` in the config asks for.
+
+    Args:
+        parts: the run's.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._config, self._logger = parts.config, parts.logger
+        self._directory = parts.run_directory.path
+        first, last = parts.config.profile.steps
+        self._first, self._last = first, min(last, parts.plan.counts.steps or last)
+        self._groups = _asked(
+            parts.config, {role: getattr(parts, role, None) for role in PROFILED_ROLES}
+        )
+        self._running: list[Any] = []
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """One step: recorded where it is one of those asked for. A run that resumes among them records the rest."""
+        due = self._first <= number <= self._last
+        if due and not self._running:
+            self._start(number)
+        over = True
+        try:
+            yield
+            over = number >= self._last
+        finally:
+            if over:
+                self._stop()
+
+    def _start(self, number: int) -> None:
+        spec = _spec(self._config, self._directory, number, self._last)
+        for role, group in self._groups.items():
+            group.start_profile(spec).result()
+            self._running.append(group)
+            self._logger.info("profile started", role=role, tool=spec.tool, step=number)
+
+    def _stop(self) -> None:
+        groups, self._running = self._running, []
+        for group in groups:
+            try:
+                paths = group.stop_profile().result() or []
+            except Exception as error:  # noqa: BLE001 - the run goes on, or ends by an error of its own
+                self._logger.warning("a profile could not be written", error=repr(error))
+                continue
+            for path in paths:
+                if path is not None:
+                    self._logger.info("profile written", path=path)
+
+
+def _asked(config: RunConfig, groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups that the config names, of those that are there; none without a tool."""
+    named = config.profile.roles if config.profile.tool is not None else ()
+    return {role: groups[role] for role in named if groups.get(role) is not None}
+
+
+def _spec(config: RunConfig, directory: Path, first: int, last: int) -> ProfileSpec:
+    return ProfileSpec(
+        tool=str(config.profile.tool),
+        directory=directory.resolve() / FOLDER,
+        first=first,
+        last=last,
+        ranks=config.profile.ranks,
+    )

@@ -1,0 +1,238 @@
+"""One run from a config file to its summary: check, plan, build, train, report."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.config.load import LoadedConfig, load_config
+from dovetail.config.serialise import dump_yaml
+from dovetail.errors import CheckpointError, ConfigError, DovetailError
+from dovetail.planning.plan import Plan
+from dovetail.plugins import lock
+from dovetail.run.build import build, load_data, plan_from_data, run_path
+from dovetail.run.examination import enforce
+from dovetail.run.flow import Flow
+from dovetail.run.parts import Data, Parts
+from dovetail.run.state import RunState, restore_checkpoint, with_earlier_seconds
+from dovetail.scoring.rows import functions_found_by_rows
+from dovetail.sections import RunConfig
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.runtime import PluginRef
+    from dovetail.telemetry.run_directory import RunDirectory
+
+Announce = Callable[[LoadedConfig, Plan, Path], None]
+"""Called with what is about to run, before anything heavy starts."""
+
+
+def train(
+    config_path: str | Path, overrides: Sequence[str] = (), announce: Announce | None = None
+) -> dict[str, Any]:
+    """Train from the start and return the summary.
+
+    Raises:
+        DovetailError: whatever is wrong, before the first step where it can be known by then.
+        StopRequested: the run was stopped and saved.
+    """
+    from dovetail.telemetry.logging import close_logging, setup_logging
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    loaded = load_config(config_path, overrides)
+    config = loaded.config
+    RunDirectory.check_free(run_path(config))
+    data = load_data(config)
+    plan = plan_from_data(config, data)
+    if announce is not None:
+        announce(loaded, plan, run_path(config))
+    directory = RunDirectory.create(run_path(config))
+    with directory.held():
+        try:
+            logger = setup_logging(directory)
+            enforce(loaded, plan, logger)
+            _write_identity(directory, config, plan, data)
+            parts = build(config, data, plan, directory, logger)
+        except BaseException:
+            # Nothing has run yet: a directory left behind would only stand in the way of the next try.
+            close_logging()
+            shutil.rmtree(directory.path, ignore_errors=True)
+            raise
+        return _run(parts, RunState())
+
+
+def resume(
+    run_directory: str | Path, overrides: Sequence[str] = (), announce: Announce | None = None
+) -> dict[str, Any]:
+    """Continue a run from its latest checkpoint and return the summary.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+        DovetailError: a plugin of the run is now of another distribution or interface.
+    """
+    from dovetail.checkpoint.store import CheckpointStore
+    from dovetail.telemetry.logging import setup_logging
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    directory = RunDirectory.open(Path(run_directory))
+    with directory.held():
+        checkpoint = CheckpointStore(directory.checkpoints).latest()
+        if checkpoint is None:
+            raise CheckpointError(
+                f"{directory.path} holds no checkpoint to resume from",
+                hint="start it again with `dovetail train`, under another experiment name",
+            )
+        loaded = load_config(directory.config, overrides)
+        data = load_data(loaded.config)
+        plan = plan_from_data(loaded.config, data)
+        _check_something_is_left(directory, checkpoint, plan)
+        logger = setup_logging(directory)
+        _check_lock(directory, lock_of(loaded.config, plan, data), logger)
+        enforce(loaded, plan, logger)
+        if announce is not None:
+            announce(loaded, plan, directory.path)
+        parts = build(loaded.config, data, plan, directory, logger)
+        try:
+            state = with_earlier_seconds(restore_checkpoint(parts, checkpoint), directory)
+            directory.rewind(state.step)
+            # From here on the run is this config: the next resume goes on with it.
+            _write_identity(directory, loaded.config, plan, data)
+        except BaseException:
+            parts.close()
+            raise
+        return _run(parts, state)
+
+
+def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
+    done, steps = int(checkpoint.name.removeprefix("step_")), plan.counts.steps
+    completed = directory.summary.exists() and (
+        directory.read_json("summary.json").get("status") == "completed"
+    )
+    if completed and steps is not None and done >= steps:
+        raise ConfigError(
+            f"there is nothing left to do: {done} of {steps} steps are done",
+            hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`",
+        )
+
+
+def _write_identity(
+    directory: RunDirectory, config: RunConfig, plan: Plan, data: Data | None
+) -> None:
+    directory.write_text("config.yaml", dump_yaml(config))
+    directory.write_json("plugins.lock.json", lock_of(config, plan, data))
+
+
+def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
+    """The plugin lock of a run.
+
+    Args:
+        config: names the environments of roles.
+        plan: names the plugins.
+        data: its rows find reward functions by their `data_source`; None leaves those out.
+    """
+    found: list[PluginRef] = []
+    if data is not None:
+        sets = [prompts.prompts for prompts in (data.train, data.val) if prompts is not None]
+        found = functions_found_by_rows(config.reward, itertools.chain.from_iterable(sets))
+    return lock.lock_for([*_used(plan), *found], config.runtime.environments)
+
+
+def _used(plan: Plan) -> list[PluginRef]:
+    """The plugins that take part in the run: a section of a critic takes none where there is no critic."""
+    without = () if plan.value_objective is not None else ("critic.",)
+    return [ref for path, ref in plan.refs.items() if not path.startswith(without)]
+
+
+def _run(parts: Parts, state: RunState) -> dict[str, Any]:
+    from dovetail.telemetry.logging import close_logging
+
+    with ExitStack() as ending:
+        ending.callback(close_logging)
+        ending.callback(parts.close)
+        flow = Flow(parts, state)
+        ending.callback(_wind_up, parts, flow)
+        ending.callback(parts.runtime.before_exit)
+        parts.trainer.run(flow)
+    return flow.summary()
+
+
+def _wind_up(parts: Parts, flow: Flow) -> None:
+    """Write the summary and the report; a fault in either must not hide how the run ended."""
+    from dovetail.telemetry.report import write_report
+
+    summary, directory = flow.summary(), parts.run_directory
+    shown = {**summary, "next_commands": _next_commands(parts, summary)}
+    try:
+        directory.write_json("summary.json", summary)
+        shown["report"] = str(write_report(directory.path))
+    except Exception as error:  # noqa: BLE001 - reported, never in place of the run's own error
+        parts.logger.warning("summary or report could not be written", error=repr(error))
+    parts.trackers.finish(shown)
+
+
+def _next_commands(parts: Parts, summary: dict[str, Any]) -> list[str]:
+    path, dovetail = parts.run_directory.path, _command()
+    if summary["status"] != "completed":
+        saved = parts.store.latest() is not None
+        commands = [
+            *([f"resume {path}"] if saved else []),
+            f"config show {path}/config.yaml",
+        ]
+    else:
+        commands = [
+            f"plan {path}/config.yaml",
+            f"train {path}/config.yaml experiment=another algorithm.advantage=rloo",
+            "plugins list",
+        ]
+    return [f"{dovetail} {command}" for command in commands]
+
+
+def _command() -> str:
+    """What to type for `dovetail` here: its path, where the environment has not been activated."""
+    script = Path(sys.executable).with_name("dovetail")
+    found = shutil.which("dovetail")
+    if not script.exists() or (found is not None and Path(found).samefile(script)):
+        return "dovetail"
+    here = Path.cwd()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)
+
+
+def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Any) -> None:
+    warnings, refusals = lock.compare(directory.read_json("plugins.lock.json"), now)
+    for warning in warnings:
+        logger.warning("plugin_changed", detail=warning)
+    if refusals:
+        raise DovetailError(
+            "the plugins of this run have changed since it was started: " + "; ".join(refusals),
+            hint="install the versions in plugins.lock.json, or start a new run",
+        )
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """The plan as plain containers, for `--json` and for the run directory."""
+    return {
+        "stages": [
+            {"name": s.name, "who": s.who, "because": s.because, "provides": sorted(s.provides)}
+            for s in plan.stages
+        ],
+        "models": [
+            {
+                **attrs.asdict(m, filter=lambda a, _: a.name not in {"engine", "mesh"}),
+                "engine": m.engine.name,
+                "mesh": {axis: size for axis, size in m.mesh.axes.items() if size > 1},
+            }
+            for m in plan.models
+        ],
+        "placement": {
+            "runtime": plan.placement.runtime,
+            "pools": [attrs.asdict(pool) for pool in plan.placement.pools],
+            "replicas": plan.placement.replicas,
+        },
+        "counts": dict(plan.counts.rows()),
+    }

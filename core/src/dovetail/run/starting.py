@@ -1,0 +1,94 @@
+"""Starting the roles of a run: training models first and then the rollout, or both at the same time where that is safe."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dovetail.planning.plan import Plan
+from dovetail.sections import RunConfig
+from dovetail.sections.placement import Pool
+from dovetail.workers.loading import loading_turn
+
+Groups = TypeVar("Groups")
+Replicas = TypeVar("Replicas")
+
+_ROLLOUT = "rollout"
+
+
+def starts_at_once(config: RunConfig, plan: Plan) -> bool:
+    """Whether the rollout may start while training models load.
+
+    Its engine has to allow it (`RolloutSection.starts_beside`), and both are in one process, where they take turns with
+    the accelerator, or in pools of their own.
+    """
+    return config.rollout.starts_beside and (plan.placement.in_process or _apart(plan))
+
+
+def start_roles(
+    config: RunConfig,
+    plan: Plan,
+    run_directory: Path,
+    *,
+    train: Callable[[], Groups],
+    generate: Callable[[], Replicas],
+    logger: Any,
+) -> tuple[Groups, Replicas]:
+    """Start both, and wait until both are there.
+
+    Where one fails, the other is waited for all the same, since only what has started can be closed. Where both fail, the
+    error is that of the training models. On a file system without locks, where they can't take turns, one starts after the
+    other.
+
+    Args:
+        config: the run's.
+        plan: of the run.
+        run_directory: of the run.
+        train: starts the training models.
+        generate: starts the rollout's replicas; called in a thread of its own where both start at the same time.
+        logger: is told of a failure or a Ctrl-C that has to wait, and of a file system without locks.
+
+    Returns:
+        What each of them returned.
+    """
+    if not starts_at_once(config, plan):
+        return train(), generate()
+    # Two threads that import the same packages for the first time can see halves of them.
+    for module in config.rollout.imports:
+        with suppress(Exception):  # the engine's own start says what is missing or broken
+            importlib.import_module(module)
+    turn = nullcontext(enter_result=True) if _apart(plan) else loading_turn(run_directory)
+    with ThreadPoolExecutor(1, thread_name_prefix="start-rollout") as thread:
+        with turn as held:
+            if not held:
+                logger.warning(
+                    f"the file system of {run_directory} has no locks: the rollout starts after the training models, "
+                    "and not beside them"
+                )
+                return train(), generate()
+            replicas = thread.submit(generate)
+            with _telling_of(replicas, logger):
+                groups = train()
+        with _telling_of(replicas, logger):
+            return groups, replicas.result()
+
+
+@contextmanager
+def _telling_of(replicas: Future[Any], logger: Any) -> Iterator[None]:
+    """Say at once why an error or a Ctrl-C takes a while to have its effect."""
+    try:
+        yield
+    except BaseException as error:
+        if not replicas.done():
+            logger.warning(f"{type(error).__name__}: waiting for the rollout's start, to close it")
+        raise
+
+
+def _apart(plan: Plan) -> bool:
+    """Whether the rollout's pool holds no training model."""
+    home: Pool = plan.placement.pool(_ROLLOUT)
+    return not plan.placement.in_process and set(home.roles) == {_ROLLOUT}

@@ -1,0 +1,8 @@
+"""The sections of a config: frozen attrs classes. Each field has the docstring that `--help` and `config explain` show.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

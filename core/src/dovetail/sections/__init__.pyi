@@ -1,0 +1,33 @@
+from .adapter import PlannedAdapter as PlannedAdapter
+from .algorithm import AlgorithmSection as AlgorithmSection
+from .fields import (
+    ABOVE_ZERO as ABOVE_ZERO,
+    AT_LEAST_ONE as AT_LEAST_ONE,
+    NOT_NEGATIVE as NOT_NEGATIVE,
+    ONE_OR_MANY as ONE_OR_MANY,
+    VERBATIM as VERBATIM,
+    PluginSection as PluginSection,
+    PresetSection as PresetSection,
+    plugin_field as plugin_field,
+)
+from .placement import (
+    Pool as Pool,
+    RuntimeSection as RuntimeSection,
+    check_environments as check_environments,
+)
+from .rollout import RolloutSection as RolloutSection
+from .run import (
+    DataSection as DataSection,
+    ModelSection as ModelSection,
+    RewardSection as RewardSection,
+    RunConfig as RunConfig,
+    TrainerSection as TrainerSection,
+)
+from .training import (
+    ActorSection as ActorSection,
+    CriticSection as CriticSection,
+    EngineSection as EngineSection,
+    OptimSection as OptimSection,
+    RefSection as RefSection,
+    TrainingSection as TrainingSection,
+)

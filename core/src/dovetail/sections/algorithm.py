@@ -1,0 +1,111 @@
+"""The `algorithm` section: what makes the algorithm, each part a plugin or a number. Nothing here imports torch."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections.fields import NOT_NEGATIVE, PluginSection, plugin_field
+
+
+@attrs.frozen(kw_only=True)
+class KlInLossSection:
+    """A KL penalty to the reference policy inside the loss."""
+
+    estimator: Literal["k1", "abs", "k2", "k3", "k1+", "k3+"] = "k3"
+    """KL estimator (joschu.net/blog/kl-approx.html); `+` takes the gradient of k2."""
+    coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
+    """Weight of the penalty."""
+    controller: PluginSection = plugin_field("kl_controller", "fixed")
+    """How the penalty's weight moves during the run."""
+
+
+@attrs.frozen(kw_only=True)
+class KlInRewardSection:
+    """A KL penalty to the reference policy, taken off each token's reward before advantages are estimated."""
+
+    estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
+    """KL estimator (joschu.net/blog/kl-approx.html)."""
+    coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
+    """Weight of the penalty."""
+    controller: PluginSection = plugin_field("kl_controller", "fixed")
+    """How the penalty's weight moves during the run."""
+
+
+@attrs.frozen(kw_only=True)
+class KlSection:
+    """Where a KL penalty enters."""
+
+    in_loss: KlInLossSection | None = None
+    """A penalty in the loss; None for none."""
+    in_reward: KlInRewardSection | None = None
+    """A penalty in the reward; None for none."""
+
+
+@attrs.frozen(kw_only=True)
+class EntropySection:
+    """The policy's entropy."""
+
+    coef: float = 0.0
+    """Weight of an entropy bonus in the loss."""
+    measure: bool = True
+    """Report the policy's entropy as `actor/entropy`."""
+
+
+@attrs.frozen(kw_only=True)
+class OverlongPenaltySection:
+    """DAPO's soft penalty on long responses (arXiv 2503.14476, eq. 13), added to the reward.
+
+    min(−(length − (max_response_length − buffer)) / buffer · factor, 0)
+    """
+
+    buffer: int = attrs.field(default=4096, validator=attrs.validators.ge(1))
+    """Tokens before data.max_response_length in which the penalty grows from 0 to `factor`."""
+    factor: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    """Penalty of a response that reaches data.max_response_length."""
+
+
+@attrs.frozen(kw_only=True)
+class GateSection:
+    """The consistency gate: how far the rollout's log-probabilities are from the trainer's, and what that means."""
+
+    every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
+    """Measure at the first step and every so many; 0 means only where the log-probabilities are there anyway."""
+    samples: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    """Samples that the trainer scores for the measurement, where it would not score them anyway."""
+    warn_above: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
+    """Mean difference of a token's probabilities, the rollout's and the trainer's, above which the run warns."""
+    stop_above: float | None = attrs.field(default=0.1, validator=NOT_NEGATIVE)
+    """Mean difference of a token's probabilities above which the run stops before any weight changes; None for never."""
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmSection:
+    """What makes the algorithm."""
+
+    preset: PluginSection | None = plugin_field("preset", None)
+    """A published combination of the keys below; keys given beside its name or in later layers win over it."""
+    advantage: PluginSection = plugin_field("advantage", "grpo")
+    """Rewards to advantages."""
+    policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
+    """The loss a token."""
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How token losses become one number."""
+    kl: KlSection = attrs.field(factory=KlSection)
+    """Penalty towards the reference policy."""
+    entropy: EntropySection = attrs.field(factory=EntropySection)
+    """Entropy bonus and measurement."""
+    sample_filters: tuple[PluginSection, ...] = plugin_field(
+        "sample_filter", None, collection="list"
+    )
+    """What leaves samples out of training, in order."""
+    max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Rounds of generation a step may take to replace groups that a filter left out; 1 replaces none."""
+    overlong_penalty: OverlongPenaltySection | None = None
+    """A penalty on responses that come near the length limit; None for none."""
+    rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)
+    """What makes up for a rollout policy that is not the training policy; None for nothing."""
+    gate: GateSection = attrs.field(factory=GateSection)
+    """Watches that rollout engine and trainer give the same tokens the same probabilities."""

@@ -1,0 +1,112 @@
+"""Where roles live: pools of ranks, and what a runtime's config says of them. Nothing here imports a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from dovetail.errors import PlanError, nearest
+from dovetail.sections.fields import PluginSection
+
+TRANSPORT_WITHIN_A_PROCESS = "in_process"
+TRANSPORT_BETWEEN_PROCESSES = "shared_memory"
+"""Of one machine, whatever they compute on."""
+TRANSPORT_BETWEEN_ACCELERATORS = "nccl"
+"""Different ones."""
+
+
+@attrs.frozen(kw_only=True)
+class Pool:
+    """Some ranks, and the roles that share them.
+
+    Training roles of one pool run in the same processes, one a rank; rollout replicas have processes of their own,
+    on the same accelerators where they are in the same pool.
+    """
+
+    name: str
+    """What the config calls it."""
+    roles: tuple[str, ...]
+    """Who lives here: `actor`, `critic`, `ref`, `rollout`, …"""
+    nodes: int = 1
+    """Machines."""
+    ranks_per_node: int = 1
+    """Training processes on each machine: one an accelerator, or as many as the config gives to CPUs."""
+    accelerators: bool = False
+    """Whether every rank has an accelerator of its own; otherwise it computes on CPUs."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of a training group that lives here."""
+        return self.nodes * self.ranks_per_node
+
+    def described(self) -> str:
+        """Its size in words, such as `2 nodes × 8 accelerators`."""
+        unit = "accelerator" if self.accelerators else "CPU process"
+        each = f"{self.ranks_per_node} {unit}{'' if self.ranks_per_node == 1 else _plural(unit)}"
+        return each if self.nodes == 1 else f"{self.nodes} nodes × {each}"
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeSection(PluginSection):
+    """Base of every runtime's config."""
+
+    environments: dict[str, str] = attrs.field(factory=dict)
+    """Roles whose processes run in a Python environment of their own, such as `{rollout: /opt/vllm}`: the path of a
+    virtual environment or of its interpreter. Needs a runtime that starts processes, such as `ray`."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether every worker lives in the controller's own process."""
+        return True
+
+    @property
+    def roles_apart(self) -> frozenset[str]:
+        """Roles whose processes run in another Python environment: what they need is judged there."""
+        return frozenset(self.environments)
+
+    def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
+        """Where these roles live; every role in exactly one pool, and no pool without a role.
+
+        Raises:
+            PlanError: the sizes make no sense, a pool or an environment names a role that is not there, or the runtime
+                has no processes to run in another environment.
+        """
+        check_environments(self.environments, roles)
+        for role, path in self.environments.items():
+            raise PlanError(
+                f"runtime.environments.{role}={path!r} asks for processes with another interpreter, and runtime "
+                f"{self.name!r} runs every role in this one",
+                hint="set runtime.name=ray, or leave runtime.environments out",
+            )
+        return (Pool(name="this process", roles=tuple(roles)),)
+
+    def default_transport(self, *, joined: bool = False) -> str:
+        """The weight transport where the config names none, and the engine loads weights in the replicas' own processes
+        or `in_process` is False.
+
+        Args:
+            joined: whether the replicas join engines that run already, elsewhere.
+        """
+        return TRANSPORT_WITHIN_A_PROCESS
+
+
+def check_environments(
+    environments: Mapping[str, object], roles: Sequence[str], *, key: str = "environments"
+) -> None:
+    """Check that every environment is for a role of the run; `key` is what the runtime's config calls them.
+
+    Raises:
+        PlanError: names one that is not there, and the nearest.
+    """
+    for role in environments:
+        if role not in roles:
+            near = nearest(role, roles)
+            raise PlanError(
+                f"runtime.{key}.{role} is for a role that this run does not have; its roles are {', '.join(roles)}",
+                hint=f"did you mean {near!r}?" if near else f"leave runtime.{key}.{role} out",
+            )
+
+
+def _plural(unit: str) -> str:
+    return "es" if unit.endswith("s") else "s"

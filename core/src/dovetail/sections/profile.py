@@ -1,0 +1,29 @@
+"""What to profile: which roles and ranks, over which steps, with what."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections.fields import ONE_OR_MANY
+
+PROFILED_ROLES = ("actor", "critic", "ref")
+"""Roles with a training engine. Rollout engines have profilers of their own."""
+
+
+@attrs.frozen(kw_only=True)
+class ProfileSection:
+    """Profiling of training workers over some steps; files go to `profiles/` in the run directory."""
+
+    tool: Literal["torch", "nsys", "memory"] | None = None
+    """`torch`: a Chrome trace of operators and kernels, for Perfetto (`<role>-rank<r>-steps<a>-<b>.json.gz`). `memory`: the
+    accelerator's allocations, for pytorch.org/memory_viz (`….pickle`). `nsys`: marks the steps and every call of a worker
+    (NVTX) for Nsight Systems, under which the run is started:
+    `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train …`."""
+    roles: tuple[str, ...] = attrs.field(default=("actor",), metadata={ONE_OR_MANY: True})
+    """Whose workers: `actor`, `critic`, `ref`. Roles that share a process share its file."""
+    steps: tuple[int, int] = (2, 2)
+    """First and last step; the first step of a run also warms up."""
+    ranks: tuple[int, ...] = (0,)
+    """Ranks of each role."""

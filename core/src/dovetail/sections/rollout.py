@@ -1,0 +1,138 @@
+"""The rollout's section of a config, which the config of every rollout engine extends. Nothing here imports torch."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from dovetail.sections.adapter import PlannedAdapter
+from dovetail.sections.fields import (
+    ABOVE_ZERO,
+    AT_LEAST_ONE,
+    VERBATIM,
+    PluginSection,
+    plugin_field,
+)
+
+
+@attrs.frozen(kw_only=True)
+class ValidationSamplingSection:
+    """How validation samples. Temperature 0 is greedy."""
+
+    n: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Responses a prompt."""
+    temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    """0 is greedy."""
+    top_p: float = attrs.field(
+        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Nucleus mass."""
+    top_k: int = -1
+    """Only the k most likely tokens; -1 means all."""
+    max_response_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Most tokens generated for a response; data.max_response_length where absent."""
+    pass_threshold: float = 0.5
+    """pass@k: a sample passes where its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
+
+
+@attrs.frozen(kw_only=True)
+class ProbeSection:
+    """Fixed token sequences that rollout and trainer both score: their log-probabilities must agree."""
+
+    every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
+    """Probe the first update, every so many after it, and after every rebuild; 0 never. Engines without the
+    capability `scores` are not probed."""
+    sequences: int = attrs.field(default=4, validator=attrs.validators.ge(1))
+    """Sequences."""
+    tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
+    """Tokens of each, drawn at random from the vocabulary with the run's seed."""
+    tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Largest mean difference, in nats a token; None means 1e-4 in float32, 0.05 in bfloat16 and float16."""
+
+
+@attrs.frozen(kw_only=True)
+class RolloutSection(PluginSection):
+    """Base of every rollout engine's config."""
+
+    n: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    """Responses a prompt."""
+    temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
+    """Logits are divided by it."""
+    top_p: float = attrs.field(
+        default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Nucleus mass."""
+    top_k: int = -1
+    """Only the k most likely tokens; -1 means all."""
+    stop: tuple[str, ...] = attrs.field(default=(), metadata={VERBATIM: True})
+    """Strings that end a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, besides the model's own end of sequence."""
+    ignore_eos: bool = False
+    """Go on past the end of sequence up to the maximum length: for benchmarks."""
+    replicas: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Engine replicas; None means one in this process, or as many as fit the ranks of its pool."""
+    weight_transport: PluginSection | None = plugin_field("weight_transport", None)
+    """How new weights reach the engine; None leaves the choice to the runtime."""
+    validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
+    """Sampling in validation."""
+    offload: bool = False
+    """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
+    probe: ProbeSection = attrs.field(factory=ProbeSection)
+    """What the engine computes with new weights, compared with what the trainer does."""
+    rebuilds: int = attrs.field(default=2, validator=attrs.validators.ge(0))
+    """How often in a row replicas that failed are started again before the run stops."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the engine loads its weights in the worker's own process, and not in processes that it starts."""
+        return True
+
+    @property
+    def starts_beside(self) -> bool:
+        """Whether it may start while training models load in the same process or on the same accelerators: it measures what
+        is free there only in its turn (`dovetail.workers.loading`), or not at all.
+        """
+        return False
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules that its start imports into the worker's process, where it may start beside others."""
+        return ()
+
+    @property
+    def joined(self) -> int:
+        """How many engines that run already the replicas join, one each: they take no ranks; 0 where each starts its own."""
+        return 0
+
+    def ranks_per_replica(self) -> int:
+        """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
+        return 1
+
+    def truncation(self) -> Mapping[str, tuple[object, object]]:
+        """Settings under which tokens are drawn from a part of the distribution: field → its value, and the value that
+        leaves nothing out. Only those that leave something out.
+
+        An engine with a setting of its own for that, such as a min-p, adds it:
+        `{**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}`.
+        """
+        found: dict[str, tuple[object, object]] = {}
+        if self.top_p < 1:
+            found["top_p"] = (self.top_p, 1.0)
+        if self.top_k > 0:
+            found["top_k"] = (self.top_k, -1)
+        return found
+
+    def adapter_problem(self, rank: int | None) -> str | None:
+        """Why an engine with the capability `lora` can't apply adapters of this rank under this config, and what to set;
+        None where it can. None for a rank that is not known.
+        """
+        return None
+
+    def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
+        """Why an engine with the capability `lora` can't apply such adapters under this config, in words that follow its
+        name; None where it can, as far as is known. By default the rank alone is judged, by `adapter_problem`.
+        """
+        return self.adapter_problem(adapter.rank)

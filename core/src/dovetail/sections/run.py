@@ -1,0 +1,186 @@
+"""The sections of a config: frozen attrs classes, each field with the docstring that `--help` and `config explain` show.
+
+Plugins extend the base of their kind. Nothing here imports torch.
+"""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections.algorithm import AlgorithmSection
+from dovetail.sections.fields import (
+    AT_LEAST_ONE,
+    ONE_OR_MANY,
+    VERBATIM,
+    PluginSection,
+    plugin_field,
+)
+from dovetail.sections.placement import RuntimeSection
+from dovetail.sections.profile import ProfileSection
+from dovetail.sections.rollout import RolloutSection
+from dovetail.sections.training import ActorSection, CriticSection, RefSection
+
+
+@attrs.frozen(kw_only=True)
+class ModelSection:
+    """The policy's model and tokenizer."""
+
+    path: str
+    """A directory in Hugging Face format, or a hub id."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Compute dtype of forward passes and generation; master weights are float32."""
+    tokenizer_path: str | None = None
+    """Tokenizer directory or hub id; the model's own where absent."""
+    chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
+    """A Jinja chat template, or the path of a file that holds one; replaces the tokenizer's own."""
+    trust_remote_code: bool = False
+    """Run Python code that the model repository ships."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    attn_implementation: str = "sdpa"
+    """transformers' attention implementation."""
+
+
+@attrs.frozen(kw_only=True)
+class DataSection:
+    """Where prompts come from and how many a step takes."""
+
+    train_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
+    val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
+    source: PluginSection = plugin_field("dataset", "files")
+    """What reads the files."""
+    sampler: PluginSection = plugin_field("sampler", "shuffled")
+    """The order of the prompts."""
+    prompt_key: str = "prompt"
+    """Column that holds the prompt: messages, or a plain string."""
+    image_key: str = "images"
+    """Column that holds the prompt's images: paths, bytes, or mappings with `bytes` or `path`."""
+    media_dir: str | None = None
+    """Directory in which images that have no file of their own are kept, by their content. All processes of a run read
+    it. None: `media` in `output_dir`."""
+    train_batch_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
+    """Prompts a step; samples a step are this times rollout.n."""
+    val_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Prompts generated at once in validation; None means all."""
+    max_prompt_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """Longest prompt in tokens."""
+    max_response_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """Most tokens generated for a response."""
+    overlong_prompts: Literal["filter", "error"] = "filter"
+    """What happens to longer prompts: filtered and counted, or refused."""
+    plain_prompts: Literal["user_message", "raw"] = "user_message"
+    """How a plain-string prompt reaches the model: as a user message, or as it stands."""
+
+
+@attrs.frozen(kw_only=True)
+class RewardSection:
+    """How responses are scored, and what failures mean."""
+
+    manager: PluginSection = plugin_field("reward_manager", "naive")
+    """What runs the reward functions."""
+    function: PluginSection | None = plugin_field("reward_function", None)
+    """One function for every row: a name, or a file with `compute_score`."""
+    functions: dict[str, PluginSection] = plugin_field("reward_function", None, collection="dict")
+    """A function for each `data_source`."""
+    timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
+    """Seconds after which a sample counts as failed."""
+    retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Further tries of a retryable failure."""
+    concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    """Units scored at once; managers that queue for themselves, such as `parallel`, have limits of their own."""
+    max_failure_share: float = attrs.field(
+        default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
+    )
+    """The run stops when a larger share of a step's samples could not be scored."""
+    on_failure: Literal["drop", "refill"] = "drop"
+    """What becomes of a group of which samples could not be scored: drop trains on the others; refill draws new samples to the same prompt in their place."""
+    refill_rounds: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    """Further rounds of generation in a step, at most, where on_failure is refill; what fails in the last of them is left out."""
+
+
+@attrs.frozen(kw_only=True)
+class TrainerSection(PluginSection):
+    """Base of every trainer's config."""
+
+    total_epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Passes over the training prompts: they make prompts · epochs / data.train_batch_size steps. Prompts that replace
+    groups which a filter left out come on top, from the passes after."""
+    total_steps: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Stop after this many steps, whatever the epochs."""
+    save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Checkpoint every so many steps; 0 means only at the end."""
+    save_last: bool = True
+    """Checkpoint the last step. A run that is stopped or fails saves what it has finished all the same."""
+    keep_checkpoints: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Checkpoints to keep, newest first; None means all."""
+    validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Validate every so many steps; 0 means only before and after."""
+    validate_before: bool = True
+    """Validate before the first step."""
+    validate_after: bool = True
+    """Validate after the last step."""
+    samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
+    """Samples of each step written for reading; -1 means all."""
+    validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
+    """Samples of each validation written for reading; -1 means all."""
+    best_metric: str | None = None
+    """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
+    best_is: Literal["max", "min"] = "max"
+    """Whether the best is the largest or the smallest."""
+    deterministic: bool = False
+    """Use deterministic kernels where they cost speed."""
+
+
+@attrs.frozen(kw_only=True)
+class PreflightSection:
+    """The rules that look for silent misconfiguration before a run."""
+
+    ignore: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
+    """Ids of rules to leave out, such as `kl_twice`: a list, or one as a bare string."""
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """A whole config."""
+
+    seed: int = 1
+    """Every random stream derives from it."""
+    project: str = "dovetail"
+    """First folder below `output_dir`."""
+    experiment: str = "default"
+    """Second folder below `output_dir`."""
+    output_dir: str = "runs"
+    """Where run directories go."""
+    model: ModelSection
+    """The policy."""
+    data: DataSection = attrs.field(factory=DataSection)
+    """Prompts."""
+    rollout: RolloutSection = plugin_field("rollout", "hf")
+    """Generation."""
+    actor: ActorSection = attrs.field(factory=ActorSection)
+    """Training."""
+    critic: CriticSection = attrs.field(factory=CriticSection)
+    """The value model."""
+    ref: RefSection = attrs.field(factory=RefSection)
+    """The reference policy."""
+    algorithm: AlgorithmSection = attrs.field(factory=AlgorithmSection)
+    """Estimator, loss, KL."""
+    reward: RewardSection = attrs.field(factory=RewardSection)
+    """Scoring."""
+    trainer: TrainerSection = plugin_field("trainer", "on_policy")
+    """The loop."""
+    runtime: RuntimeSection = plugin_field("runtime", "inline")
+    """Where workers live."""
+    tracking: tuple[PluginSection, ...] = plugin_field(
+        "tracker", "console jsonl", collection="list"
+    )
+    """Where metrics go."""
+    preflight: PreflightSection = attrs.field(factory=PreflightSection)
+    """What is checked before a run."""
+    profile: ProfileSection = attrs.field(factory=ProfileSection)
+    """What is profiled."""

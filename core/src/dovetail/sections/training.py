@@ -1,0 +1,139 @@
+"""The sections on training: optimizer and engine of the policy, the critic and the reference. Nothing here imports torch."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+
+from dovetail.sections.adapter import PlannedAdapter
+from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, PluginSection, plugin_field
+
+
+@attrs.frozen(kw_only=True)
+class OptimSection:
+    """The optimizer and its learning-rate schedule."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or plain gradient descent without momentum."""
+    lr: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
+    """AdamW's denominator floor."""
+    weight_decay: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
+    warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Optimizer steps of linear warm-up."""
+    min_lr_ratio: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
+    )
+    """Final learning rate as a share of the peak."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineSection(PluginSection):
+    """Base of every training engine's config."""
+
+    def mesh_axes(self) -> Mapping[str, int]:
+        """Sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
+        return {}
+
+    def weight_kind(self) -> Literal["full", "adapter"]:
+        """What the engine sends to the rollout: all weights, or an adapter, which rollouts with the capability `lora`
+        can apply.
+        """
+        return "full"
+
+    def adapter_rank(self) -> int | None:
+        """The rank of the adapter where `weight_kind` is "adapter"; None where it is not known."""
+        return None
+
+    def planned_adapter(self) -> PlannedAdapter:
+        """The adapter that the engine trains, also where it sends merged weights, as far as this config tells: by default the
+        rank of one that travels.
+        """
+        return PlannedAdapter(rank=self.adapter_rank())
+
+    def shards(self, ranks: int) -> int:
+        """Over how many of a group's ranks each parameter is divided.
+
+        Raises:
+            PlanError: the engine can't be spread over so many ranks.
+        """
+        return 1
+
+
+@attrs.frozen(kw_only=True)
+class TrainingSection:
+    """How a model is trained, whichever engine does it."""
+
+    optim: OptimSection = attrs.field(factory=OptimSection)
+    """Optimizer and schedule."""
+    max_tokens_per_micro_batch: int = attrs.field(default=16384, validator=attrs.validators.ge(1))
+    """Token budget of one forward and backward pass; the result does not depend on it."""
+    grad_clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    """Largest gradient norm; 0 clips nothing."""
+    offload: bool = False
+    """Keep parameters and optimizer off the accelerator while the role does not compute."""
+
+
+@attrs.frozen(kw_only=True)
+class ActorSection(TrainingSection):
+    """The policy that is trained."""
+
+    engine: EngineSection = plugin_field("engine", "fsdp2")
+    """What trains it."""
+    mini_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Prompts an optimizer step; None means the whole rollout batch."""
+    epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Passes over each rollout batch."""
+    shuffle: bool = False
+    """Cut mini-batches from another order of the prompts in every pass over a rollout batch."""
+    max_kl: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Leave out a step's remaining updates once a mini-batch's KL to the old policy (nats a token) is above this."""
+
+
+def _critic_optim() -> OptimSection:
+    return OptimSection(lr=1e-5)
+
+
+@attrs.frozen(kw_only=True)
+class CriticSection(TrainingSection):
+    """The value model; it exists only where something requires `values`, as the advantage estimator `gae` does."""
+
+    optim: OptimSection = attrs.field(factory=_critic_optim)
+    """Optimizer and schedule, of its own."""
+    engine: EngineSection | None = plugin_field("engine", None)
+    """What trains it; the actor's engine where absent."""
+    path: str | None = None
+    """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
+    mini_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Prompts an optimizer step; the actor's where absent."""
+    epochs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Passes over each rollout batch; the actor's where absent."""
+    value_clip: float | None = attrs.field(default=0.5, validator=ABOVE_ZERO)
+    """How far a value may move from the one before the step's updates (PPO's value clipping); None for any."""
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How the tokens' value losses become one number."""
+    warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """First steps of the run in which the critic alone is trained."""
+
+
+@attrs.frozen(kw_only=True)
+class RefSection:
+    """The frozen reference policy; it exists only where something requires `ref_log_probs`."""
+
+    engine: EngineSection | None = plugin_field("engine", None)
+    """What scores with it; the actor's engine where absent."""
+    path: str | None = None
+    """Its checkpoint; the actor's starting weights where absent."""
+    max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Token budget of one pass; the actor's where absent."""
+    offload: bool = False
+    """Keep it off the accelerator while it does not compute."""

@@ -1,0 +1,3 @@
+from .logging import get_logger as get_logger
+from .report import write_report as write_report
+from .run_directory import RunDirectory as RunDirectory

@@ -1,0 +1,72 @@
+from .adapter import (
+    ADAPTER as ADAPTER,
+    MAGNITUDE as MAGNITUDE,
+    described as described,
+    drawn_a as drawn_a,
+    has_matrix as has_matrix,
+    no_matrix as no_matrix,
+    shared_weight as shared_weight,
+    state_name as state_name,
+    wire_name as wire_name,
+)
+from .columns import (
+    READS as READS,
+    check_columns as check_columns,
+    distinct as distinct,
+    without_padding as without_padding,
+)
+from .fused_head import (
+    CHUNK_BYTES as CHUNK_BYTES,
+    fused_scores as fused_scores,
+    fuses as fuses,
+)
+from .lora import (
+    ALL_LINEAR as ALL_LINEAR,
+    LoraSection as LoraSection,
+    Sync as Sync,
+)
+from .objective_factory import build_objective as build_objective
+from .parts import (
+    Part as Part,
+    Samples as Samples,
+    packed_parts as packed_parts,
+    padded_parts as padded_parts,
+    rows_of as rows_of,
+    shared_parts as shared_parts,
+)
+from .random_states import (
+    random_file as random_file,
+    random_state as random_state,
+    set_random_state as set_random_state,
+    stored_random_state as stored_random_state,
+)
+from .ranks import Ranks as Ranks
+from .schedule import learning_rate as learning_rate
+from .scored import (
+    Scored as Scored,
+    token_places as token_places,
+)
+from .sending import Sending as Sending
+from .sequences import (
+    Sequences as Sequences,
+    sent as sent,
+)
+from .state import (
+    MOMENTS as MOMENTS,
+    WEIGHTS as WEIGHTS,
+    read_facts as read_facts,
+    unwritable as unwritable,
+    was_trained as was_trained,
+    write_facts as write_facts,
+)
+from .stored import Stored as Stored
+from .ulysses import (
+    ScoredShare as ScoredShare,
+    to_heads as to_heads,
+    to_tokens as to_tokens,
+)
+from .varlen import (
+    attend as attend,
+    has_flash as has_flash,
+)
+from .vocabulary import Vocabulary as Vocabulary

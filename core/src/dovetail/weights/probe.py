@@ -1,0 +1,163 @@
+"""The second proof of §6: fixed token sequences that rollout and trainer both score.
+
+Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
+them is seen from what it finds likely. Legend: S sequences of L tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.errors import WeightSyncError
+from dovetail.experience.pool_members import Fault, in_words
+
+if TYPE_CHECKING:
+    from dovetail.experience.pool_control import PoolControl
+    from dovetail.planning.plan import Plan
+    from dovetail.sections import RunConfig
+    from dovetail.sections.rollout import ProbeSection
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
+"""Largest mean difference by the model's dtype, in nats a token."""
+_STREAM = 0x70726F6265
+"""Keeps the probe's tokens apart from all else that is drawn with the run's seed."""
+
+
+class Probe:
+    """Compares what replicas and trainer find likely.
+
+    Args:
+        section: when and how much.
+        sequences: S sequences, int64 [L] each; none where nothing is to be probed.
+        dtype: of the model, for the tolerance.
+    """
+
+    def __init__(
+        self, section: ProbeSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
+    ) -> None:
+        self._section, self._sequences, self._dtype = section, list(sequences), dtype
+        self._probed = False
+
+    @classmethod
+    def of(cls, config: RunConfig, plan: Plan, tokenizer: Any) -> Probe:
+        """The probe of a run: its engine scores or is not probed."""
+        section = config.rollout.probe
+        if "scores" not in plan.rollout_capabilities or not section.every:
+            return cls(section, ())
+        # An engine that scores a prompt may have to generate a token after it.
+        room = config.data.max_prompt_length + config.data.max_response_length - 1
+        tokens = draw_tokens(
+            tokenizer, section.sequences, max(min(section.tokens, room), 2), config.seed
+        )
+        return cls(section, tokens, config.model.dtype)
+
+    @property
+    def possible(self) -> bool:
+        """Whether anything is probed at all."""
+        return bool(self._sequences)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest mean difference, in nats a token."""
+        return self._section.tolerance or TOLERANCES[self._dtype]
+
+    def due(self, version: int) -> bool:
+        """Whether the update of this version is probed: a sitting's first, and every so many."""
+        if not self.possible:
+            return False
+        return not self._probed or (version - 1) % self._section.every == 0
+
+    def expect(self, actor: Any) -> list[np.ndarray]:
+        """What the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
+        responses = Ragged.from_list([ids_L[1:] for ids_L in self._sequences], dtype=np.int64)
+        batch = Batch(
+            {
+                "prompt_ids": Ragged.from_list(
+                    [ids_L[:1] for ids_L in self._sequences], dtype=np.int64
+                ),
+                "response_ids": responses,
+                "response_mask": responses.with_values(
+                    np.ones(len(responses.values), dtype=np.bool_)
+                ),
+                "temperature": np.ones(len(self._sequences), dtype=np.float32),
+            }
+        )
+        scored = actor.forward(batch, frozenset({"log_probs"})).result()["log_probs"]
+        return [np.asarray(row, dtype=np.float32) for row in scored]
+
+    def compare(
+        self, expected: Sequence[np.ndarray], pool: PoolControl
+    ) -> tuple[dict[str, float], tuple[Fault, ...]]:
+        """Ask every replica, and hold its answers against the trainer's.
+
+        Returns:
+            `probe/mean_difference` and `probe/max_difference`, of the replica with the largest; and the replicas
+            whose mean difference is above the tolerance, or that could not score.
+        """
+        means, largest, faults = [0.0], [0.0], []
+        for number, found in asyncio.run(pool.score(self._sequences)).items():
+            if isinstance(found, Exception):
+                faults.append(Fault(number=number, error=self._unscored(number, found)))
+                continue
+            mean, most = difference(expected, found)
+            means.append(mean)
+            largest.append(most)
+            if not mean <= self.tolerance:
+                faults.append(Fault(number=number, error=self._too_different(number, mean, most)))
+        self._probed = True
+        figures = {
+            "probe/mean_difference": float(np.max(means)),
+            "probe/max_difference": float(np.max(largest)),
+        }
+        return figures, tuple(faults)
+
+    def _too_different(self, number: int, mean: float, most: float) -> WeightSyncError:
+        return WeightSyncError(
+            f"replica {number} does not compute with the weights that it was sent: its log-probabilities of the "
+            f"probe differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
+            f"rollout.probe.tolerance is {self.tolerance:g} ({self._dtype})",
+            hint="an engine that quantises needs a larger rollout.probe.tolerance; else it loads weights wrongly: "
+            "report it to the engine's plugin, or set rollout.probe.every=0 to go on without this proof",
+        )
+
+    def _unscored(self, number: int, error: Exception) -> WeightSyncError:
+        failure = WeightSyncError(
+            f"replica {number} could not score the probe after the update: {in_words(error)}",
+            hint="set rollout.probe.every=0 to go on without this proof",
+        )
+        failure.__cause__ = error
+        return failure
+
+
+def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Mean and largest absolute difference over all tokens, in nats; NaN and wrong shapes are infinitely far apart."""
+    if [len(row) for row in expected] != [len(row) for row in found]:
+        return math.inf, math.inf
+    apart = np.abs(np.concatenate(list(expected)) - np.concatenate(list(found)), dtype=np.float64)
+    if not np.isfinite(apart).all():
+        return math.inf, math.inf
+    return float(apart.mean()), float(apart.max())
+
+
+def draw_tokens(tokenizer: Any, sequences: int, tokens: int, seed: int) -> list[np.ndarray]:
+    """Random tokens, special ones left out: a placeholder of an image stands for more than a token.
+
+    Args:
+        tokenizer: whose vocabulary is drawn from.
+        sequences: S.
+        tokens: L.
+        seed: of the run.
+
+    Returns:
+        S arrays, int64 [L].
+    """
+    plain_V = np.setdiff1d(np.arange(len(tokenizer)), np.array(tokenizer.all_special_ids))
+    drawn = np.random.default_rng([_STREAM, seed]).choice(plain_V, size=(sequences, tokens))
+    return list(drawn.astype(np.int64))

@@ -1,0 +1,274 @@
+"""WeightSync: one version of the actor's weights reaches every replica, whatever fails on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
+from dovetail.experience.pool_control import EVERYTHING
+from dovetail.experience.pool_members import Fault, in_words
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.plugins.load import make_plugin
+from dovetail.weights.probe import Probe
+from dovetail.weights.receiving import Aside, FirstFailure
+
+if TYPE_CHECKING:
+    from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.transport import WeightManifest
+    from dovetail.planning.plan import Plan
+    from dovetail.sections import RunConfig
+    from dovetail.weights.residency import Residency
+
+GRACE_SECONDS = 10.0
+"""How long replicas may take to notice that the sender has failed before its error is raised without them."""
+
+WEIGHTS = frozenset({"weights"})
+KV_CACHE = frozenset({"kv_cache"})
+
+
+class WeightSync:
+    """Sends weights to the replicas of a run, starts those again that failed, and puts them to sleep between rollouts.
+
+    Args:
+        config: of the run.
+        plan: of the run; says which transport there is and what the rollout can do.
+        actor: the worker group that sends.
+        pool: the replicas that receive.
+        probe: compares actor and replicas after an update.
+        residency: which training roles are on the accelerator.
+        run_directory: where the run writes.
+        logger: with the standard methods.
+        phase: times a part of the step under a name.
+        metrics: the figures of the step that is under way.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        plan: Plan,
+        actor: Any,
+        pool: RolloutPool,
+        probe: Probe,
+        residency: Residency,
+        run_directory: Path,
+        logger: Any,
+        phase: Callable[[str], AbstractContextManager[None]],
+        metrics: Callable[[], dict[str, float]],
+    ) -> None:
+        self._actor, self._pool, self._logger = actor, pool, logger
+        self._residency = residency
+        self._outer_phase, self._prefix = phase, ""
+        self._metrics = metrics
+        self._probe = probe
+        self._rebuilds = config.rollout.rebuilds
+        self._rebuilt = 0
+        self._offload = config.rollout.offload
+        self._discards = "discards_weights" in plan.rollout_capabilities
+        self._at_once = plan.placement.ends_meet
+        self._transport_ref = plan.refs["rollout.weight_transport"]
+        self._run_directory = run_directory
+        self.discarded = False
+
+    discarded: bool
+    """Whether replicas sleep without their weights: only an update brings them back."""
+
+    def bring(self, version: int) -> None:
+        """Have every replica take the actor's weights as `version`, and prove by the probe that it computes with them.
+
+        Replicas that have died or failed are started again, before the update or after it, and then all of them are
+        sent the version anew: nobody serves weights in pieces.
+
+        Raises:
+            WeightSyncError: a replica did not take the version, or computes with other weights, and so often were
+                replicas started again as `rollout.rebuilds` allows.
+            DovetailError: what the sender raised, where it was the sender that failed.
+        """
+        faults, doubted = self._pool.lost(), False
+        probing = self._probe.due(version)
+        while True:
+            if faults:
+                self._start_again(faults, version)
+                probing = self._probe.possible
+            expected, faults = self._update(version, probing=probing)
+            if not faults and probing:
+                with self._phase("probe"):
+                    figures, faults = self._probe.compare(expected, self._pool)
+                self._metrics().update(figures)
+                self._logger.info("weights_probed", version=version, **figures)
+                if faults and (doubted or self._rebuilt == self._rebuilds):
+                    raise faults[0].error
+                doubted = bool(faults)
+            if not faults:
+                self.discarded = False
+                return
+
+    def rescue(self, lost: Sequence[Fault], version: int) -> None:
+        """Bring replicas back that were all lost in the middle of a rollout. For errors see `bring`."""
+        self._prefix = "rollout/"
+        try:
+            with self._phase("rebuild"):
+                self.bring(version)
+        except WeightSyncError as error:
+            causes = "; ".join(str(fault) for fault in lost)
+            error.during(f"every rollout replica was lost ({causes})")
+            raise
+        finally:
+            self._prefix = ""
+
+    def generated(self) -> None:
+        """Generation went well: replicas that fail from now on do so anew."""
+        self._rebuilt = 0
+
+    def rest(self) -> None:
+        """After a rollout: the replicas leave the accelerator, where `rollout.offload` says so."""
+        if not self._offload:
+            return
+        with self._phase("sleep"):
+            self._metrics()["rollout/freed_bytes"] = float(self._sleep())
+
+    def ready(self) -> bool:
+        """Before a rollout: training roles leave the accelerator, and the replicas are there.
+
+        Returns:
+            False where only an update brings them back.
+        """
+        self._residency.settle()
+        if not self._offload:
+            return True
+        if self.discarded:
+            return False
+        with self._phase("wake"):
+            return not self._pool.wake()
+
+    # -- one update ----------------------------------------------------------------------------
+
+    def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[Fault, ...]]:
+        """Send once; returns what the trainer expects of the probe, and who failed."""
+        faults: tuple[Fault, ...]
+        expected, faults = None, ()
+        if self._offload:
+            # Also at the start of a run, and with a replica that has just been started: the actor needs the room.
+            with self._phase("sleep"):
+                self._sleep()
+        with self._residency.present("actor"):
+            if probing:
+                with self._phase("probe"):
+                    expected = self._probe.expect(self._actor)
+            if self._offload:
+                with self._phase("wake"):
+                    faults = self._pool.wake(WEIGHTS)
+            if not faults:
+                with self._phase("weight_sync"):
+                    faults = self._transfer(version)
+        if self._offload:
+            self._residency.settle()
+            with self._phase("wake"):
+                faults = faults or self._pool.wake(KV_CACHE)
+        return expected, faults
+
+    def _transfer(self, version: int) -> tuple[Fault, ...]:
+        """Both ends of the transport, and how fast they were."""
+        began = time.perf_counter()
+        manifest: WeightManifest = self._actor.weight_manifest(version).result()
+        manifest = attrs.evolve(manifest, receivers=self._pool.receivers)
+        self._pool.check_manifest(version, manifest)
+        faults = self._both_ends(version, manifest)
+        seconds = max(time.perf_counter() - began, 1e-9)
+        self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds
+        return faults
+
+    def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[Fault, ...]:
+        """Send and receive; the sender's own failure is raised as it is."""
+        if not self._at_once:
+            self._actor.send_weights(version, manifest).result()
+            return self._pool.receive_weights(version, manifest)
+        first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
+        receiving = Aside(lambda: self._pool.receive_weights(version, manifest, first.heard))
+        refusal: WeightSyncError | None = None
+        try:
+            self._actor.send_weights(version, manifest).result()
+        except WeightSyncError as error:
+            refusal = error
+            if not isinstance(error, ReceiverError) and not self._receivers_failed(receiving):
+                raise
+        except Exception:
+            receiving.wait(GRACE_SECONDS)
+            raise
+        faults = receiving.result()
+        if refusal is not None and not faults:
+            raise refusal
+        if isinstance(refusal, CalledOffError):
+            # Nobody has any of it: who was only kept waiting takes the next one as it is.
+            return first.causes(faults)
+        return faults
+
+    def _transport(self) -> Any:
+        """The transport in the controller's own process, which neither sends nor receives."""
+        context = PluginContext(role="controller", run_directory=self._run_directory)
+        return make_plugin(self._transport_ref, context)
+
+    def _receivers_failed(self, receiving: Aside) -> bool:
+        """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
+        if not receiving.wait(GRACE_SECONDS):
+            return False
+        faults = receiving.result()
+        return 0 < len(faults) < self._pool.size or any(fault.dead for fault in faults)
+
+    # -- replicas that failed ------------------------------------------------------------------
+
+    def _start_again(self, faults: Sequence[Fault], version: int) -> None:
+        """Start these replicas again.
+
+        Raises:
+            WeightSyncError: that was done so often in a row already as is allowed.
+        """
+        if self._offload:
+            self._residency.settle()
+        while faults:
+            if self._rebuilt == self._rebuilds:
+                raise self._refusal(faults, version)
+            self._rebuilt += 1
+            self._logger.warning(
+                "rollout_replicas_started_again",
+                replicas=[fault.number for fault in faults],
+                cause="; ".join(str(fault) for fault in faults),
+                time=f"{self._rebuilt} of {self._rebuilds} in a row",
+                **({"hint": hint} if (hint := getattr(faults[0].error, "hint", None)) else {}),
+            )
+            wanted = [fault.number for fault in faults]
+            with self._phase("rebuild"):
+                faults = self._pool.restart(wanted)
+            self._count("rollout/rebuilds", len(wanted) - len(faults))
+
+    def _refusal(self, faults: Sequence[Fault], version: int) -> Exception:
+        first = faults[0].error
+        if self._pool.size == 1 and isinstance(first, WeightSyncError) and not self._rebuilt:
+            return first
+        tried = f", though started again {self._rebuilt} times" if self._rebuilt else ""
+        error = WeightSyncError(
+            f"{len(faults)} of {self._pool.size} replicas did not take version {version}{tried}: "
+            + "; ".join(f"replica {fault.number}: {in_words(fault.error)}" for fault in faults),
+            hint=getattr(first, "hint", None)
+            or "rollout.rebuilds says how often in a row replicas are started again",
+        )
+        error.__cause__ = first
+        return error
+
+    def _sleep(self) -> int:
+        freed = self._pool.sleep(EVERYTHING, keep_weights=not self._discards)
+        self.discarded = self._discards
+        return freed
+
+    def _count(self, name: str, more: float) -> None:
+        metrics = self._metrics()
+        metrics[name] = metrics.get(name, 0.0) + more
+
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        return self._outer_phase(self._prefix + name)

@@ -1,0 +1,30 @@
+from .compute import turn as turn
+from .group import (
+    RankFailure as RankFailure,
+    WorkerGroup as WorkerGroup,
+)
+from .host import (
+    WorkerHost as WorkerHost,
+    stacks as stacks,
+)
+from .inline import InlineGroup as InlineGroup
+from .isolation import (
+    as_mapping as as_mapping,
+    check_environment as check_environment,
+    spec_received as spec_received,
+    spec_to_send as spec_to_send,
+)
+from .loading import (
+    await_turn as await_turn,
+    turn_path as turn_path,
+)
+from .lock import (
+    check_plugins as check_plugins,
+    plugins_here as plugins_here,
+)
+from .modes import resolve_mode as resolve_mode
+from .processes import (
+    join_processes as join_processes,
+    leave_processes as leave_processes,
+    reduction_over as reduction_over,
+)

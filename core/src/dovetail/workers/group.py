@@ -1,0 +1,196 @@
+"""WorkerGroup: N workers that run the same method together. What a worker's class registers appears on its group."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import attrs
+
+from dovetail.dispatch.future import Future
+from dovetail.dispatch.mesh import Mesh
+from dovetail.dispatch.profiling import labelled
+from dovetail.dispatch.registration import registered_methods
+from dovetail.errors import (
+    DispatchError,
+    DovetailError,
+    NumericsError,
+    UnregisteredMethodError,
+    WorkerError,
+    nearest,
+)
+from dovetail.interfaces.dispatch_mode import Call
+from dovetail.workers.modes import resolve_mode
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RankFailure:
+    """A rank's result where its call raised."""
+
+    error: Exception
+    traceback: str
+    """The worker's formatted traceback."""
+    failed_at: float
+    """Seconds since the epoch: the rank that failed first says why, the others only lost it."""
+
+
+def run_on_worker(worker: Any, method: str, call: Call) -> Any:
+    """Run one rank's call, where the worker is: its result, or a RankFailure. Ctrl-C and stopping pass through."""
+    args, kwargs = call
+    try:
+        with labelled(worker, method):
+            return getattr(worker, method)(*args, **kwargs)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # noqa: BLE001 - a worker may raise anything; the group raises it again
+        return RankFailure(error=error, traceback=traceback.format_exc(), failed_at=time.time())
+
+
+class WorkerGroup(ABC):
+    """Handle on the workers of one role.
+
+    A method that the worker's class registers is called as `group.method(…)`, and returns a Future: the arguments
+    are split by the method's dispatch mode, every rank called, and the results collected.
+    """
+
+    def __init__(self, worker_class: type, mesh: Mesh, *, role: str = "") -> None:
+        """Offer the registered methods of a class.
+
+        Raises:
+            DispatchError: one of them has the name of a group's own attribute.
+        """
+        self.worker_class = worker_class
+        self.mesh = mesh
+        self.role = role or worker_class.__name__
+        self.modes = registered_methods(worker_class)
+        taken = sorted(self.modes.keys() & {*dir(type(self)), *vars(self)})
+        if taken:
+            raise DispatchError(
+                f"{worker_class.__qualname__}.{taken[0]} can't be registered: "
+                f"a worker group has a {taken[0]!r} of its own"
+            )
+
+    @abstractmethod
+    def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
+        """Run `run_on_worker` on every rank that has a call: results in rank order, None where there is none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every worker; safe to call twice."""
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a registered method on the workers.
+
+        Returns:
+            A future of the collected result, which raises what the first failing rank raised: an error of
+            Dovetail's own keeps its type and says where it came from, any other becomes a WorkerError.
+
+        Raises:
+            DispatchError: the method is not registered, or the arguments do not fit its mode.
+        """
+        self._check_registered(method)
+        mode = resolve_mode(self.modes[method])
+        try:
+            calls, receipt = mode.split(self.mesh, args, kwargs)
+        except DispatchError as error:
+            error.add_note(f"in {self.role}.{method}()")
+            raise
+
+        def finish(results: list[Any]) -> Any:
+            self._raise_first_failure(method, results)
+            return mode.collect(self.mesh, results, receipt)
+
+        pending = self._invoke(method, calls)
+        return _settled(pending.then(finish)) if pending.done() else pending.then(finish)
+
+    def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
+        if name.startswith("_") or "modes" not in self.__dict__:
+            raise AttributeError(name)
+        self._check_registered(name)
+
+        def method(*args: Any, **kwargs: Any) -> Future[Any]:
+            return self.call(name, *args, **kwargs)
+
+        method.__name__ = name
+        method.__doc__ = getattr(self.worker_class, name).__doc__
+        return method
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.modes})
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.role}: {self.worker_class.__qualname__} on {self.mesh})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_registered(self, name: str) -> None:
+        if name in self.modes:
+            return
+        near = nearest(name, self.modes)
+        known = ", ".join(sorted(self.modes)) or "none"
+        if hasattr(self.worker_class, name):
+            message = f"{self.worker_class.__qualname__}.{name} is not registered, so that a group can't call it"
+        else:
+            message = f"{self.worker_class.__qualname__} has no method {name!r}"
+        raise UnregisteredMethodError(
+            f"{message}; registered are: {known}",
+            hint=f"did you mean {near!r}?"
+            if near
+            else "register it with @register(dispatch_mode=…)",
+        )
+
+    def _raise_first_failure(self, method: str, results: Sequence[Any]) -> None:
+        failed = [
+            (result.failed_at, rank, result)
+            for rank, result in enumerate(results)
+            if isinstance(result, RankFailure)
+        ]
+        if failed:
+            _, rank, failure = min(failed, key=lambda entry: entry[:2])
+            if isinstance(failure.error, NumericsError):
+                failure.error.gather(result.error for _, _, result in failed)
+            self._raise(method, rank, failure)
+
+    def _raise(self, method: str, rank: int, failure: RankFailure) -> NoReturn:
+        where = f"{self.role}.{method}() on rank {rank} of {self.mesh.size}"
+        if isinstance(failure.error, DovetailError):
+            failure.error.add_note(f"raised in {where}")
+            if failure.error.__traceback__ is None:
+                failure.error.add_note(failure.traceback)
+            raise failure.error
+        cause = "".join(traceback.format_exception_only(failure.error)).strip()
+        error = WorkerError(
+            f"{where} failed: {cause}",
+            rank=rank,
+            call=method,
+            worker_traceback=failure.traceback,
+        )
+        if failure.error.__traceback__ is None:
+            # It comes from another process, where its traceback stayed behind.
+            error.add_note(failure.traceback)
+        raise error from failure.error
+
+
+def _settled(future: Future[Any]) -> Future[Any]:
+    """The same, decided now, so that a failure that nobody asks for is reported."""
+    try:
+        return Future.completed(future.result())
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # noqa: BLE001 - raised again by the future's `result`
+        return Future.failed(error)

@@ -1,0 +1,129 @@
+"""WorkerHost: one process that holds workers of several roles. Runtimes and tests run the same one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from contextlib import ExitStack
+from typing import Any
+
+import attrs
+
+from dovetail.dispatch.mesh import Mesh
+from dovetail.dispatch.worker import Worker
+from dovetail.errors import DispatchError
+from dovetail.interfaces.dispatch_mode import Call
+from dovetail.interfaces.plugin import LocalReduction, Plugin, PluginContext, Reduction
+from dovetail.interfaces.runtime import PluginRef, WorkerSpec
+from dovetail.workers.compute import turn
+from dovetail.workers.group import run_on_worker
+
+
+class WorkerHost:
+    """Makes, runs and closes workers in this process.
+
+    Args:
+        device: the torch device of every worker here.
+        base: what the process itself knows, in place of what the spec's context has: `logger`, and whatever
+            a runtime adds. None keeps the spec's.
+    """
+
+    def __init__(self, device: str, base: PluginContext | None = None) -> None:
+        self.device = device
+        self._base = base
+        self._workers: dict[str, Plugin] = {}
+        self._transports: list[tuple[PluginRef, Any]] = []
+        self._started = ExitStack()
+        self._making = threading.Lock()
+
+    def start(
+        self,
+        spec: WorkerSpec,
+        interface: type,
+        *,
+        mesh: Mesh | None,
+        rank: int,
+        reduction: Reduction | None = None,
+    ) -> Plugin:
+        """Make the spec's plugin as this rank, start it and keep it under its role.
+
+        Raises:
+            DispatchError: the plugin does not implement the interface.
+            DovetailError: whatever its start raises.
+        """
+        from dovetail.plugins.load import make_plugin
+
+        context = attrs.evolve(
+            spec.context,
+            role=spec.context.role or spec.role,
+            mesh=mesh,
+            rank=rank,
+            device=self.device,
+            reduction=reduction if reduction is not None else LocalReduction(),
+        )
+        if self._base is not None:
+            context = attrs.evolve(context, logger=self._base.logger)
+        if spec.transport is not None:
+            context = attrs.evolve(context, transport=self._transport(spec.transport, context))
+        plugin = make_plugin(spec.plugin, context)
+        if not isinstance(plugin, interface):
+            raise DispatchError(
+                f"{spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
+                f"{type(plugin).__qualname__} is no {interface.__name__}"
+            )
+        # Registered first: what a failing start has taken is released as well.
+        self._started.callback(plugin.close)
+        with turn():
+            plugin.start()
+        self._workers[spec.role] = plugin
+        return plugin
+
+    def start_worker(
+        self, spec: WorkerSpec, mesh: Mesh, rank: int, reduction: Reduction | None = None
+    ) -> Plugin:
+        """Start a rank of a worker group. For errors see `start`."""
+        return self.start(spec, Worker, mesh=mesh, rank=rank, reduction=reduction)
+
+    def worker(self, role: str) -> Plugin:
+        """The worker of a role.
+
+        Raises:
+            DispatchError: there is none.
+        """
+        if role not in self._workers:
+            raise DispatchError(f"this process holds no {role!r}: {', '.join(self._workers)}")
+        return self._workers[role]
+
+    def run(self, role: str, method: str, call: Call) -> Any:
+        """Run one rank's call: its result, or a `RankFailure`."""
+        with turn():
+            return run_on_worker(self.worker(role), method, call)
+
+    def close(self) -> None:
+        """Close every worker, the latest first; safe to call twice."""
+        self._workers.clear()
+        self._transports.clear()
+        self._started.pop_all().close()
+
+    def _transport(self, ref: PluginRef, context: PluginContext) -> Any:
+        """One transport a process and reference: both ends of an in-process one must be the same."""
+        from dovetail.plugins.load import make_plugin
+
+        with self._making:
+            for known, transport in self._transports:
+                if known == ref:
+                    return transport
+            transport = make_plugin(ref, context)
+            self._transports.append((ref, transport))
+            return transport
+
+
+def stacks() -> str:
+    """What every thread of this process is doing now, as formatted tracebacks."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
+        lines = "".join(traceback.format_stack(frame))
+        parts.append(f"thread {names.get(ident, ident)}:\n{lines}")
+    return "\n".join(parts)

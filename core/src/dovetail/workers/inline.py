@@ -1,0 +1,171 @@
+"""The inline runtime: groups of one worker in this process. No Ray, friendly to debuggers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from typing import Any, cast
+
+from dovetail.config.builtin import InlineConfig
+from dovetail.dispatch.future import Future
+from dovetail.dispatch.mesh import Mesh
+from dovetail.errors import ConfigError, DispatchError, RolloutError
+from dovetail.interfaces.dispatch_mode import Call
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.runtime import Runtime, WorkerSpec
+from dovetail.workers.compute import turn
+from dovetail.workers.group import WorkerGroup, run_on_worker
+from dovetail.workers.host import WorkerHost
+
+
+class InlineGroup(WorkerGroup):
+    """Workers in this process, called one after another in rank order. Futures are finished at once.
+
+    Attributes:
+        workers: the workers themselves, by rank.
+    """
+
+    def __init__(self, workers: Sequence[Any], mesh: Mesh, *, role: str = "") -> None:
+        mesh.check_size(len(workers))
+        self.workers = list(workers)
+        super().__init__(type(self.workers[0]), mesh, role=role)
+
+    def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
+        with turn():
+            return Future.completed(
+                [
+                    None if call is None else run_on_worker(worker, method, call)
+                    for worker, call in zip(self.workers, calls, strict=True)
+                ]
+            )
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # every worker is closed, even where one fails
+            for worker in self.workers:
+                stack.callback(worker.close)
+
+
+class InlineRuntime(Runtime):
+    """Runs every role in this process: one training worker a role, and any number of rollout replicas."""
+
+    name = "inline"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = InlineConfig
+
+    def __init__(self, config: InlineConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._held: WorkerHost | None = None
+        self._replicas: dict[int, tuple[WorkerSpec, BaseRollout]] = {}
+        self._loading = threading.Lock()
+        self._making = threading.Lock()
+
+    def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
+        """Start the group's only worker.
+
+        Raises:
+            DispatchError: the mesh has more than one rank, or the plugin is no Worker.
+        """
+        if mesh.size != 1:
+            raise DispatchError(
+                f"the inline runtime runs one worker a group, but {spec.role or 'the group'} "
+                f"asks for {mesh.described()} = {mesh.size}",
+                hint="set every parallel size to 1, or select a runtime of several processes, such as runtime=ray",
+            )
+        worker = self._host().start_worker(spec, mesh, 0)
+        return InlineGroup([worker], mesh, role=spec.role)
+
+    def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
+        """Start replicas; each is the engine itself, with its number as its rank.
+
+        Engines that compute in processes of their own start at the same time.
+
+        Raises:
+            DispatchError: count is below 1, or the plugin is no BaseRollout.
+            DovetailError: what the first engine that failed raised in its start.
+        """
+        if count < 1:
+            raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
+        if _computes_here(spec) or count == 1:
+            return [self._started(spec, rank) for rank in range(count)]
+        with ThreadPoolExecutor(count) as threads:
+            starting = [threads.submit(self._started, spec, rank) for rank in range(count)]
+        return [started.result() for started in starting]
+
+    def restart_replica(self, replica: BaseRollout) -> BaseRollout:
+        """Close a replica, and start another with its number. Works from several threads at once.
+
+        Raises:
+            RolloutError: it is none of this runtime's.
+            DovetailError: what the engine raised in its start.
+        """
+        rank = next((n for n, (_, known) in self._replicas.items() if known is replica), None)
+        if rank is None:
+            raise RolloutError(
+                "a replica that this runtime has not started can't be started again by it"
+            )
+        spec, _ = self._replicas[rank]
+        try:
+            replica.close()
+        except Exception as error:  # noqa: BLE001 - it has failed, and may fail in anything
+            self.context.logger.warning(f"rollout replica {rank} did not close cleanly: {error!r}")
+        return self._started(spec, rank)
+
+    def device(self) -> str:
+        """The accelerator's first device where there is one and the config allows it, else `cpu`.
+
+        Raises:
+            ConfigError: the config names a device that this process does not have.
+        """
+        import torch
+
+        here = torch.accelerator.current_accelerator(check_available=True)
+        if self.config.device == "auto":
+            return (
+                "cpu" if here is None else f"{here.type}:{torch.accelerator.current_device_index()}"
+            )
+        _check_device(self.config.device, [] if here is None else [here.type])
+        return str(self.config.device)
+
+    def close(self) -> None:
+        """Close all that was started, the latest first."""
+        if self._held is not None:
+            self._held.close()
+
+    def _started(self, spec: WorkerSpec, rank: int) -> BaseRollout:
+        with self._loading if _computes_here(spec) else nullcontext():
+            engine = self._host().start(spec, BaseRollout, mesh=None, rank=rank)
+        replica = cast("BaseRollout", engine)
+        self._replicas[rank] = (spec, replica)
+        return replica
+
+    def _host(self) -> WorkerHost:
+        with self._making:  # training models and rollout may ask for it at the same time
+            if self._held is None:
+                self._held = WorkerHost(self.device())
+            return self._held
+
+
+def _computes_here(spec: WorkerSpec) -> bool:
+    """Whether the engine's model is in this process, where models load one after another."""
+    return bool(getattr(spec.plugin.config, "in_process", True))
+
+
+def _check_device(device: str, accelerators: Sequence[str]) -> None:
+    import torch
+
+    known = ["cpu", *accelerators]
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(
+            f"runtime.device={device!r} is no torch device; here are: auto, {', '.join(known)}"
+        ) from error
+    if kind not in known:
+        raise ConfigError(
+            f"runtime.device={device!r} is not available: torch {torch.__version__} sees only {', '.join(known)}",
+            hint="install the build of torch for your accelerator, or set runtime.device=auto",
+        )

@@ -1,0 +1,250 @@
+"""Doubles for the rooms of the flow: samples made by hand, replicas that die or refuse, an actor that sends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.batch import Batch
+from dovetail.data.loader import Issued
+from dovetail.dispatch import Future
+from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.experience.generation import Sample
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces import (
+    Completion,
+    Failure,
+    FailureKind,
+    FinishReason,
+    PluginRef,
+    Prompt,
+    RolloutRequest,
+    Score,
+    WeightManifest,
+)
+from dovetail.sections import RolloutSection
+from dovetail.sections.rollout import ProbeSection
+from dovetail.weights.probe import Probe
+from dovetail.weights.weight_sync import WeightSync
+from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
+
+MakeSample = Callable[..., Sample]
+
+
+@pytest.fixture(scope="session")
+def make_sample() -> MakeSample:
+    """A function that makes a sample of a group; a score of None is a failure to score it."""
+
+    def make(
+        group: int, number: int = 0, score: float | None = 0.0, *, length: int = 3, epoch: int = 0
+    ) -> Sample:
+        name = f"train.e{epoch}.p{group}.a0"
+        failure = Failure(kind=FailureKind.TIMEOUT, message="too slow")
+        return Sample(
+            sample_id=f"{name}.s{number}",
+            issued=Issued(
+                epoch=epoch,
+                attempt=0,
+                prompt=Prompt(index=group, prompt_ids=np.arange(2), raw=f"prompt {group}"),
+            ),
+            group=group,
+            completion=Completion(
+                request_id=name,
+                sample=number,
+                response_ids=np.arange(length),
+                finish_reason=FinishReason.STOP,
+                weight_versions=np.zeros(length, dtype=np.int64),
+            ),
+            text=f"response {number}",
+            outcome=failure if score is None else Score(value=score),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def mortal() -> Any:
+    """The class `Mortal`."""
+    return Mortal
+
+
+@pytest.fixture(scope="session")
+def make_world() -> Any:
+    """The class `World`."""
+    return World
+
+
+@pytest.fixture(scope="session")
+def twenty_tokens() -> Any:
+    """A tokenizer."""
+    return Tokenizer()
+
+
+class Mortal(ScriptedRollout):
+    """A replica that can die, refuse so many updates, and be off in what it computes."""
+
+    def __init__(self, log: list[str] | None = None, *, refuses: int = 0, off: float = 0.0) -> None:
+        super().__init__()
+        self.log = log if log is not None else []
+        self.refuses, self.off = refuses, off
+        self.dead = False
+        self.dies_after: int | None = None
+        self.manifests: list[WeightManifest] = []
+
+    def alive(self) -> bool:
+        return not self.dead
+
+    async def submit(self, request: RolloutRequest) -> Any:
+        if self.dead:
+            raise RolloutError("it is dead")
+        async for completion in super().submit(request):
+            if self.dies_after is not None:
+                if not self.dies_after:
+                    self.dead = True
+                    raise RolloutError("it died")
+                self.dies_after -= 1
+            yield completion
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        if self.dead:
+            raise RolloutError("it is dead")
+        self.log.append(f"take {version}")
+        if self.refuses:
+            self.refuses -= 1
+            raise WeightSyncError("torn")
+        self.manifests.append(manifest)
+        super().receive_weights(version, manifest)
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self.log.append("score")
+        return [np.full(len(ids_L) - 1, -1.0 + self.off, np.float32) for ids_L in sequences]
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
+        self.log.append(f"sleep{'' if keep_weights else ' and forget'}")
+        return super().sleep(tags, keep_weights=keep_weights)
+
+    def wake(self, tags: frozenset[str]) -> None:
+        self.log.append(f"wake {'+'.join(sorted(tags))}")
+        super().wake(tags)
+
+
+class Actor:
+    """Sends, or raises what it is told to; finds every token as likely as another."""
+
+    def __init__(self, log: list[str] | None = None) -> None:
+        self.log = log if log is not None else []
+        self.raises: list[Exception] = []
+        self.meets: threading.Barrier | None = None
+        self.waits: threading.Event | None = None
+        self.asked: list[Batch] = []
+
+    def weight_manifest(self, version: int) -> Future[WeightManifest]:
+        return Future.completed(WeightManifest(version=version, tensors=()))
+
+    def send_weights(self, version: int, manifest: WeightManifest) -> Future[None]:
+        self.log.append(f"send {version}")
+        if self.meets is not None:
+            self.meets.wait(120)
+        if self.waits is not None:
+            assert self.waits.wait(120)
+        if self.raises:
+            return Future.failed(self.raises.pop(0))
+        return Future.completed(None)
+
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> Future[Batch]:
+        self.log.append("forward")
+        self.asked.append(batch)
+        mask = batch["response_mask"]
+        values = mask.with_values(np.full(len(mask.values), -1.0, np.float32))
+        return Future.completed(Batch(dict.fromkeys(outputs, values)))
+
+
+class Tokenizer:
+    """Twenty tokens, two of them special."""
+
+    all_special_ids = (0, 7)
+
+    def __len__(self) -> int:
+        return 20
+
+
+class World:
+    """A WeightSync over doubles.
+
+    Attributes:
+        log: what happened, in order; of replicas only where they were given the log.
+        metrics: the figures of the step.
+        told: what was logged.
+        made: replicas that were started again.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[ScriptedRollout],
+        *,
+        log: list[str] | None = None,
+        capabilities: frozenset[str] = frozenset(),
+        ends_meet: bool = False,
+        probe: ProbeSection | None = None,
+        **rollout: Any,
+    ) -> None:
+        self.log = log if log is not None else []
+        self.metrics: dict[str, float] = {}
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.made: list[Mortal] = []
+        self.next_off = 0.0
+        """How far replicas are off that are started from now on."""
+        self.actor = Actor(self.log)
+        self.pool = RolloutPool(replicas, restart=self.restart)
+        section = RolloutSection(probe=probe or ProbeSection(sequences=2, tokens=5), **rollout)
+        tell = SimpleNamespace(
+            info=lambda event, **fields: self.told.append((event, fields)),
+            warning=lambda event, **fields: self.told.append((event, fields)),
+        )
+        config: Any = SimpleNamespace(
+            rollout=section,
+            seed=3,
+            data=SimpleNamespace(max_prompt_length=8, max_response_length=8),
+            model=SimpleNamespace(dtype="float32"),
+        )
+        plan: Any = SimpleNamespace(
+            rollout_capabilities=capabilities,
+            placement=SimpleNamespace(ends_meet=ends_meet),
+            refs={
+                "rollout.weight_transport": PluginRef(kind="weight_transport", name="in_process")
+            },
+        )
+        directory: Any = None
+        residency: Any = SimpleNamespace(
+            present=lambda role: nullcontext(), settle=lambda: self.log.append("settle")
+        )
+        self.phases: list[str] = []
+        self.sync = WeightSync(
+            config=config,
+            plan=plan,
+            actor=self.actor,
+            pool=self.pool,
+            probe=Probe.of(config, plan, Tokenizer()),
+            residency=residency,
+            run_directory=directory,
+            logger=tell,
+            phase=self.phase,
+            metrics=lambda: self.metrics,
+        )
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.phases.append(name)
+        yield
+
+    def restart(self, replica: Any) -> Mortal:
+        replica.close()
+        self.log.append("restart")
+        self.made.append(Mortal(self.log, off=self.next_off))
+        return self.made[-1]

@@ -1,0 +1,130 @@
+"""A pool whose replicas are all lost: they are brought back once, and only what is missing is asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
+from dovetail.random_streams import SampleStream
+from dovetail_sdk.testing.scripted_rollout import stream_answer
+
+
+def requests_of(sizes: Sequence[int]) -> list[RolloutRequest]:
+    return [
+        RolloutRequest(
+            request_id=f"r{number}",
+            prompt_ids=np.arange(1, 4),
+            sampling=SamplingParams(max_new_tokens=8),
+            streams=tuple(SampleStream(seed=1, prompt=number, sample=i) for i in range(size)),
+        )
+        for number, size in enumerate(sizes)
+    ]
+
+
+def generated(world: Any, requests: list[RolloutRequest]) -> list[Completion]:
+    async def run() -> list[Completion]:
+        return [c async for c in world.pool.generate(requests)]
+
+    return asyncio.run(run())
+
+
+def rescued(world: Any, version: int = 1) -> Any:
+    world.pool.rescue = lambda lost: world.sync.rescue(lost, version)
+    return world
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lives=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    again=st.lists(st.integers(0, 6), max_size=3),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+)
+def test_every_sample_arrives_once_however_often_all_replicas_die(
+    lives: list[int], again: list[int], sizes: list[int], mortal: Any, make_world: Any
+) -> None:
+    replicas = [mortal() for _ in lives]
+    for replica, life in zip(replicas, lives, strict=True):
+        replica.dies_after = life
+    world = rescued(make_world(replicas, rebuilds=10))
+    plan = iter(again)
+    start = world.restart
+
+    def restart(replica: object) -> Any:
+        made = start(replica)
+        made.dies_after = next(plan, None)
+        return made
+
+    world.pool._restart = restart
+    requests = requests_of(sizes)
+    found = generated(world, requests)
+    assert sorted((c.request_id, c.sample) for c in found) == [
+        (r.request_id, i) for r in requests for i in range(r.n)
+    ]
+    by_id = {r.request_id: r for r in requests}
+    for c in found:
+        assert c.response_ids.tolist() == stream_answer(by_id[c.request_id], c.sample)
+    assert world.pool.outstanding_tokens == 0
+
+
+def test_one_rescue_serves_all_that_is_under_way_and_brings_the_weights(
+    mortal: Any, make_world: Any
+) -> None:
+    replica = mortal()
+    replica.dies_after = 3
+    world = rescued(make_world([replica]), version=7)
+    found = generated(world, requests_of([2] * 6))
+    assert len(found) == 12
+    assert len(world.made) == 1
+    assert world.metrics["rollout/rebuilds"] == 1.0
+    assert world.told[0][1]["cause"] == "replica 0: it died"
+    assert {v for c in found[3:] for v in c.weight_versions.tolist()} == {7}
+    assert set(world.phases) == {"rollout/rebuild", "rollout/weight_sync"}
+
+
+def test_a_request_that_living_replicas_refuse_is_no_reason_to_start_them_again(
+    mortal: Any, make_world: Any
+) -> None:
+    class Refusing(mortal):
+        async def submit(self, request):
+            raise RolloutError("the prompt is too long")
+            yield
+
+    dead = mortal()
+    dead.dead = True
+    world = rescued(make_world([Refusing(), dead]))
+    with pytest.raises(RolloutError, match=r"'r0' failed on every.*the prompt is too long"):
+        generated(world, requests_of([1]))
+    assert world.made == []
+
+
+def test_replicas_that_die_again_and_again_end_the_run_with_the_cause(
+    mortal: Any, make_world: Any
+) -> None:
+    replica = mortal()
+    replica.dies_after = 0
+    world = rescued(make_world([replica], rebuilds=2))
+    start = world.restart
+
+    def restart(old: object) -> Any:
+        made = start(old)
+        made.dies_after = 0
+        return made
+
+    world.pool._restart = restart
+    with pytest.raises(WeightSyncError, match=r"every rollout replica was lost.*replica 0"):
+        generated(world, requests_of([2, 2]))
+    assert len(world.made) == 2
+
+
+def test_without_a_rescue_requests_fail_as_they_did(mortal: Any, make_world: Any) -> None:
+    replica = mortal()
+    replica.dies_after = 0
+    with pytest.raises(RolloutError, match=r"'r0' failed on every rollout replica.*it died"):
+        generated(make_world([replica]), requests_of([1]))

@@ -1,0 +1,300 @@
+"""Rounds of generation: what filters leave out, what takes its place, and what the ledger is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dovetail.batch import Batch
+from dovetail.config.builtin import SequentialConfig
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import Issued, PromptLoader
+from dovetail.data.samplers import SequentialSampler
+from dovetail.errors import PluginBrokenError
+from dovetail.experience.generation import Generated
+from dovetail.experience.refill import Rollout, Rounds
+from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter
+from dovetail.sections import PluginSection
+
+
+class Chosen(SampleFilter):
+    """A filter made from a function, which remembers what it saw."""
+
+    api = ">=1.0,<2"
+
+    def __init__(self, name: str, action: str, keep: Any) -> None:
+        super().__init__(PluginSection(name=name), PluginContext())
+        self.name = name  # type: ignore[misc]
+        self.action = action  # type: ignore[misc]
+        self._keep = keep
+        self.saw: list[list[str]] = []
+
+    def keep(self, columns: Batch, groups: Groups) -> Any:
+        self.saw.append(list(columns["sample_id"]))
+        return self._keep(columns, groups)
+
+
+def differing(columns: Batch, groups: Groups) -> np.ndarray:
+    """DAPO's: groups whose scores are not all equal."""
+    scores = columns["scores"]
+    spread = np.array([np.ptp(scores[groups.index_N == g]) for g in range(groups.count)])
+    return (spread > 0)[groups.index_N]
+
+
+def equal_rewards() -> Chosen:
+    return Chosen("equal", "drop", differing)
+
+
+def negative(action: str, name: str = "negative") -> Chosen:
+    return Chosen(name, action, lambda columns, _: columns["scores"] >= 0)
+
+
+def rounds(wanted: int, *filters: Chosen, **options: Any) -> Rounds:
+    return Rounds(wanted, {f.name: f for f in filters}, temperature=1.0, **options)
+
+
+def generated(make_sample: Any, scores: dict[int, tuple[float | None, ...]]) -> Generated:
+    """A round: group → its samples' scores."""
+    return Generated(
+        samples=tuple(
+            make_sample(group, number, score)
+            for group, row in scores.items()
+            for number, score in enumerate(row)
+        )
+    )
+
+
+def kept(rollout: Rollout) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for sample in rollout.kept:
+        found.setdefault(sample.group, []).append(sample.score)
+    return found
+
+
+def test_without_filters_everything_that_has_a_score_is_kept_and_nothing_reported(make_sample):
+    gather = rounds(3)
+    gather.add(generated(make_sample, {0: (1.0, None), 1: (None, None), 2: (0.0, 0.0)}))
+    rollout = gather.rollout()
+    assert kept(rollout) == {0: [1.0], 2: [0.0, 0.0]}
+    assert rollout.reasons == {(0, 1, 0): "reward_failures"}
+    assert rollout.metrics == {}
+    assert gather.missing == 1
+    assert "loss_mask" not in rollout.batch(temperature=1.0)
+
+
+def test_each_round_asks_for_what_is_missing_and_the_order_is_that_of_the_rounds(make_sample):
+    gather = rounds(3, equal_rewards())
+    gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (0.0, 1.0), 2: (0.0, 0.0)}))
+    assert (gather.missing, gather.prompts, gather.count) == (2, 3, 1)
+    gather.add(generated(make_sample, {3: (0.0, 0.0), 4: (2.0, 0.0)}))
+    assert (gather.missing, gather.prompts) == (1, 5)
+    gather.add(generated(make_sample, {5: (0.0, 3.0)}))
+    assert gather.missing == 0
+    rollout = gather.rollout(refills=True)
+    assert list(kept(rollout)) == [1, 4, 5]
+    assert rollout.metrics == {
+        "filter/equal/dropped_samples": 6,
+        "filter/equal/dropped_groups": 3,
+        "filter/kept_groups": 3,
+        "filter/rounds": 3,
+        "filter/generated_prompts": 6,
+    }
+    assert rollout.reasons == dict.fromkeys([(0, g, 0) for g in (0, 2, 3)], "filter:equal")
+    batch = rollout.batch(temperature=1.0)
+    assert batch["group_id"].tolist() == [1, 1, 4, 4, 5, 5]
+    assert batch["trajectory_id"].tolist() == list(range(6))
+
+
+def test_a_filter_sees_only_its_round_and_only_what_earlier_filters_left(make_sample):
+    first, second = negative("drop"), equal_rewards()
+    gather = rounds(2, first, second)
+    gather.add(generated(make_sample, {0: (-1.0, 1.0, 1.0), 1: (0.0, 1.0, None)}))
+    gather.add(generated(make_sample, {2: (-1.0, -1.0, -1.0)}))
+    assert [len(saw) for saw in first.saw] == [5, 3]
+    assert [len(saw) for saw in second.saw] == [4]  # nothing was left of the second round
+    rollout = gather.rollout()
+    assert kept(rollout) == {1: [0.0, 1.0]}
+    assert rollout.reasons == {(0, 0, 0): "filter:equal", (0, 2, 0): "filter:negative"}
+    assert rollout.metrics["filter/negative/dropped_samples"] == 4
+    assert rollout.metrics["filter/negative/dropped_groups"] == 1
+    assert rollout.metrics["filter/equal/dropped_groups"] == 1
+
+
+def test_a_thinned_group_is_kept_and_not_replaced(make_sample):
+    gather = rounds(1, negative("drop"))
+    gather.add(generated(make_sample, {0: (-1.0, 2.0, 1.0)}))
+    assert gather.missing == 0
+    assert kept(gather.rollout()) == {0: [2.0, 1.0]}
+    assert gather.rollout().reasons == {}
+
+
+def test_masked_samples_stay_in_their_group_without_a_loss(make_sample):
+    after = Chosen("after", "drop", lambda columns, _: np.ones(len(columns), np.bool_))
+    gather = rounds(2, negative("mask"), after)
+    gather.add(generated(make_sample, {0: (-1.0, 2.0), 1: (1.0, 3.0)}))
+    rollout = gather.rollout()
+    batch = rollout.batch(temperature=1.0)
+    assert batch["scores"].tolist() == [-1, 2, 1, 3]
+    assert batch["response_mask"].values.all()
+    assert batch["loss_mask"].to_list() == [[False] * 3, [True] * 3, [True] * 3, [True] * 3]
+    assert [len(saw) for saw in after.saw] == [4]
+    assert rollout.metrics["filter/negative/masked_samples"] == 1
+    assert gather.missing == 0
+
+
+def test_nothing_left_is_no_error(make_sample):
+    gather = rounds(2, equal_rewards())
+    gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (None, None)}))
+    rollout = gather.rollout()
+    assert len(rollout.batch(temperature=1.0)) == 0
+    assert rollout.reasons == {(0, 0, 0): "filter:equal", (0, 1, 0): "reward_failures"}
+
+
+def test_a_round_of_which_nothing_could_be_scored_reaches_no_filter(make_sample):
+    broken = Chosen("broken", "drop", lambda *_: 1 / 0)
+    gather = rounds(1, broken)
+    gather.add(generated(make_sample, {0: (None, None)}))
+    assert gather.missing == 1
+    assert broken.saw == []
+
+
+def test_groups_without_the_score_of_their_baseline_are_out_before_filters(make_sample):
+    chosen = equal_rewards()
+    gather = rounds(3, chosen, baseline=True)
+    plain = generated(make_sample, {0: (0.0, 1.0), 1: (0.0, 1.0), 2: (None, None)})
+    greedy = (make_sample(0, 0, 0.5), make_sample(1, 0, None), make_sample(2, 0, None))
+    gather.add(Generated(samples=plain.samples, baselines=greedy))
+    rollout = gather.rollout()
+    assert len(chosen.saw[0]) == 2
+    assert rollout.batch(temperature=1.0)["baseline_scores"].tolist() == [0.5, 0.5]
+    assert rollout.reasons == {(0, 1, 0): "baseline_failures", (0, 2, 0): "reward_failures"}
+    assert [s.score for s in rollout.greedy] == [0.5, None, None]
+
+
+def test_rows_say_which_filter_took_a_sample(make_sample):
+    gather = rounds(2, negative("mask", "low"), equal_rewards(), baseline=True)
+    plain = generated(make_sample, {0: (1.0, 1.0), 1: (-1.0, 1.0)})
+    gather.add(
+        Generated(samples=plain.samples, baselines=(make_sample(0, 0, 0.5), make_sample(1, 0, 2.0)))
+    )
+    rollout = gather.rollout()
+    rows = rollout.rows(rollout.samples)
+    assert [row.get("filtered") for row in rows] == ["equal", "equal", None, None]
+    assert [row.get("masked") for row in rows] == [None, None, "low", None]
+    assert [row["baseline_score"] for row in rows] == [0.5, 0.5, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda columns, _: columns["scores"], "float32 of shape"),
+        (lambda *_: np.ones(1, np.bool_), "bool of shape"),
+        (lambda columns, _: [True] * len(columns), "list"),
+        (lambda columns, _: columns["scor"], None),
+        (lambda *_: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_filter_that_errs_is_named(make_sample, answer, said):
+    gather = rounds(1, Chosen("mine", "drop", answer))
+    if said is None:  # one of Dovetail's own errors says enough itself
+        with pytest.raises(Exception, match="no column 'scor'"):
+            gather.add(generated(make_sample, {0: (1.0, 1.0)}))
+        return
+    with pytest.raises(PluginBrokenError, match="sample_filter/Chosen") as caught:
+        gather.add(generated(make_sample, {0: (1.0, 1.0)}))
+    assert said in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=2, max_size=3), max_size=12),
+    st.integers(1, 5),
+)
+def test_every_prompt_is_trained_on_or_has_a_reason(make_sample, scores, wanted):
+    gather = rounds(wanted, equal_rewards())
+    left = dict(enumerate(map(tuple, scores)))
+    while gather.missing and left:
+        size = min(gather.missing, len(left))
+        gather.add(generated(make_sample, {g: left.pop(g) for g in list(left)[:size]}))
+    rollout = gather.rollout()
+    used = {sample.key for sample in rollout.kept}
+    seen = {sample.key for sample in rollout.samples}
+    assert used | rollout.reasons.keys() == seen
+    assert not used & rollout.reasons.keys()
+    assert len(used) == wanted - gather.missing <= wanted
+
+
+# -- with the loader and the ledger ------------------------------------------------------------
+
+
+def loader_of(count: int, batch: int) -> tuple[PromptLoader, Ledger]:
+    ledger = Ledger()
+    prompts = [Prompt(index=i, prompt_ids=np.arange(2), raw=str(i)) for i in range(count)]
+    sampler = SequentialSampler(SequentialConfig(), PluginContext())
+    return PromptLoader(prompts, sampler, batch, ledger), ledger
+
+
+def one_step(
+    loader: PromptLoader, ledger: Ledger, make_sample: Any, *, stop_after: int | None = None
+) -> Rollout | None:
+    """A step of three rounds in which only odd prompts differ; it is abandoned after a round where that is said."""
+    before = loader.state()
+    issued: list[Issued] = loader.next_batch()
+    gather = rounds(len(issued), equal_rewards())
+    while True:
+        samples = tuple(
+            make_sample(item.prompt.index, i, float(i * (item.prompt.index % 2)), epoch=item.epoch)
+            for item in issued
+            for i in range(2)
+        )
+        gather.add(Generated(samples=samples))
+        for item in issued:
+            ledger.finish(item.epoch, item.prompt.index, item.attempt)
+        if gather.count == stop_after:
+            loader.load_state(before)
+            return None
+        if not gather.missing or gather.count == 3:
+            break
+        issued = loader.next_batch(gather.missing)
+    rollout = gather.rollout(refills=True)
+    used = {sample.key for sample in rollout.kept}
+    for key in ledger.finished():
+        if key in used:
+            ledger.use(*key)
+        else:
+            ledger.drop(*key, rollout.reasons[key])
+    return rollout
+
+
+def run_steps(make_sample: Any, steps: int, stop: tuple[int, int] | None = None) -> tuple[Any, Any]:
+    """Sample ids of every step, and the ledger's counts; the stop (step, round) is resumed from saved states."""
+    loader, ledger = loader_of(10, 4)
+    trained = []
+    for step in range(steps):
+        if stop is not None and step == stop[0]:
+            assert one_step(loader, ledger, make_sample, stop_after=stop[1]) is None
+            states = loader.state(), ledger.state()
+            loader, ledger = loader_of(10, 4)
+            loader.load_state(states[0])
+            ledger.load_state(states[1])
+        rollout = one_step(loader, ledger, make_sample)
+        assert rollout is not None
+        trained.append([sample.sample_id for sample in rollout.samples])
+    ledger.check()
+    return trained, ledger.counts()
+
+
+@pytest.mark.parametrize("stop", [(0, 1), (0, 2), (1, 1), (2, 3), (3, 2)])
+def test_an_abandoned_step_comes_again_with_the_same_prompts_in_the_same_rounds(make_sample, stop):
+    whole = run_steps(make_sample, 5)
+    assert run_steps(make_sample, 5, stop) == whole
+
+
+def test_the_loader_runs_on_into_the_next_epoch_for_refills(make_sample):
+    trained, counts = run_steps(make_sample, 3)
+    assert sum(map(len, trained)) == 2 * (counts["used"] + counts["dropped"]["filter:equal"])
+    assert counts["open"] == 0
+    assert counts["complete_epochs"] >= 1

@@ -1,0 +1,152 @@
+"""What a plan's models take in memory, by hand: parameters of a tiny model, and bytes for each purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen2Config
+
+from dovetail.config import config_from_mapping
+from dovetail.errors import ModelError
+from dovetail.planning.adapters import adapters_of
+from dovetail.planning.memory import estimate_memory
+from dovetail.planning.plan import make_plan
+
+VOCABULARY, HIDDEN, INNER, LAYERS = 40, 16, 32, 3
+BIASES = HIDDEN + 2 * 8
+ATTENTION = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 8
+LAYER = ATTENTION + BIASES + 3 * HIDDEN * INNER + 2 * HIDDEN
+EMBEDDING = VOCABULARY * HIDDEN
+BASE = 2 * EMBEDDING + LAYERS * LAYER + HIDDEN
+"""Two heads of eight features, one of keys and values, and an output layer of its own."""
+LORA = {"name": "fsdp2", "lora": {"rank": 4, "target_modules": ["q_proj", "k_proj"]}}
+ADAPTERS = LAYERS * 4 * ((HIDDEN + HIDDEN) + (HIDDEN + 8))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    written(directory, "bfloat16")
+    return directory
+
+
+def written(directory: Path, dtype: str, **sizes: Any) -> None:
+    settings = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        **sizes,
+    }
+    Qwen2Config(**settings).save_pretrained(directory)
+
+
+def planned(path: Path, *overrides: str, **sections: Any) -> Any:
+    mapping = {
+        "model": {"path": str(path), "dtype": "bfloat16"},
+        "data": {"train_batch_size": 4, "max_prompt_length": 6, "max_response_length": 4},
+        "rollout": {"n": 2},
+        **sections,
+    }
+    config = config_from_mapping(mapping, overrides).config
+    return config, make_plan(config)
+
+
+def memory(path: Path, *overrides: str, **sections: Any) -> dict[str, int]:
+    return estimate_memory(*planned(path, *overrides, **sections))
+
+
+def test_a_whole_model_is_trained_in_float32(path: Path) -> None:
+    assert memory(path) == {
+        "actor weights": 4 * BASE,
+        "actor gradients": 4 * BASE,
+        "actor optimizer": 8 * BASE,
+        "rollout weights": 2 * BASE,
+        "kv cache, at most": 2 * 2 * LAYERS * 8 * 10 * 8,
+    }
+
+
+def test_adapters_alone_have_gradients_and_moments(path: Path) -> None:
+    found = memory(path, actor={"engine": LORA})
+    del found["rollout weights"], found["kv cache, at most"]
+    assert found == {
+        "actor weights, frozen": 2 * BASE,
+        "actor adapters": 4 * ADAPTERS,
+        "actor gradients": 4 * ADAPTERS,
+        "actor optimizer": 8 * ADAPTERS,
+    }
+
+
+def test_magnitudes_are_trained_too(path: Path) -> None:
+    dora = {"name": "fsdp2", "lora": {**LORA["lora"], "dora": True}}
+    found = memory(path, actor={"engine": dora})
+    assert found["actor adapters"] == 4 * (ADAPTERS + LAYERS * (HIDDEN + 8))
+
+
+def test_what_is_stored_wider_stays_wide(tmp_path: Path) -> None:
+    written(tmp_path, "float32")
+    assert memory(tmp_path, actor={"engine": LORA})["actor weights, frozen"] == 4 * BASE
+
+
+def test_a_critic_has_no_output_layer_and_a_model_of_its_own(path: Path, tmp_path: Path) -> None:
+    written(tmp_path, "bfloat16", num_hidden_layers=1)
+    found = memory(path, "algorithm.advantage=gae", f"critic.path={tmp_path}")
+    assert found["critic weights"] == 4 * (BASE - EMBEDDING - (LAYERS - 1) * LAYER)
+
+
+def test_gradient_descent_keeps_no_moments(path: Path) -> None:
+    assert "actor optimizer" not in memory(path, "actor.optim.optimizer=sgd")
+
+
+def test_a_rank_holds_its_share(path: Path) -> None:
+    ray = [
+        "runtime={name: ray, gpus_per_node: 4}",
+        "rollout={name: vllm, n: 2, tensor_parallel_size: 2}",
+    ]
+    found = memory(path, *ray, actor={"engine": LORA})
+    assert found["actor adapters"] == 4 * ADAPTERS // 4
+    assert found["actor weights, frozen"] == 2 * BASE // 4
+    assert found["rollout weights"] == 2 * BASE // 2
+
+
+def test_pools_apart_are_not_added_up(path: Path) -> None:
+    pools = "runtime={name: ray, pools: {one: {roles: [actor], gpus_per_node: 1}, two: {roles: [rollout], gpus_per_node: 1}}}"
+    assert {what.split()[0] for what in memory(path, pools)} == {"actor"}
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        (
+            LORA["lora"],
+            f"rank 4 on k_proj, q_proj ({2 * LAYERS} layers), {ADAPTERS:,} parameters",
+        ),
+        (
+            {"rank": 2, "dora": True, "target_modules": ["lm_head"]},
+            "rank 2 (DoRA) on lm_head (1 layer)",
+        ),
+    ],
+)
+def test_the_plan_tells_of_adapters(path: Path, lora: dict[str, Any], words: str) -> None:
+    config, plan = planned(path, actor={"engine": {"name": "fsdp2", "lora": lora}})
+    (adapter,) = adapters_of(config, plan)
+    assert str(adapter).startswith(f"adapters of actor: {words}")
+    assert str(adapter).endswith(f"% of the model's {BASE:,})")
+
+
+def test_a_model_that_is_not_here_still_has_a_rank() -> None:
+    config, plan = planned(Path("nowhere"), actor={"engine": LORA})
+    (adapter,) = adapters_of(config, plan)
+    assert str(adapter) == "adapters of actor: rank 4"
+    with pytest.raises(ModelError, match="'nowhere' holds no model"):
+        estimate_memory(config, plan)
+
+
+def test_without_adapters_the_plan_tells_of_none(path: Path) -> None:
+    assert list(adapters_of(*planned(path, "algorithm.advantage=gae"))) == []

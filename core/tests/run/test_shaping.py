@@ -1,0 +1,154 @@
+"""Reward shaping against plain loops: DAPO's overlong penalty, and KL in the reward."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dovetail.batch import Batch, Ragged
+from dovetail.run.shaping import last_policy_tokens, overlong_penalty, shape_rewards
+from dovetail.sections.algorithm import KlInRewardSection, OverlongPenaltySection
+
+LIMIT = 10
+OVERLONG = OverlongPenaltySection(buffer=4, factor=0.5)
+
+
+def make_batch(masks: list[list[bool]], seed: int = 0) -> Batch:
+    """Random rewards, scores and log-probabilities over these response masks."""
+    rng = np.random.default_rng(seed)
+    mask = Ragged.from_list(masks, dtype=np.bool_)
+    rewards = mask.with_values(rng.normal(size=len(mask.values)).astype(np.float32))
+
+    def log_probs() -> Ragged:
+        values = np.where(mask.values, -rng.exponential(size=len(mask.values)), np.nan)
+        return mask.with_values(values.astype(np.float32))
+
+    return Batch(
+        {
+            "response_mask": mask,
+            "token_rewards": rewards,
+            "scores": rewards.sum().astype(np.float32),
+            "old_log_probs": log_probs(),
+            "ref_log_probs": log_probs(),
+        }
+    )
+
+
+masks = st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=6)
+
+
+def shaped(batch: Batch, overlong=None, kl=None, factor: float = 1.0):
+    return shape_rewards(
+        batch, overlong=overlong, max_response_length=LIMIT, kl=kl, kl_factor=factor
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(0, 0), (6, 0), (7, -0.125), (8, -0.25), (10, -0.5), (13, -0.5)]
+)
+def test_the_penalty_of_equation_13(length, penalty):
+    found = overlong_penalty(np.array([length]), LIMIT, OVERLONG)
+    assert found.tolist() == [penalty]
+    assert not np.signbit(found[0]) or penalty
+
+
+@given(masks)
+def test_rewards_of_samples_sit_on_the_last_token_of_the_policy(rows):
+    samples, places = last_policy_tokens(Ragged.from_list(rows, dtype=np.bool_))
+    expected, start = {}, 0
+    for i, row in enumerate(rows):
+        for t, counts in enumerate(row):
+            if counts:
+                expected[i] = start + t
+        start += len(row)
+    assert dict(zip(samples.tolist(), places.tolist(), strict=True)) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks)
+def test_the_overlong_penalty_as_a_loop(rows):
+    batch = make_batch(rows)
+    done = shaped(batch, overlong=OVERLONG)
+    rewards, scores, penalties = [], [], []
+    for i, row in enumerate(rows):
+        length = len(row)
+        penalty = 0.0
+        if length > LIMIT - OVERLONG.buffer:
+            over = (length - (LIMIT - OVERLONG.buffer)) / OVERLONG.buffer
+            penalty = -min(over, 1.0) * OVERLONG.factor
+        tokens = batch["token_rewards"][i].astype(float).tolist()
+        for t in reversed(range(length)):
+            if row[t]:
+                tokens[t] += penalty
+                break
+        rewards += tokens
+        scores.append(batch["scores"][i] + penalty)
+        penalties.append(penalty)
+    np.testing.assert_allclose(done.batch["token_rewards"].values, rewards, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(done.batch["scores"], scores, rtol=1e-6, atol=1e-7)
+    assert done.metrics["reward/overlong_penalty"] == pytest.approx(np.mean(penalties))
+    assert done.metrics["reward/overlong_share"] == np.mean([p < 0 for p in penalties])
+    assert done.kl is None
+
+
+def kl_oracle(estimator: str, d: float) -> float:
+    if estimator == "k1":
+        return d
+    if estimator == "abs":
+        return abs(d)
+    if estimator == "k2":
+        return d * d / 2
+    return min(math.exp(-d) + d - 1, 10.0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(masks, st.sampled_from(["k1", "abs", "k2", "k3"]), st.floats(0, 2), st.floats(0.1, 3))
+def test_kl_in_the_reward_as_a_loop(rows, estimator, coef, factor):
+    """What the mask leaves out is NaN here, and has no influence."""
+    batch = make_batch(rows)
+    done = shaped(batch, kl=KlInRewardSection(estimator=estimator, coef=coef), factor=factor)
+    total, tokens = 0.0, 0
+    for i, row in enumerate(rows):
+        taken = 0.0
+        for t, counts in enumerate(row):
+            penalty = 0.0
+            if counts:
+                d = float(batch["old_log_probs"][i][t]) - float(batch["ref_log_probs"][i][t])
+                kl = kl_oracle(estimator, d)
+                total, tokens, penalty = total + kl, tokens + 1, coef * factor * kl
+            expected = batch["token_rewards"][i][t] - penalty
+            assert done.batch["token_rewards"][i][t] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+            taken += penalty
+        assert done.batch["scores"][i] == pytest.approx(
+            batch["scores"][i] - taken, rel=1e-4, abs=1e-3
+        )
+    mean = total / tokens if tokens else 0.0
+    assert done.kl == done.metrics["reward/kl_penalty"] == pytest.approx(mean, rel=1e-4, abs=1e-5)
+    assert done.metrics["reward/kl_coef"] == pytest.approx(coef * factor)
+
+
+@given(masks)
+def test_scores_are_the_sums_of_the_token_rewards(rows):
+    batch = make_batch([[*row, True] for row in rows])
+    done = shaped(batch, overlong=OVERLONG, kl=KlInRewardSection(coef=0.5)).batch
+    np.testing.assert_allclose(done["scores"], done["token_rewards"].sum(), rtol=1e-4, atol=1e-5)
+    assert done["scores"].dtype == done["token_rewards"].dtype == np.float32
+
+
+def test_a_sample_without_a_token_of_the_policy_keeps_its_score():
+    batch = make_batch([[], [False, False], [True]])
+    batch = batch.with_columns({"scores": np.array([1.0, 2.0, 3.0], np.float32)})
+    done = shaped(batch, kl=KlInRewardSection(coef=1.0))
+    assert done.batch["scores"].tolist()[:2] == [1.0, 2.0]
+    assert done.batch["scores"][2] != 3.0
+
+
+def test_nothing_asked_for_changes_nothing():
+    batch = make_batch([[True, False], [True]])
+    done = shaped(batch)
+    assert done.batch is batch
+    assert done.metrics == {}
+    assert done.kl is None

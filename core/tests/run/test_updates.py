@@ -1,0 +1,164 @@
+"""Mini-batches of whole groups, pass after pass, and where the updates of a step end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dovetail.batch import Batch, Ragged
+from dovetail.dispatch import Future
+from dovetail.errors import ConfigError, NumericsError
+from dovetail.interfaces import ObjectiveSpec, PluginRef
+from dovetail.metrics import Mean, Metric
+from dovetail.run.updates import Cut, run_updates, shuffled_places, with_loss_mask
+
+OBJECTIVE = ObjectiveSpec(
+    policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
+    loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
+)
+
+
+def plain_rows(groups: list[int], prompts: int) -> list[list[int]]:
+    """One pass, as a loop: the k-th mini-batch has the groups at positions k·prompts … of those that are there."""
+    present = sorted(set(groups))
+    cuts = [present[i : i + prompts] for i in range(0, len(present), prompts)]
+    return [[row for row, group in enumerate(groups) if group in cut] for cut in cuts]
+
+
+group_lists = st.lists(st.integers(0, 9), min_size=1, max_size=24)
+
+
+@settings(max_examples=120)
+@given(group_lists, st.integers(1, 5), st.integers(1, 3))
+def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
+    cut = Cut(prompts=prompts, epochs=epochs)
+    found = [rows.tolist() for rows in cut.rows(np.array(groups), step=1)]
+    assert found == plain_rows(groups, prompts) * epochs
+
+
+@settings(max_examples=120)
+@given(group_lists, st.integers(1, 5), st.integers(0, 5), st.booleans())
+def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
+    groups, prompts, seed, shuffle
+):
+    cut = Cut(prompts=prompts, epochs=2, shuffle=shuffle, seed=seed)
+    ids = np.array(groups)
+    found = [rows.tolist() for rows in cut.rows(ids, step=3)]
+    a_pass = -(-len(set(groups)) // prompts)
+    assert len(found) == 2 * a_pass
+    for epoch in range(2):
+        pieces = found[epoch * a_pass : (epoch + 1) * a_pass]
+        assert sorted(row for rows in pieces for row in rows) == list(range(len(groups)))
+        owners = [set(ids[rows].tolist()) for rows in pieces]
+        assert sum(map(len, owners)) == len(set().union(*owners))
+        assert all(len(owner) == prompts for owner in owners[:-1])
+        assert all(rows == sorted(rows) and rows for rows in pieces)
+
+
+def test_nothing_is_cut_from_nothing():
+    assert list(Cut(prompts=2, epochs=3, shuffle=True).rows(np.array([], np.int64), step=1)) == []
+
+
+def test_an_order_follows_from_seed_step_and_pass_alone():
+    def places(seed: int = 1, step: int = 1, epoch: int = 0) -> tuple[int, ...]:
+        return tuple(shuffled_places(32, seed=seed, step=step, epoch=epoch).tolist())
+
+    assert places() == places()
+    assert len({places(), places(seed=2), places(step=2), places(epoch=1)}) == 4
+    assert sorted(places()) == list(range(32))
+    assert shuffled_places(6, seed=1, step=1, epoch=0).tolist() == GOLDEN
+
+
+GOLDEN = [2, 4, 5, 3, 0, 1]
+"""Resumed runs depend on it."""
+
+
+class Group:
+    """A worker group whose updates report a scripted KL, or fail."""
+
+    def __init__(self, kls: list[Any], metric: str = "actor/approx_kl") -> None:
+        self.kls = kls
+        self.metric = metric
+        self.seen: list[list[int]] = []
+
+    def update(self, mini_batch: Batch, objective: Any) -> Future[Mapping[str, Metric]]:
+        assert objective is OBJECTIVE
+        self.seen.append(mini_batch["group_id"].tolist())
+        kl = self.kls[len(self.seen) - 1]
+        if isinstance(kl, Exception):
+            return Future.failed(kl)
+        metrics: dict[str, Metric] = {self.metric: Mean(kl * 2, 2.0)}
+        return Future.completed(metrics)
+
+
+def batch(groups: int = 4) -> Batch:
+    return Batch({"group_id": np.repeat(np.arange(groups), 2)})
+
+
+def test_metrics_are_merged_over_all_updates():
+    group = Group([0.0, 0.2, 0.1, 0.3])
+    counted: list[object] = []
+    done = run_updates(
+        group,
+        batch(),
+        OBJECTIVE,
+        Cut(prompts=2, epochs=2),
+        step=1,
+        after_each=counted.append,
+    )
+    assert group.seen == [[0, 0, 1, 1], [2, 2, 3, 3]] * 2
+    assert (done.count, done.stopped, len(counted)) == (4, False, 4)
+    assert done.metrics == {"actor/approx_kl": pytest.approx(0.15)}
+
+
+@pytest.mark.parametrize(
+    ("kls", "count", "stopped"),
+    [
+        ([0.0, 0.01, 0.02, 0.05], 4, False),
+        ([0.0, 0.06, 0.0, 0.0], 2, True),
+        ([0.0, 0.0, 0.0, 0.9], 4, False),  # nothing was left to leave out
+        ([0.0, 0.05, 0.0, 0.0], 4, False),  # at the bound, not above
+    ],
+)
+def test_what_is_left_of_a_step_is_left_out_once_the_policy_has_moved_too_far(kls, count, stopped):
+    cut = Cut(prompts=2, epochs=2)
+    done = run_updates(Group(kls), batch(), OBJECTIVE, cut, step=1, max_kl=0.05)
+    assert (done.count, done.stopped) == (count, stopped)
+
+
+def test_a_bound_on_a_kl_that_nobody_reports_is_refused_at_the_first_update():
+    group = Group([0.0, 0.0], metric="actor/other")
+    with pytest.raises(ConfigError, match="actor/approx_kl") as caught:
+        run_updates(group, batch(), OBJECTIVE, Cut(prompts=2), step=1, max_kl=0.05)
+    assert len(group.seen) == 1
+    assert "actor.max_kl" in str(caught.value.hint)
+    assert run_updates(Group([0.0] * 2, "x"), batch(), OBJECTIVE, Cut(prompts=2), step=1).count == 2
+
+
+def test_a_failing_update_ends_the_step_and_is_not_counted():
+    group = Group([0.0, NumericsError("no"), 0.0, 0.0])
+    counted: list[object] = []
+    with pytest.raises(NumericsError, match="no"):
+        run_updates(
+            group,
+            batch(),
+            OBJECTIVE,
+            Cut(prompts=1),
+            step=1,
+            after_each=counted.append,
+        )
+    assert len(counted) == 1
+
+
+def test_the_actor_trains_on_the_loss_mask_where_there_is_one():
+    response = Ragged.from_list([[True, True], [True]], dtype=np.bool_)
+    lossy = Ragged.from_list([[True, False], [False]], dtype=np.bool_)
+    plain = Batch({"response_mask": response})
+    assert with_loss_mask(plain) is plain
+    trained = with_loss_mask(plain.with_columns({"loss_mask": lossy}))
+    assert trained.names == ("response_mask",)
+    assert trained["response_mask"].equals(lossy)

@@ -1,0 +1,126 @@
+"""The probe: whether replicas compute with the weights that they were sent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.errors import WeightSyncError
+from dovetail.sections.rollout import ProbeSection
+from dovetail.weights.probe import Probe, difference, draw_tokens
+
+SCORES = frozenset({"scores"})
+
+
+def test_agreement_is_measured_on_every_replica_and_reported_apart(
+    mortal: Any, make_world: Any
+) -> None:
+    log: list[str] = []
+    world = make_world([mortal(log), mortal(log, off=5e-5)], log=log, capabilities=SCORES)
+    world.sync.bring(1)
+    assert sorted(log) == sorted(["forward", "send 1", "take 1", "take 1", "score", "score"])
+    assert world.metrics["probe/mean_difference"] == pytest.approx(5e-5, rel=1e-2)
+    assert world.metrics["probe/max_difference"] == pytest.approx(5e-5, rel=1e-2)
+    assert world.phases == ["probe", "weight_sync", "probe"]
+    assert world.told[-1][0] == "weights_probed"
+
+
+def test_trainer_and_replica_score_the_same_tokens(
+    mortal: Any, make_world: Any, twenty_tokens: Any
+) -> None:
+    world = make_world([mortal()], capabilities=SCORES)
+    world.sync.bring(1)
+    (batch,) = world.actor.asked
+    drawn = draw_tokens(twenty_tokens, 2, 5, 3)
+    for row, ids_L in enumerate(drawn):
+        assert [*batch["prompt_ids"][row], *batch["response_ids"][row]] == ids_L.tolist()
+    assert batch["response_mask"].values.all()
+    assert batch["temperature"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("every", "probed"), [(1, [1, 2, 3, 4]), (2, [1, 3]), (10, [1]), (0, [])])
+def test_the_first_update_is_probed_and_every_so_many_after_it(
+    every: int, probed: list[int], mortal: Any, make_world: Any
+) -> None:
+    world = make_world([mortal()], capabilities=SCORES, probe=ProbeSection(every=every))
+    for version in range(1, 5):
+        world.metrics.clear()
+        world.sync.bring(version)
+        assert ("probe/mean_difference" in world.metrics) == (version in probed)
+
+
+def test_an_engine_that_does_not_score_is_not_probed(mortal: Any, make_world: Any) -> None:
+    world = make_world([mortal()])
+    world.sync.bring(1)
+    assert world.actor.asked == []
+    assert "probe/mean_difference" not in world.metrics
+
+
+def test_a_replica_that_was_started_again_is_probed_whatever_the_schedule(
+    mortal: Any, make_world: Any
+) -> None:
+    world = make_world([mortal()], capabilities=SCORES, probe=ProbeSection(every=100))
+    world.sync.bring(1)
+    world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+    world.metrics.clear()
+    world.sync.bring(2)
+    assert "probe/mean_difference" in world.metrics
+
+
+def test_a_replica_that_is_off_is_started_again_once(mortal: Any, make_world: Any) -> None:
+    world = make_world([mortal(), mortal(off=0.5)], capabilities=SCORES)
+    world.sync.bring(1)
+    assert world.metrics["rollout/rebuilds"] == 1.0
+    assert world.metrics["probe/mean_difference"] == 0.0
+    assert world.pool.versions == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("rebuilds", [0, 5])
+def test_a_replica_that_stays_off_ends_the_run_by_name(
+    rebuilds: int, mortal: Any, make_world: Any
+) -> None:
+    world = make_world([mortal(), mortal(off=0.5)], capabilities=SCORES, rebuilds=rebuilds)
+    world.next_off = 0.5
+    with pytest.raises(
+        WeightSyncError,
+        match=r"replica 1 .* by 0\.5 nats a token .*probe\.tolerance is 0\.0001 \(float32\)",
+    ):
+        world.sync.bring(1)
+    assert len(world.made) == min(rebuilds, 1)
+
+
+def test_a_replica_that_can_not_score_ends_the_run(mortal: Any, make_world: Any) -> None:
+    class Mute(mortal):
+        async def score(self, sequences):
+            raise ValueError("no prompt log-probabilities")
+
+    world = make_world([Mute()], capabilities=SCORES, rebuilds=0)
+    with pytest.raises(WeightSyncError, match=r"could not score the probe.*ValueError: no prompt"):
+        world.sync.bring(1)
+
+
+def test_what_is_no_number_is_infinitely_far_away() -> None:
+    row = np.zeros(3, np.float32)
+    assert difference([row], [row]) == (0.0, 0.0)
+    assert difference([row, row], [row, row + np.array([0, 0, 3])]) == (0.5, 3.0)
+    for wrong in ([row + math.nan], [row[:2]], [row, row], []):
+        assert difference([row], wrong) == (math.inf, math.inf)
+
+
+def test_tokens_are_drawn_alike_for_one_seed_and_are_never_special(twenty_tokens: Any) -> None:
+    first = draw_tokens(twenty_tokens, 50, 40, 1)
+    again, other = draw_tokens(twenty_tokens, 50, 40, 1), draw_tokens(twenty_tokens, 50, 40, 2)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert set(np.concatenate(first).tolist()) == set(range(20)) - {0, 7}
+    assert {ids_L.dtype for ids_L in first} == {np.dtype(np.int64)}
+
+
+def test_the_tolerance_follows_the_dtype_unless_it_is_set(twenty_tokens: Any) -> None:
+    sequences = draw_tokens(twenty_tokens, 1, 4, 0)
+    assert Probe(ProbeSection(), sequences, "float32").tolerance == 1e-4
+    assert Probe(ProbeSection(), sequences, "bfloat16").tolerance == 0.05
+    assert Probe(ProbeSection(tolerance=0.2), sequences, "bfloat16").tolerance == 0.2

@@ -1,0 +1,66 @@
+"""Roles that are offloaded between their phases: who is on the accelerator when."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from dovetail.dispatch import Future
+from dovetail.weights.residency import Residency
+
+
+class Group:
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def offload(self) -> Future[Any]:
+        self.log.append(f"{self.name} goes")
+        return Future.completed(None)
+
+    def onload(self) -> Future[Any]:
+        self.log.append(f"{self.name} comes")
+        return Future.completed(None)
+
+
+def residency(**offloaded: bool) -> tuple[Residency, list[str]]:
+    log: list[str] = []
+    config: Any = SimpleNamespace(
+        **{
+            role: SimpleNamespace(offload=offloaded.get(role, False))
+            for role in ("actor", "critic", "ref")
+        }
+    )
+    groups = {"actor": Group("actor", log), "critic": None, "ref": Group("ref", log)}
+    return Residency(config, groups, lambda _: nullcontext()), log
+
+
+def test_nobody_moves_unless_asked_to() -> None:
+    kept, log = residency()
+    kept.settle()
+    with kept.present("actor"), kept.present("ref"), kept.present("critic"):
+        pass
+    assert log == []
+
+
+def test_the_actor_stays_from_its_first_pass_to_the_next_rollout() -> None:
+    kept, log = residency(actor=True)
+    kept.settle()
+    kept.settle()
+    with kept.present("actor"):
+        assert log == ["actor goes", "actor comes"]
+    with kept.present("actor"):
+        pass
+    kept.settle()
+    assert log == ["actor goes", "actor comes", "actor goes"]
+
+
+def test_a_reference_leaves_as_soon_as_it_has_scored() -> None:
+    kept, log = residency(ref=True)
+    kept.settle()
+    with kept.present("ref"):
+        pass
+    with kept.present("actor"):
+        pass
+    kept.settle()
+    assert log == ["ref goes", "ref comes", "ref goes"]

@@ -1,0 +1,106 @@
+"""What is public: the packages in `dovetail/__init__.pyi`, and the names in each one's `__init__.pyi`.
+
+The docs page, `plugins check` and the repository's own lint all read it from here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dovetail
+from dovetail.errors import PluginBrokenError, nearest
+
+
+@cache
+def public_names() -> dict[str, frozenset[str]]:
+    """Names by module: `{"dovetail.batch": {"Batch", …}, …}`.
+
+    A package has an `__init__.pyi` that lists its names; the names of a single module are what it defines.
+    """
+    names = {}
+    for name in sorted(vars(dovetail)["__all__"]):
+        module = importlib.import_module(f"dovetail.{name}")
+        names[module.__name__] = frozenset(
+            module.__all__ if hasattr(module, "__path__") else _defined(module)
+        )
+    return names
+
+
+def private_imports(directory: Path) -> list[str]:
+    """What the Python files below a folder import from core that is not public: a line for each, `file:line: what`."""
+    return [
+        f"{path}:{line}: {what}"
+        for path in sorted(directory.rglob("*.py"))
+        for line, what in _private(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def check_imports(directory: Path) -> None:
+    """Refuse a package that imports what is not public in core.
+
+    Raises:
+        PluginBrokenError: it does; names every such import.
+    """
+    found = private_imports(directory)
+    if found:
+        raise PluginBrokenError(
+            "; ".join(found),
+            hint="import public names from their package: docs/interfaces/public.md lists them",
+        )
+
+
+def first_line(module: str, name: str) -> str:
+    """The first line of a public name's docstring; empty for a constant."""
+    value: Any = getattr(importlib.import_module(module), name)
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        return ""
+    return (inspect.getdoc(value) or "").partition("\n")[0]
+
+
+def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    public = public_names()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("dovetail.") and alias.name not in public:
+                    yield node.lineno, f"{alias.name} is private"
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            module = node.module or ""
+            if module.partition(".")[0] != "dovetail":
+                continue
+            for alias in node.names:
+                if f"{module}.{alias.name}" in public or alias.name in public.get(module, ()):
+                    continue
+                if module == "dovetail" and alias.name == "__version__":
+                    continue
+                yield node.lineno, f"{module}.{alias.name} is private{_advice(module, alias.name)}"
+
+
+def _advice(module: str, name: str) -> str:
+    """Where the name is public, or the nearest public name of the package."""
+    homes = [home for home, names in public_names().items() if name in names]
+    if homes:
+        return f"; write `from {homes[0]} import {name}`"
+    package = ".".join(module.split(".")[:2])
+    near = nearest(name, public_names().get(package, ()))
+    return f"; the nearest public name is {package}.{near}" if near else ""
+
+
+def _defined(module: ModuleType) -> set[str]:
+    """Public names that a single module defines itself."""
+    tree = ast.parse(inspect.getsource(module))
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
