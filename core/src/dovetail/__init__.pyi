@@ -18,5 +18,6 @@ from . import (
     transports as transports,
     workers as workers,
 )
+from .api import check as check, plan as plan, resume as resume, train as train
 
 __version__: str

@@ -24,13 +24,15 @@ def public_names() -> dict[str, frozenset[str]]:
 
     A package has an `__init__.pyi` that lists its names; the names of a single module are what it defines.
     """
-    names = {}
-    for name in sorted(vars(dovetail)["__all__"]):
-        module = importlib.import_module(f"dovetail.{name}")
-        names[module.__name__] = frozenset(
+    listed = {name: getattr(dovetail, name) for name in sorted(vars(dovetail)["__all__"])}
+    modules = [value for value in listed.values() if inspect.ismodule(value)]
+    functions = frozenset(name for name, value in listed.items() if not inspect.ismodule(value))
+    return {"dovetail": functions | {"__version__"}} | {
+        module.__name__: frozenset(
             module.__all__ if hasattr(module, "__path__") else _defined(module)
         )
-    return names
+        for module in modules
+    }
 
 
 def private_imports(directory: Path) -> list[str]:
@@ -77,8 +79,6 @@ def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 continue
             for alias in node.names:
                 if f"{module}.{alias.name}" in public or alias.name in public.get(module, ()):
-                    continue
-                if module == "dovetail" and alias.name == "__version__":
                     continue
                 yield node.lineno, f"{module}.{alias.name} is private{_advice(module, alias.name)}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,9 +61,24 @@ def load_data(config: RunConfig) -> Data:
 
 
 def build(
-    config: RunConfig, data: Data, plan: Plan, run_directory: RunDirectory, logger: Any
+    config: RunConfig,
+    data: Data,
+    plan: Plan,
+    run_directory: RunDirectory,
+    logger: Any,
+    *,
+    reward: Callable[..., Any] | None = None,
 ) -> Parts:
-    """Make and start every part; what was started is closed again if a later part fails."""
+    """Make and start every part; what was started is closed again if a later part fails.
+
+    Args:
+        config: of the run.
+        data: tokenizer and prompts.
+        plan: made from both.
+        run_directory: where the run writes.
+        logger: with the standard methods.
+        reward: scores every row, where the config names no function.
+    """
     from dovetail.checkpoint.store import CheckpointStore
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import Issued, PromptLoader
@@ -75,7 +90,7 @@ def build(
     from dovetail.telemetry.timers import Timers
 
     refs = plan.refs
-    functions = configured_functions(config.reward, PluginContext(seed=config.seed))
+    functions = configured_functions(config.reward, PluginContext(seed=config.seed), given=reward)
     for prompts in (data.train, data.val):
         if prompts is not None:
             check_sources(functions, prompts.prompts)

@@ -42,9 +42,14 @@ class Examination:
         return tuple(f for f in self.findings if f.severity == "warning")
 
 
-def examine(loaded: LoadedConfig) -> Examination:
-    """Look at everything short of loading weights, and go on past what is wrong, so that all of it comes at once."""
-    examiner = _Examiner(loaded)
+def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -> Examination:
+    """Look at everything short of loading weights, and go on past what is wrong, so that all of it comes at once.
+
+    Args:
+        loaded: the config.
+        reward: scores every row, where the config names no function.
+    """
+    examiner = _Examiner(loaded, reward)
     examiner.run()
     return Examination(
         notes=tuple(examiner.notes),
@@ -163,8 +168,8 @@ def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
 class _Examiner:
     """Goes through a config part by part, and keeps what each part had to say."""
 
-    def __init__(self, loaded: LoadedConfig) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: LoadedConfig, reward: Callable[..., Any] | None = None) -> None:
+        self.loaded, self.reward = loaded, reward
         self.config = loaded.config
         self.notes: list[str] = []
         self.needs: list[str] = []
@@ -224,7 +229,9 @@ class _Examiner:
         from dovetail.scoring.rows import check_sources
 
         context = PluginContext(seed=self.config.seed)
-        functions = self._try("reward", lambda: configured_functions(self.config.reward, context))
+        functions = self._try(
+            "reward", lambda: configured_functions(self.config.reward, context, given=self.reward)
+        )
         if functions is None or data is None:
             return
         before = len(self.findings)

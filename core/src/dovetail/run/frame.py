@@ -52,12 +52,13 @@ class RunFrame:
     Args:
         parts: what `dovetail.run.build.build` made.
         state: where the run stands: fresh, or read from a checkpoint.
+        stop: what asks for a stop; one of its own where absent.
     """
 
-    def __init__(self, parts: Parts, state: RunState) -> None:
+    def __init__(self, parts: Parts, state: RunState, stop: StopSwitch | None = None) -> None:
         self._parts = parts
         self._state = state
-        self._stop = StopSwitch()
+        self._stop = stop or StopSwitch()
         groups = {role: getattr(parts, role) for role in GROUPS}
         self._residency = Residency(parts.config, groups, self._phase)
         self._profile = StepProfile(parts)

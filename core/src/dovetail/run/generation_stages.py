@@ -28,6 +28,7 @@ from dovetail.scoring.scorer import Scorer
 
 if TYPE_CHECKING:
     from dovetail.data.loader import Issued
+    from dovetail.run.interrupt import StopSwitch
     from dovetail.run.parts import Parts
     from dovetail.run.state import RunState
 
@@ -38,8 +39,8 @@ FAILURES_SHOWN = 64
 class GenerationStages(WeightStages):
     """Rollout and validation over the parts of a run. Arguments as in `RunFrame`."""
 
-    def __init__(self, parts: Parts, state: RunState) -> None:
-        super().__init__(parts, state)
+    def __init__(self, parts: Parts, state: RunState, stop: StopSwitch | None = None) -> None:
+        super().__init__(parts, state, stop)
         self._best = Best.of(parts.config.trainer, parts.store, parts.logger)
         self._accuracy = AccuracyKeeper(parts.logger)
 

@@ -14,7 +14,8 @@ from dovetail.errors import StopRequested
 class StopSwitch:
     """Turns signals into a flag that the flow looks at between phases.
 
-    A context manager; outside the main thread, where no handler can be set, it only offers `request`.
+    A context manager. Outside the main thread, where no handler can be set, it only offers `request`; a thread may enter
+    one that the main thread has entered, whose handlers stay until the main thread leaves it.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,8 @@ class StopSwitch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()

@@ -20,6 +20,7 @@ from dovetail.plugins import lock
 from dovetail.run.build import build, load_data, plan_from_data, run_path
 from dovetail.run.examination import enforce
 from dovetail.run.flow import Flow
+from dovetail.run.interrupt import StopSwitch
 from dovetail.run.parts import Data, Parts
 from dovetail.run.state import RunState, restore_checkpoint, with_earlier_seconds
 from dovetail.scoring.rows import functions_found_by_rows
@@ -34,9 +35,21 @@ Announce = Callable[[LoadedConfig, Plan, Path], None]
 
 
 def train(
-    config_path: str | Path, overrides: Sequence[str] = (), announce: Announce | None = None
+    config: str | Path | LoadedConfig,
+    overrides: Sequence[str] = (),
+    announce: Announce | None = None,
+    *,
+    reward: Callable[..., Any] | None = None,
+    stop: StopSwitch | None = None,
 ) -> dict[str, Any]:
     """Train from the start and return the summary.
+
+    Args:
+        config: a file, or a config that is loaded already.
+        overrides: `key=value`, for a file.
+        announce: see `Announce`.
+        reward: scores every row, where the config names no function.
+        stop: what asks for a stop; one of the run's own where absent.
 
     Raises:
         DovetailError: whatever is wrong, before the first step where it can be known by then.
@@ -45,32 +58,37 @@ def train(
     from dovetail.telemetry.logging import close_logging, setup_logging
     from dovetail.telemetry.run_directory import RunDirectory
 
-    loaded = load_config(config_path, overrides)
-    config = loaded.config
-    RunDirectory.check_free(run_path(config))
-    data = load_data(config)
-    plan = plan_from_data(config, data)
+    loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
+    settings = loaded.config
+    RunDirectory.check_free(run_path(settings))
+    data = load_data(settings)
+    plan = plan_from_data(settings, data)
     if announce is not None:
-        announce(loaded, plan, run_path(config))
-    directory = RunDirectory.create(run_path(config))
+        announce(loaded, plan, run_path(settings))
+    directory = RunDirectory.create(run_path(settings))
     with directory.held():
         try:
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
-            _write_identity(directory, config, plan, data)
-            parts = build(config, data, plan, directory, logger)
+            _write_identity(directory, settings, plan, data)
+            parts = build(settings, data, plan, directory, logger, reward=reward)
         except BaseException:
             # Nothing has run yet: a directory left behind would only stand in the way of the next try.
             close_logging()
             shutil.rmtree(directory.path, ignore_errors=True)
             raise
-        return _run(parts, RunState())
+        return _run(parts, RunState(), stop)
 
 
 def resume(
-    run_directory: str | Path, overrides: Sequence[str] = (), announce: Announce | None = None
+    run_directory: str | Path,
+    overrides: Sequence[str] = (),
+    announce: Announce | None = None,
+    *,
+    reward: Callable[..., Any] | None = None,
+    stop: StopSwitch | None = None,
 ) -> dict[str, Any]:
-    """Continue a run from its latest checkpoint and return the summary.
+    """Continue a run from its latest checkpoint and return the summary. For `reward` and `stop` see `train`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -97,7 +115,7 @@ def resume(
         enforce(loaded, plan, logger)
         if announce is not None:
             announce(loaded, plan, directory.path)
-        parts = build(loaded.config, data, plan, directory, logger)
+        parts = build(loaded.config, data, plan, directory, logger, reward=reward)
         try:
             state = with_earlier_seconds(restore_checkpoint(parts, checkpoint), directory)
             directory.rewind(state.step)
@@ -106,7 +124,7 @@ def resume(
         except BaseException:
             parts.close()
             raise
-        return _run(parts, state)
+        return _run(parts, state, stop)
 
 
 def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
@@ -149,13 +167,13 @@ def _used(plan: Plan) -> list[PluginRef]:
     return [ref for path, ref in plan.refs.items() if not path.startswith(without)]
 
 
-def _run(parts: Parts, state: RunState) -> dict[str, Any]:
+def _run(parts: Parts, state: RunState, stop: StopSwitch | None) -> dict[str, Any]:
     from dovetail.telemetry.logging import close_logging
 
     with ExitStack() as ending:
         ending.callback(close_logging)
         ending.callback(parts.close)
-        flow = Flow(parts, state)
+        flow = Flow(parts, state, stop)
         ending.callback(_wind_up, parts, flow)
         ending.callback(parts.runtime.before_exit)
         parts.trainer.run(flow)

@@ -13,6 +13,7 @@ from dovetail.weights.weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from dovetail.experience.pool_members import Fault
+    from dovetail.run.interrupt import StopSwitch
     from dovetail.run.parts import Parts
     from dovetail.run.state import RunState
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class WeightStages(RunFrame):
     """Weight updates over the parts of a run. Arguments as in `RunFrame`."""
 
-    def __init__(self, parts: Parts, state: RunState) -> None:
-        super().__init__(parts, state)
+    def __init__(self, parts: Parts, state: RunState, stop: StopSwitch | None = None) -> None:
+        super().__init__(parts, state, stop)
         self._moved = True
         """Whether the actor's weights are not the rollout's, as before any were sent."""
         self._sync = WeightSync(

@@ -104,9 +104,14 @@ class ConfiguredFunctions(RewardFunctions):
     """
 
     def __init__(
-        self, section: RewardSection, context: PluginContext, loader: FunctionLoader
+        self,
+        section: RewardSection,
+        context: PluginContext,
+        loader: FunctionLoader,
+        given: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
+        self._given = None if given is None else _Rule(RewardCall(given), lambda _: None)
         self._section = section
         self._context = context
         self._loader = loader
@@ -120,6 +125,8 @@ class ConfiguredFunctions(RewardFunctions):
 
     def rule_for(self, data_source: str | None) -> _Rule | None:
         """The rule of this source; None where nothing scores it. Made once a source."""
+        if self._given is not None:
+            return self._given
         if data_source not in self._rules:
             self._rules[data_source] = self._make(data_source)
         return self._rules[data_source]
@@ -194,7 +201,11 @@ class ConfiguredFunctions(RewardFunctions):
 
 
 def configured_functions(
-    section: RewardSection, context: PluginContext, *, loader: FunctionLoader | None = None
+    section: RewardSection,
+    context: PluginContext,
+    *,
+    loader: FunctionLoader | None = None,
+    given: Callable[..., Any] | None = None,
 ) -> ConfiguredFunctions:
     """The reward functions that a section selects, as core makes them for a run, and as managers with functions of
     their own do; those that the config names are made at once.
@@ -203,12 +214,13 @@ def configured_functions(
         section: the `reward` section.
         context: what the functions are told about the run.
         loader: what makes them; the plugin index where absent.
+        given: a function in place of all that the section selects; it scores every row.
 
     Raises:
         PluginError: a selected function can't be loaded.
         ConfigError: a user's function needs parameters that rewards are not given.
     """
-    functions = ConfiguredFunctions(section, context, loader or InstalledFunctions())
+    functions = ConfiguredFunctions(section, context, loader or InstalledFunctions(), given)
     for source in section.functions:
         functions.rule_for(source)
     if section.function is not None:

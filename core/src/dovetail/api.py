@@ -1,0 +1,201 @@
+"""Dovetail from Python: `dovetail.train`, `resume`, `plan` and `check`, in a script or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import DataError
+
+if TYPE_CHECKING:
+    from dovetail.config.load import LoadedConfig
+    from dovetail.planning.plan import Plan
+    from dovetail.run.examination import Examination
+    from dovetail.run.interrupt import StopSwitch
+
+Config = str | Path | Mapping[str, Any]
+"""The path of a YAML file, or the same settings as nested mappings."""
+Rows = Iterable[Mapping[str, Any]]
+"""Rows as in a dataset file: `prompt` and, as far as the reward needs them, `data_source`, `reward_model`, `extra_info`."""
+Reward = Callable[..., Any]
+"""A reward function for every row; its parameters and what it returns are those of `compute_score` in a file."""
+
+
+def train(
+    config: Config,
+    overrides: Sequence[str] = (),
+    *,
+    reward: Reward | None = None,
+    dataset: Rows | None = None,
+    val_dataset: Rows | None = None,
+) -> dict[str, Any]:
+    """Train from the start and return the summary, as `dovetail train` does.
+
+    Ctrl-C (or a notebook's stop button) ends the current phase and saves the run.
+
+    Args:
+        config: of the run.
+        overrides: `key=value`, as on the command line.
+        reward: scores every row, in place of the functions of the config.
+        dataset: training rows, in place of `data.train_files`. They are written to `output_dir`, so that the run can be
+            resumed from the command line.
+        val_dataset: held-out rows, in place of `data.val_files`.
+
+    Returns:
+        What `summary.json` holds: `status`, `steps`, `accuracy_before`, `accuracy_after`, `directory`, …
+
+    Raises:
+        DovetailError: whatever is wrong, before the first step where it can be known by then.
+        StopRequested: the run was stopped and saved.
+    """
+    from dovetail.run.run import train as run
+
+    loaded = _load(config, overrides, reward, dataset, val_dataset)
+    return _outside_event_loops(lambda stop: run(loaded, announce=_warn, reward=reward, stop=stop))
+
+
+def resume(
+    run_directory: str | Path, overrides: Sequence[str] = (), *, reward: Reward | None = None
+) -> dict[str, Any]:
+    """Continue a run from its latest checkpoint and return the summary, as `dovetail resume` does.
+
+    Args:
+        run_directory: of the run.
+        overrides: `key=value`; they belong to the run from then on.
+        reward: the function that `train` was given, where it was given one.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+        DovetailError: whatever else is wrong.
+        StopRequested: the run was stopped and saved.
+    """
+    from dovetail.run.run import resume as run
+
+    return _outside_event_loops(
+        lambda stop: run(run_directory, overrides, _warn, reward=reward, stop=stop)
+    )
+
+
+def plan(
+    config: Config,
+    overrides: Sequence[str] = (),
+    *,
+    dataset: Rows | None = None,
+    val_dataset: Rows | None = None,
+) -> dict[str, Any]:
+    """Return the stages, models, placement and counts of a run as plain containers.
+
+    Args:
+        config: of the run.
+        overrides: `key=value`.
+        dataset: training rows, in place of `data.train_files`.
+        val_dataset: held-out rows, in place of `data.val_files`.
+
+    Raises:
+        DovetailError: a requirement that nothing meets, counts that do not fit, data that can't be read.
+    """
+    from dovetail.run.build import load_data, plan_from_data
+    from dovetail.run.run import describe
+
+    loaded = _load(config, overrides, None, dataset, val_dataset)
+    return describe(plan_from_data(loaded.config, load_data(loaded.config)))
+
+
+def check(
+    config: Config,
+    overrides: Sequence[str] = (),
+    *,
+    reward: Reward | None = None,
+    dataset: Rows | None = None,
+    val_dataset: Rows | None = None,
+) -> Examination:
+    """Return everything that can be known to be wrong before a run, as `dovetail check` lists it.
+
+    Args:
+        config: of the run.
+        overrides: `key=value`.
+        reward: scores every row, in place of the functions of the config.
+        dataset: training rows, in place of `data.train_files`.
+        val_dataset: held-out rows, in place of `data.val_files`.
+
+    Returns:
+        `errors`, `warnings` and `notes`; an error has `message`, `hint` and the `rule` that found it.
+
+    Raises:
+        ConfigError: the config itself is wrong; `problems` lists all of it.
+    """
+    from dovetail.run.examination import examine
+
+    return examine(_load(config, overrides, reward, dataset, val_dataset), reward=reward)
+
+
+def _load(
+    config: Config,
+    overrides: Sequence[str],
+    reward: Reward | None,
+    dataset: Rows | None,
+    val_dataset: Rows | None,
+) -> LoadedConfig:
+    """The config, with what is given in place of what it names."""
+    from dovetail.config.load import config_from_mapping, load_config
+
+    def load(*more: str) -> LoadedConfig:
+        if isinstance(config, Mapping):
+            return config_from_mapping(config, [*overrides, *more], name="config")
+        return load_config(config, [*overrides, *more])
+
+    given = [] if reward is None else ["reward.function=null", "reward.functions={}"]
+    folder = Path(load().config.output_dir) / "datasets"
+    for key, rows in (("train_files", dataset), ("val_files", val_dataset)):
+        if rows is not None:
+            given.append(f"data.{key}={_written(rows, folder, key)}")
+    return load(*given)
+
+
+def _written(rows: Rows, folder: Path, what: str) -> Path:
+    """A Parquet file that holds the rows, named by its content."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = list(rows)
+    sink = pa.BufferOutputStream()
+    try:
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in table]), sink)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"the rows for data.{what} can't be written as a table: {error}",
+            hint="give mappings with the same columns, whose values have one type a column",
+        ) from error
+    content = sink.getvalue().to_pybytes()
+    path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def _outside_event_loops(run: Callable[[StopSwitch], dict[str, Any]]) -> dict[str, Any]:
+    """Run here, or in a thread where an event loop runs here, as in a notebook: generation starts loops of its own."""
+    from dovetail.run.interrupt import StopSwitch
+
+    stop = StopSwitch()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run(stop)
+    # Signals reach the main thread alone, so that the switch listens here, and the run looks at it there.
+    with stop, ThreadPoolExecutor(1, thread_name_prefix="dovetail") as thread:
+        return thread.submit(run, stop).result()
+
+
+def _warn(loaded: LoadedConfig, plan: Plan, _: Path) -> None:
+    """Python warnings for what `dovetail train` prints as warnings."""
+    from dovetail.run.examination import rule_findings
+
+    found = [f for f in rule_findings(loaded.config, plan) if f.severity == "warning"]
+    for message in (*loaded.warnings, *map(str, found)):
+        warnings.warn(str(message), stacklevel=2)
