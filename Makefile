@@ -23,7 +23,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Recordings of training runs: what they recorded of BASE, one folder a commit, and of the present state.
+# Recordings of training runs: of BASE, in a folder for each commit, and of the working tree.
 RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
@@ -42,7 +42,7 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreac
 demo: setup ## Train a tiny model with GRPO on this machine
 	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
 
-# BASE=main counts what is committed on a branch as changed, too. Not among these tests: nightly's, and those that start Ray, vLLM or SGLang.
+# BASE=main counts what is committed on a branch as changed, too. Excluded are tests marked nightly, and those that start Ray, vLLM or SGLang.
 BASE ?= HEAD
 quick: style ## Style, types, imports, and the tests nearest to what is not committed, within a minute
 	$(BIN)/python tests/quick.py $(BASE)
@@ -93,11 +93,11 @@ wheels: setup ## Fill dist/ with a wheel of every package
 bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
 	$(BIN)/python benchmarks/grpo_step.py --peer-python .venv-trl/bin/python
 
-# BASE runs its own tree's scenarios, in a worktree and an environment of its own, which sees this one's packages besides:
-# both states compute with the same torch, and PYTHONPATH brings neither the other's packages. What is recorded of a commit is
-# kept until `make clean`. A scenario that fails stops nothing: the comparison says so.
+# The scenarios of BASE run from its own tree, in a worktree with an environment that also sees this one's packages, so both use
+# the same torch. PYTHONPATH is unset, since it would put this tree's packages before theirs. Recordings of a commit are kept
+# until `make clean`. A scenario that fails does not stop the others; the comparison reports it.
 records: setup $(RECORDS_VLLM) ## Compare the results of training runs with those of a commit: BASE=COMMIT [SCENARIOS="demo ppo"]
-	@test -n "$(BASE_COMMIT)" || { echo "BASE=$(BASE) is no commit; expected make records BASE=COMMIT" >&2; exit 2; }
+	@test -n "$(BASE_COMMIT)" || { echo "BASE=$(BASE) is not a commit; expected make records BASE=COMMIT" >&2; exit 2; }
 	@git cat-file -e $(BASE_COMMIT):records/run.py || { echo "$(BASE) has no records/run.py; expected a commit that has" >&2; exit 2; }
 	@test -e $(RECORDS)/base || git worktree add --quiet --detach $(RECORDS)/base $(BASE_COMMIT)
 	@git -C $(RECORDS)/base checkout --quiet --detach $(BASE_COMMIT)

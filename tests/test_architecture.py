@@ -1,4 +1,4 @@
-"""The rules of the floor plan: who may import whom, how long a file is, what every package ships."""
+"""Rules of the architecture: who may import whom, how long a file is, what every package ships."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_imports_keep_their_direction(root: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_every_file_is_a_room(root: Path) -> None:
+def test_no_file_is_longer_than_400_lines(root: Path) -> None:
     long = {str(p): n for p in sources(root) if (n := len(p.read_text().splitlines())) > LIMIT}
     assert not long
 
 
-def test_every_file_says_what_lives_in_it(root: Path) -> None:
+def test_every_file_has_a_docstring(root: Path) -> None:
     silent = [
         str(path)
         for path in sources(root)

@@ -1,4 +1,4 @@
-"""Doubles for the rooms of the flow: samples made by hand, replicas that die or refuse, an actor that sends."""
+"""Test doubles of a run: samples, replicas that fail or refuse updates, an actor that sends weights."""
 
 from __future__ import annotations
 

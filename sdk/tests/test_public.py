@@ -21,6 +21,7 @@ def test_every_public_name_loads(module: str) -> None:
     ("line", "advice"),
     [
         ("from dovetail.interfaces.plugin import Plugin", "from dovetail.interfaces import Plugin"),
+        ("from dovetail.serving.weight_wire import Outcome", "from dovetail.serving import Outcome"),
         ("from dovetail.data.ledger import Ledger", "dovetail.data.ledger.Ledger is private"),
         ("from dovetail.batch import Raged", "nearest public name is dovetail.batch.Ragged"),
         ("from dovetail import run", "dovetail.run is private"),
@@ -49,3 +50,9 @@ def test_public_imports_and_those_of_others_pass(tmp_path: Path) -> None:
         "from dovetail.errors import ConfigError\nfrom . import parts\n"
     )
     check_imports(tmp_path)
+
+
+def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text("import numpy\ndef f(:\n")
+    with pytest.raises(PluginBrokenError, match=r"plugin\.py:2 is not Python"):
+        check_imports(tmp_path)

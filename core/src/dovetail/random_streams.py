@@ -9,7 +9,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class SampleStream:
-    """The name of one sample's random stream (architecture §7). The token offset is the counter within it."""
+    """The name of one sample's random stream. The token offset is the counter within it."""
 
     seed: int
     """The run's seed."""

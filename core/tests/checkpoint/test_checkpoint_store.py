@@ -303,7 +303,7 @@ def test_a_save_in_progress_is_not_cleared_by_another_process(tmp_path):
             [
                 sys.executable,
                 "-c",
-                "import sys; from dovetail.checkpoint import CheckpointStore; CheckpointStore(sys.argv[1])",
+                "import sys; from dovetail.checkpoint.store import CheckpointStore; CheckpointStore(sys.argv[1])",
                 str(tmp_path),
             ],
             check=True,

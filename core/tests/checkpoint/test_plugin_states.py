@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from dovetail.checkpoint import CheckpointStore
 from dovetail.checkpoint.plugin_states import ARRAYS, DTYPES, read_states, write_states
+from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError
 from dovetail_sdk.testing import resumed_state
 

@@ -51,12 +51,6 @@ def test_config_class_imports_no_plugin_class(installed: Path) -> None:
     assert "acme_good.plugin" not in sys.modules
 
 
-def test_plugins_reach_loading_through_the_interfaces(installed: Path) -> None:
-    ref = PluginRef(kind="advantage", name="acme_mean", distribution="acme-good")
-    assert load_plugin_class(ref) is load_plugin_class(ref)
-    assert make_plugin(ref, PluginContext()).config.shift == 0.5
-
-
 def test_a_section_that_was_never_narrowed_gives_the_defaults(installed: Path) -> None:
     ref = PluginRef(kind="advantage", name="acme_mean", config=PluginSection(name="acme_mean"))
     assert make_plugin(ref, PluginContext()).config.shift == 0.5

@@ -21,7 +21,7 @@ from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
 from dovetail_sdk.docs_source import attribute_docs, bare, markdown
 from dovetail_sdk.interfaces import describe_all
 from dovetail_sdk.markdown import inline, table
-from dovetail_sdk.public import first_line, public_names
+from dovetail_sdk.public import first_paragraph, public_names
 
 _MARK = "<!-- Written by `make docs` (`python -m dovetail_sdk docs`) from the code and its docstrings: change those. -->"
 _BACK = "[all interfaces](README.md)"
@@ -59,7 +59,7 @@ best_reward = "my_package:BestReward"
 ```"""
 
 
-_PUBLIC = """Plugins import these names from these packages, and nothing else of `dovetail`: modules below them are private and move.
+_PUBLIC = """Plugins import these names from these packages, and nothing else of `dovetail`: modules below them are private and may change.
 `dovetail plugins check` names every import that is not public."""
 
 
@@ -128,7 +128,7 @@ def _public() -> Iterator[str]:
     """A table for each public package."""
     for module, names in public_names().items():
         doc = (inspect.getdoc(importlib.import_module(module)) or "").partition("\n")[0]
-        rows = [(f"`{name}`", inline(first_line(module, name))) for name in sorted(names)]
+        rows = [(f"`{name}`", inline(first_paragraph(module, name))) for name in sorted(names)]
         yield f"## `{module}`"
         yield doc
         yield "\n".join(table(("name", ""), rows))

@@ -1,4 +1,4 @@
-"""What is public: the packages in `dovetail/__init__.pyi`, and the names in each one's `__init__.pyi`.
+"""What is public: the names in `dovetail/__init__.pyi`, and those in the `__init__.pyi` of each package that it lists.
 
 The docs page, `plugins check` and the repository's own lint all read it from here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import platform
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,11 +37,15 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """What the Python files below a folder import from core that is not public: a line for each, `file:line: what`."""
+    """What the Python files below a folder import from core that is not public: a line for each, `file:line: what`.
+
+    Raises:
+        PluginBrokenError: a file is not Python.
+    """
     return [
         f"{path}:{line}: {what}"
         for path in sorted(directory.rglob("*.py"))
-        for line, what in _private(ast.parse(path.read_text(encoding="utf-8")))
+        for line, what in _private(_parsed(path))
     ]
 
 
@@ -58,12 +63,22 @@ def check_imports(directory: Path) -> None:
         )
 
 
-def first_line(module: str, name: str) -> str:
-    """The first line of a public name's docstring; empty for a constant."""
+def first_paragraph(module: str, name: str) -> str:
+    """Return the first paragraph of a public name's docstring; empty for a constant."""
     value: Any = getattr(importlib.import_module(module), name)
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return ""
-    return (inspect.getdoc(value) or "").partition("\n")[0]
+    return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        raise PluginBrokenError(
+            f"{path}:{error.lineno} is not Python {platform.python_version()}: {error.msg}",
+            hint="correct the file, or leave it out of the package",
+        ) from error
 
 
 def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -85,10 +100,11 @@ def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def _advice(module: str, name: str) -> str:
     """Where the name is public, or the nearest public name of the package."""
+    package = ".".join(module.split(".")[:2])
     homes = [home for home, names in public_names().items() if name in names]
     if homes:
-        return f"; write `from {homes[0]} import {name}`"
-    package = ".".join(module.split(".")[:2])
+        home = package if package in homes else homes[0]
+        return f"; write `from {home} import {name}`"
     near = nearest(name, public_names().get(package, ()))
     return f"; the nearest public name is {package}.{near}" if near else ""
 

@@ -14,6 +14,7 @@ from dovetail.cli.main import main
 from dovetail.errors import PluginError
 from dovetail.plugins.conformance import FILE_NAME, tier
 from dovetail.plugins.entry import PluginEntry
+from dovetail.plugins.index import default_index
 from dovetail_sdk import commands
 from dovetail_sdk.check import shipping
 from dovetail_sdk.check.run import check_plugins
@@ -47,6 +48,11 @@ def test_a_sound_plugin_under_the_suite_that_its_package_declares(checked, site,
     details = CliRunner().invoke(main, ["plugins", "show", "acme_sound", "--json"]).output
     assert json.loads(details)["plugins"][0]["conformance"]["tier"] == "silver"
     shipped.unlink()
+
+
+def test_a_plugin_of_core_imports_the_modules_beside_it():
+    [report] = check_plugins([default_index().find("kl_controller", "fixed")], only="state")
+    assert {check["outcome"] for check in report["checks"]} == {"passed"}, report["checks"]
 
 
 def test_the_command_takes_settings_and_writes_the_report(index, tmp_path: Path):

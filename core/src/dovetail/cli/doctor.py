@@ -26,8 +26,6 @@ from dovetail.plugins.index import default_index
 from dovetail.plugins.needs import judge
 from dovetail.plugins.probe import probe, with_probe
 
-__all__ = ["cpu_torch_on_gpu_host", "doctor"]
-
 SCHEMA = 1
 CORE = "dovetail-core"
 

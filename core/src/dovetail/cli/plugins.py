@@ -10,15 +10,12 @@ import click
 
 from dovetail.cli import render
 from dovetail.cli.plugin_lock import lock, verify
-from dovetail.cli.plugin_names import check_kind, one_plugin, plugins_named
+from dovetail.cli.plugin_names import check_kind, plugins_named
 from dovetail.cli.plugin_page import details_of, show_plugin
 from dovetail.errors import PluginError
 from dovetail.plugins.entry import STATES, PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.needs import install_command
-
-__all__ = ["one_plugin", "plugins"]
-"""`one_plugin` is found here by an SDK of an earlier release."""
 
 SCHEMA = 1
 SDK = "dovetail_sdk"

@@ -27,8 +27,8 @@ _MOOT = {"weights": "weight"}
 """Where the one key of a rollout correction is null, keys that hold the other word mean nothing."""
 _ROUNDS = 10
 """Rounds of generation that an example allows for refilling what a filter drops, as DAPO's preset does."""
-_BASES = ("dovetail.sections.fields", "dovetail.sections")
-"""Modules of the config classes that plugins extend."""
+_BASE = "dovetail.sections"
+"""Package of the config classes that plugins extend."""
 _SHAPES = {
     "dense": "one a sample",
     "ragged": "one a token",
@@ -159,7 +159,7 @@ def _summary(plugin: PluginManifest) -> str:
     """What the Config says of itself, or the docstring's first sentence where the plugin has no Config of its own."""
     module = plugin.config.partition(":")[0]
     schema = plugin.config_schema or {}
-    if schema.get("doc") and module not in _BASES:
+    if schema.get("doc") and module != _BASE:
         return str(schema["doc"])
     paragraph = " ".join(plugin.doc.partition("\n\n")[0].split())
     sentence, stop, _ = paragraph.partition(". ")

@@ -49,7 +49,7 @@ class Dispatch:
 
 
 def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") -> ModeSpec:
-    """Batches are split over some axes of the mesh and replicated over the others; see `modes.Nd`.
+    """Divide batches over some axes of the mesh and replicate them over the others, as the dispatch mode `nd` does.
 
     Args:
         mesh_name: name of the mesh that the group must have.

@@ -81,6 +81,7 @@ from .rollout_correction import (
 from .runtime import (
     PluginRef as PluginRef,
     Runtime as Runtime,
+    WorkerGroupHandle as WorkerGroupHandle,
     WorkerSpec as WorkerSpec,
 )
 from .sample_filter import SampleFilter as SampleFilter

@@ -21,7 +21,7 @@ class KlTerm:
 class ObjectiveSpec:
     """Plugin names with their resolved config, and required columns.
 
-    Rebuilt in each worker by `dovetail.numerics.build_objective`, through the plugin index:
+    Rebuilt in each worker by `dovetail.training.build_objective`, through the plugin index:
     nothing is registered in one process and hoped for in another.
     """
 

@@ -50,7 +50,7 @@ class WorkerSpec:
 
 
 class WorkerGroupHandle(Protocol):
-    """What callers see of the workers of a role; `dovetail.workers.WorkerGroup` is the base that runtimes extend."""
+    """The methods of a worker group that its callers use; runtimes extend `dovetail.workers.WorkerGroup`."""
 
     mesh: Mesh
     role: str

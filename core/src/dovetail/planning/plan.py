@@ -18,8 +18,6 @@ from dovetail.planning.resolved_plugins import Chosen, choose, refs_of
 from dovetail.planning.stages import ModelRole, Stage, models_of, stages_of
 from dovetail.sections import RunConfig
 
-__all__ = ["ModelRole", "Plan", "Stage", "make_plan"]
-
 
 @attrs.frozen(kw_only=True)
 class Plan:

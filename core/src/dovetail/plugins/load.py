@@ -28,7 +28,6 @@ from dovetail.plugins.contract import (
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.files import (
     file_and_attribute,
-    load_file_attribute,
     load_file_class,
     resolve,
 )
@@ -37,15 +36,6 @@ from dovetail.plugins.kinds import KINDS, Kind
 from dovetail.plugins.manifest import COMMAND
 from dovetail.plugins.needs import install_command, require
 from dovetail.sections import PluginSection
-
-__all__ = [
-    "config_class",
-    "load_entry",
-    "load_file_attribute",
-    "load_plugin_class",
-    "make_plugin",
-    "ref_for",
-]
 
 
 def ref_for(kind: str, section: PluginSection) -> PluginRef:

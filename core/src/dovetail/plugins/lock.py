@@ -11,21 +11,8 @@ from typing import Any
 from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.plugins.isolation import facts_of, interpreter_of, plugins_of_roles
-from dovetail.plugins.lock_differences import compare, differences
 from dovetail.plugins.needs import packages_of
 from dovetail.plugins.pinned import pinned
-
-__all__ = [
-    "FILE_NAME",
-    "SCHEMA",
-    "compare",
-    "differences",
-    "lock_for",
-    "now_for",
-    "read_lock",
-    "refs_of",
-    "write_lock",
-]
 
 FILE_NAME = "plugins.lock.json"
 SCHEMA = 1

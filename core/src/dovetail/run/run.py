@@ -17,6 +17,7 @@ from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, DovetailError
 from dovetail.planning.plan import Plan
 from dovetail.plugins import lock
+from dovetail.plugins.lock_differences import compare
 from dovetail.run.build import build, load_data, plan_from_data, run_path
 from dovetail.run.examination import enforce
 from dovetail.run.flow import Flow
@@ -222,7 +223,7 @@ def _command() -> str:
 
 
 def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Any) -> None:
-    warnings, refusals = lock.compare(directory.read_json("plugins.lock.json"), now)
+    warnings, refusals = compare(directory.read_json("plugins.lock.json"), now)
     for warning in warnings:
         logger.warning("plugin_changed", detail=warning)
     if refusals:

@@ -1,4 +1,4 @@
-"""The second proof of §6: fixed token sequences that rollout and trainer both score.
+"""Probe: compare the log-probabilities of rollout and trainer on fixed token sequences.
 
 Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
 them is seen from what it finds likely. Legend: S sequences of L tokens.

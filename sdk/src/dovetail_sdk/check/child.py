@@ -26,7 +26,7 @@ from dovetail_sdk.check.recorder import Recorder
 from dovetail_sdk.check.settings import settings_of
 from dovetail_sdk.check.shipping import NotHereError, check_manifest, check_wheel
 from dovetail_sdk.check.signatures import differences
-from dovetail_sdk.check.suites import SUITES, UNDER_TEST, suites_for
+from dovetail_sdk.check.suites import CORE, SUITES, UNDER_TEST, suites_for
 from dovetail_sdk.public import check_imports
 
 _FINDING = "from dovetail_sdk.check.suites import UNDER_TEST\nglobals().update(UNDER_TEST)\n"
@@ -85,7 +85,9 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
     answers.check("signatures", lambda: _check_signatures(entry, cls))
     answers.check("manifest", lambda: check_manifest(entry))
     answers.check("wheel", lambda: check_wheel(entry))
-    answers.check("imports", lambda: _check_imports(entry))
+    package = entry.target.split(":")[0].split(".")[0]
+    if package != CORE:  # Core imports its own modules.
+        answers.check("imports", lambda: _check_imports(package))
     answers.write(facts={name: attrs.asdict(fact) for name, fact in facts_of(entry, cls).items()})
     unmet = [need for need in entry.needs if not need.met]
     if unmet:
@@ -94,7 +96,6 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
     if entry.kind not in SUITES:
         answers.write(unmet=f"no conformance suite is known for plugins of kind {entry.kind}")
         return
-    package = entry.target.split(":")[0].split(".")[0]
     found = answers.check("suite", lambda: suites_for(cls, entry.kind, package, asked["overrides"]))
     if found:
         answers.write(settings={name: settings_of(suite) for name, suite in found.items()})
@@ -119,8 +120,8 @@ def _check_signatures(entry: PluginEntry, cls: type) -> None:
         )
 
 
-def _check_imports(entry: PluginEntry) -> None:
-    for directory in package_directories(entry.target.split(":")[0].split(".")[0]):
+def _check_imports(package: str) -> None:
+    for directory in package_directories(package):
         check_imports(directory)
 
 
