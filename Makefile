@@ -56,6 +56,7 @@ test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can ru
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
 # less than an hour each on two cores; without PART they follow each other.
 nightly: ## The larger matrices, and every property on fresh random examples
+	$(if $(filter-out 1/3 2/3 3/3,$(PART)),$(error PART=$(PART) is not a part; expected 1/3, 2/3 or 3/3))
 	set -e; for part in $(if $(PART),$(firstword $(subst /, ,$(PART))),1 2 3); do $(MAKE) nightly-$$part; done
 
 nightly-1: lint

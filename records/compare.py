@@ -67,7 +67,8 @@ def read_renames(text: str) -> dict[str, str | None]:
         if len(words) != 2:
             raise ValueError(f"{line!r} is no line of two names; expected OLD NEW, OLD - or - NEW")
         old, new = words
-        renames[new if old == "-" else old] = None if "-" in (old, new) else new
+        # Names that came are kept apart from names of the base: the base may have one of them later.
+        renames[f"- {new}" if old == "-" else old] = None if "-" in (old, new) else new
     return renames
 
 
@@ -75,6 +76,8 @@ def renamed(name: str, renames: Mapping[str, str | None]) -> str | None:
     """What a name of the base is called now; None where it is not compared. The longest entry that fits counts."""
     for old in sorted(renames, key=len, reverse=True):
         new = renames[old]
+        if old.startswith("- "):
+            continue
         if old == name:
             return new
         if old.endswith("*") and name.startswith(old[:-1]):
@@ -138,12 +141,19 @@ def compare_scenario(
         elif any(fnmatchcase(name, pattern) for pattern in exact):
             _compare_bits(result, name, series, now)
     for name in _names(present):
-        if name not in followed.values() and renames.get(name, name) is not None:
+        if name not in followed.values() and not _came(name, renames):
             step, value = next(r["series"][name] for r in present if name in r["series"])[0]
             result.differences.append(Difference(name, step, ABSENT, shown(value)))
     result.differences.sort(key=lambda difference: (difference.step, difference.name))
-    result.failed = bool(result.differences)
+    if not (result.compared or result.differences):
+        result.note = "nothing was compared: no name repeats in the base"
+    result.failed = bool(result.differences or result.note)
     return result
+
+
+def _came(name: str, renames: Mapping[str, str | None]) -> bool:
+    """Whether a name of the present is one that the base lacks, as `renames` says."""
+    return any(fnmatchcase(name, key[2:]) for key in renames if key.startswith("- "))
 
 
 def _not_recorded(base: list[dict[str, Any]], present: list[dict[str, Any]]) -> Result | None:
@@ -181,6 +191,8 @@ def _names(records: Iterable[Mapping[str, Any]]) -> list[str]:
 def _compare_bits(result: Result, name: str, base: list[Points], present: list[Points]) -> None:
     if any(first_difference(name, base[0], other) for other in base[1:]):
         result.not_repeatable.append(name)
+        if not all(present):
+            result.differences.append(Difference(name, 0, "not repeatable", ABSENT))
         return
     result.compared += 1
     found = (first_difference(name, base[0], other) for other in present)
@@ -191,18 +203,25 @@ def _compare_bits(result: Result, name: str, base: list[Points], present: list[P
 def _compare_means(
     result: Result, name: str, base: list[Points], present: list[Points], floor: float
 ) -> None:
-    """Compare means over steps, averaged over a state's recordings, within what the recordings themselves differ by."""
+    """Compare means over steps, averaged over a state's recordings, within what the base's recordings themselves differ by."""
     result.compared += 1
+    for points in (*base[1:], *present):
+        known, found = ([(step, value is None) for step, value in p] for p in (base[0], points))
+        if known != found or not points:
+            result.differences.append(
+                Difference(name, 0, f"{len(known)} steps", f"{len(found)} steps, or null elsewhere")
+            )
+            return
     means = [
-        [fmean(value for _, value in points if value is not None) for points in state if points]
+        [fmean(value for _, value in points if value is not None) for points in state]
         for state in (base, present)
+        if any(value is not None for _, value in state[0])
     ]
-    if not all(means):
-        result.differences.append(Difference(name, 0, *(str(m or ABSENT) for m in means)))
+    if not means:
         return
-    limit = max(floor, SPREADS * max(max(state) - min(state) for state in means))
+    limit = max(floor, SPREADS * (max(means[0]) - min(means[0])))
     one, other = map(fmean, means)
-    if abs(one - other) > limit:
+    if not abs(one - other) <= limit:  # NaN too is a difference.
         result.differences.append(
             Difference(name, 0, f"mean {one:.6g}", f"{other:.6g}, more than {limit:.2g} apart")
         )

@@ -146,6 +146,33 @@ def test_means_are_compared_by_the_spread_of_recordings_and_the_rest_by_its_patt
     [difference] = result(base, state(0.50, 0.52, prompt="b"), scenario=scenario).differences
     assert difference.name == "samples/prompt"
 
+    base = state(0.50, 0.50)
+    assert result(
+        base, state(0.40, 0.60, 0.90), scenario=scenario
+    ).failed  # its own spread does not excuse it
+    assert result(base, state(math.nan, 0.50), scenario=scenario).failed
+    assert result(state(math.nan), base, scenario=scenario).failed
+    gone = recorded(reward__mean=[(1, None), (2, 0.5)], samples__prompt=[(1, "a")])
+    assert result(base, [gone, *base], scenario=scenario).failed
+    assert result(base, [recorded(samples__prompt=[(1, "a")]), *base], scenario=scenario).failed
+    null = [recorded(reward__mean=[(1, None)], samples__prompt=[(1, "a")])]
+    assert not result(null, null, scenario=scenario).failed
+
+
+def test_a_scenario_of_which_nothing_repeats_fails():
+    base = [recorded(random=[(2, "a")]), recorded(random=[(2, "b")])]
+    for record_of_base in base:
+        record_of_base["series"] = {"random": record_of_base["series"]["random"]}
+    assert result(base, base).failed
+    without = [{**one, "series": {}} for one in base]
+    assert result([recorded(random=[(1, "a")]), recorded(random=[(1, "b")])], without).failed
+
+
+def test_names_that_came_match_by_their_beginning_and_do_not_hide_what_the_base_has():
+    base, present = recorded(n__1=[(1, 1.0)]), recorded(n__1=[(1, 2.0)], n__2=[(1, 1.0)])
+    [difference] = result([base], [present], "- n/*").differences
+    assert difference.name == "n/1"
+
 
 def test_a_scenario_that_failed_or_ran_in_one_state_alone_fails_and_one_skipped_in_both_does_not():
     failed = {"status": "failed", "reason": "exit 1", "versions": {}, "series": {}}

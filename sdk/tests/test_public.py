@@ -21,7 +21,10 @@ def test_every_public_name_loads(module: str) -> None:
     ("line", "advice"),
     [
         ("from dovetail.interfaces.plugin import Plugin", "from dovetail.interfaces import Plugin"),
-        ("from dovetail.serving.weight_wire import Outcome", "from dovetail.serving import Outcome"),
+        (
+            "from dovetail.serving.weight_wire import Outcome",
+            "from dovetail.serving import Outcome",
+        ),
         ("from dovetail.data.ledger import Ledger", "dovetail.data.ledger.Ledger is private"),
         ("from dovetail.batch import Raged", "nearest public name is dovetail.batch.Ragged"),
         ("from dovetail import run", "dovetail.run is private"),

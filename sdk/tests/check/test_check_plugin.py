@@ -28,7 +28,7 @@ def of(report, name):
 def test_a_sound_plugin_under_the_suite_that_its_package_declares(checked, site, index):
     report = checked("sound")
     assert {check["name"]: check["outcome"] for check in report["checks"]} == dict.fromkeys(
-        ["declaration", "class", "signatures", "manifest", "wheel", "imports", "suite"], "passed"
+        ["declaration", "imports", "class", "signatures", "manifest", "wheel", "suite"], "passed"
     )
     assert all(fact["holds"] for fact in report["facts"].values()), report["facts"]
     outcomes = {test["name"]: test for test in report["tests"]}

@@ -56,12 +56,19 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
                 f"the state of {name} ({_type(plugin)}) contains itself, or is nested too deep"
             ) from error
     if kept:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         # safetensors reads memory as it lies, so rows must be contiguous; `ascontiguousarray` would give 0-d arrays an axis.
         arrays = {name: np.asarray(value, order="C") for name, value in kept.items()}
         scalars = [name for name, value in kept.items() if isinstance(value, np.generic)]
-        save_file(arrays, directory / ARRAYS, metadata={"scalars": json.dumps(scalars)})
+        try:
+            save_file(arrays, directory / ARRAYS, metadata={"scalars": json.dumps(scalars)})
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"the states of {', '.join(plugins)} hold {len(arrays)} arrays and NumPy scalars, which can't be kept: {error}",
+                hint="keep many numbers in one array",
+            ) from error
     return states
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -203,8 +204,8 @@ def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
     """Plugins by name; the second of one name is called `name_2`, and so on."""
     named: dict[str, Any] = {}
     for plugin in plugins:
-        same = sum(type(other) is type(plugin) for other in named.values())
-        named[f"{plugin.name}_{same + 1}" if same else plugin.name] = plugin
+        names = (plugin.name if i == 1 else f"{plugin.name}_{i}" for i in itertools.count(1))
+        named[next(name for name in names if name not in named)] = plugin
     return named
 
 

@@ -79,15 +79,15 @@ def _entry(kind: str, name: str, distribution: str) -> PluginEntry:
 
 
 def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> None:
+    package = entry.target.split(":")[0].split(".")[0]
+    if package != CORE:  # Core imports its own modules.
+        answers.check("imports", lambda: _check_imports(package))
     cls = answers.check("class", lambda: _load(entry))
     if cls is None:
         return
     answers.check("signatures", lambda: _check_signatures(entry, cls))
     answers.check("manifest", lambda: check_manifest(entry))
     answers.check("wheel", lambda: check_wheel(entry))
-    package = entry.target.split(":")[0].split(".")[0]
-    if package != CORE:  # Core imports its own modules.
-        answers.check("imports", lambda: _check_imports(package))
     answers.write(facts={name: attrs.asdict(fact) for name, fact in facts_of(entry, cls).items()})
     unmet = [need for need in entry.needs if not need.met]
     if unmet:
