@@ -138,10 +138,23 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     return merged
 
 
+def is_empty(metric: Metric) -> bool:
+    """Whether a metric is over nothing: weight or count 0, the extreme of nothing, NaN of another kind of metric."""
+    match metric:
+        case Mean():
+            return not metric.weight
+        case Std():
+            return not metric.count
+        case EffectiveShare():
+            return not metric.squares
+        case Max() | Min():
+            return metric in (Max(-math.inf), Min(math.inf))
+        case Sum() | Last():
+            return False
+        case _:
+            return math.isnan(metric.value)
+
+
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The figure of every metric, by name; what has no value (weight 0, the extreme of nothing) is left out."""
-    return {
-        name: metric.value
-        for name, metric in metrics.items()
-        if not math.isnan(metric.value) and metric not in (Max(-math.inf), Min(math.inf))
-    }
+    """The figure of every metric, by name; a metric over nothing has none and is left out."""
+    return {name: metric.value for name, metric in metrics.items() if not is_empty(metric)}

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
+import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Completion, FinishReason
+from dovetail.metrics import EffectiveShare, Last, Max, Mean, Min, Std, Sum, values
+from dovetail.numerics import resolve_metrics, weight_metrics
 from dovetail.run.passive_checks import PassiveChecks
 from dovetail.sections import PluginSection
 
@@ -88,3 +91,32 @@ def test_after_the_first_step_of_a_sitting_nothing_is_looked_at():
     check(wrong, step=6, checks=checks)
     with pytest.raises(PluginBrokenError):
         check(wrong, step=5, checks=checks)
+
+
+def test_metrics_over_nothing_pass_and_give_no_figure():
+    nothing_T = torch.zeros(3, dtype=torch.bool)
+    ones_T = torch.ones(3)
+    metrics = resolve_metrics([weight_metrics(ones_T, ones_T, nothing_T, lower=None, upper=2.0)])
+    assert {Min(np.inf), Max(-np.inf), EffectiveShare(0, 0, 0)} <= set(metrics.values())
+    PassiveChecks().updated(1, metrics, "actor", ENGINE)
+    assert values(metrics) == {}
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Mean(np.inf, 2.0),
+        Mean(np.nan, 2.0),
+        Sum(np.nan),
+        Last(np.nan),
+        Max(np.inf),
+        Max(np.nan),
+        Min(-np.inf),
+        Std(2.0, 0.0, np.inf),
+        EffectiveShare(1.0, np.nan, 2.0),
+    ],
+)
+def test_a_metric_that_is_not_finite_is_refused_and_stays_a_figure(metric):
+    with pytest.raises(PluginBrokenError, match=r"'actor/x' with the value -?(inf|nan)"):
+        PassiveChecks().updated(1, {"actor/x": metric}, "actor", ENGINE)
+    assert "x" in values({"x": metric})

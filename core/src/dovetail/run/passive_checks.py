@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import PluginBrokenError
-from dovetail.metrics import Metric
+from dovetail.metrics import Metric, is_empty
 from dovetail.plugins.index import default_index
 from dovetail.scoring.scorer import BrokenAnswer
 
@@ -124,7 +124,7 @@ class PassiveChecks:
 
 
 def _metric_problem(name: object, metric: object, role: str) -> str | None:
-    """What is wrong with a metric of an update, in words. NaN is what a mean over nothing is."""
+    """What is wrong with a metric of an update, in words. One over nothing has no figure, and `values` leaves it out."""
     if not isinstance(name, str) or not all(name.partition("/")):
         return f"of the {role}, whose metrics are named {role}/…, or after whoever adds them"
     if not isinstance(metric, Metric):
@@ -132,7 +132,7 @@ def _metric_problem(name: object, metric: object, role: str) -> str | None:
     value = metric.value
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         return f"with the value {value!r:.60}, which is no number"
-    return f"with the value {value:g}" if math.isinf(value) else None
+    return None if is_empty(metric) or math.isfinite(value) else f"with the value {value:g}"
 
 
 def _completion_problem(completion: Completion, longest: int) -> str | None:
