@@ -132,19 +132,22 @@ def test_the_chunked_head_has_the_gradient_of_the_whole(monkeypatch, kept, bias,
 
     def chunked(h, w, b):
         return head.score_tokens(
-            h, w, b, targets, temperature, outputs=frozenset(upstream), dtype=torch.float32
-        )
+            h, w, b, targets, temperature,
+            outputs=frozenset({*upstream, "sum_pi_squared"}), dtype=torch.float32,
+        )  # fmt: skip
 
     def whole(h, w, b):
         log_pi = ((h @ w.t() + (0 if b is None else b)) / temperature[:, None]).log_softmax(-1)
         return {
             "log_probs": log_pi[torch.arange(10), targets],
             "entropies": -(log_pi.exp() * log_pi).sum(-1),
+            "sum_pi_squared": log_pi.exp().square().sum(-1),
         }
 
     scores, grads = gradients(chunked, torch.float32)
     expected_scores, expected_grads = gradients(whole, torch.float64)
-    for name in upstream:
+    assert not scores["sum_pi_squared"].requires_grad
+    for name in scores:
         torch.testing.assert_close(
             scores[name].double(), expected_scores[name], rtol=1e-5, atol=1e-5
         )

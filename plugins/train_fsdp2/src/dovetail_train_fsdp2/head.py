@@ -60,10 +60,11 @@ def score_tokens(
             outputs=outputs, dtype=dtype, room=room,
         )  # fmt: skip
     if torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad):
-        log_probs_R, entropies_R = _Scores.apply(  # type: ignore[no-untyped-call]
-            hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype, "entropies" in outputs
-        )
-        scores = {"log_probs": log_probs_R, "entropies": entropies_R}
+        log_probs_R, entropies_R, squares_R = _Scores.apply(  # type: ignore[no-untyped-call]
+            hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
+            "entropies" in outputs, "sum_pi_squared" in outputs,
+        )  # fmt: skip
+        scores = {"log_probs": log_probs_R, "entropies": entropies_R, "sum_pi_squared": squares_R}
         return {name: scores[name] for name in outputs}
     layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
     scores = {name: hidden_RH.new_empty(len(targets_R), dtype=torch.float32) for name in outputs}
@@ -132,7 +133,7 @@ class _Layer:
 
 
 class _Scores(torch.autograd.Function):
-    """`score_tokens` with a gradient: log-probabilities and entropies, float32 [R] each."""
+    """Log-probabilities, entropies and Σ p², float32 [R] each; the last without a gradient."""
 
     @staticmethod
     def forward(
@@ -144,30 +145,34 @@ class _Scores(torch.autograd.Function):
         temperature_R: Tensor | None,
         dtype: torch.dtype,
         with_entropies: bool,
-    ) -> tuple[Tensor, Tensor]:
+        with_squares: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
         keep = hidden_RH.shape[0] * weight_VH.shape[0] <= KEPT_ELEMENTS
         log_probs_R = hidden_RH.new_empty(len(targets_R), dtype=torch.float32)
-        entropies_R = torch.zeros_like(log_probs_R)
+        entropies_R, squares_R = torch.zeros_like(log_probs_R), torch.zeros_like(log_probs_R)
         kept: list[Tensor] = []
         for rows in layer.chunks():
             log_pi_CV = layer.logits(rows).log_softmax(-1, dtype=torch.float32)
             log_probs_R[rows] = log_pi_CV.gather(-1, targets_R[rows, None])[:, 0]
+            if not (with_entropies or with_squares or keep):
+                continue
+            pi_CV = log_pi_CV.exp() if with_entropies else log_pi_CV.exp_()
             if with_entropies:
-                pi_CV = log_pi_CV.exp()
                 entropies_R[rows] = -torch.linalg.vecdot(pi_CV, log_pi_CV)
-                if keep:
-                    kept.append(pi_CV)
-            elif keep:
-                kept.append(log_pi_CV.exp_())
+            if with_squares:
+                squares_R[rows] = torch.linalg.vecdot(pi_CV, pi_CV)
+            if keep:
+                kept.append(pi_CV)
         ctx.layer, ctx.kept = layer, kept
         ctx.save_for_backward(targets_R, entropies_R)
+        ctx.mark_non_differentiable(squares_R)
         ctx.set_materialize_grads(False)
-        return log_probs_R, entropies_R
+        return log_probs_R, entropies_R, squares_R
 
     @staticmethod
     def backward(
-        ctx: Any, grad_log_probs_R: Tensor | None, grad_entropies_R: Tensor | None
+        ctx: Any, grad_log_probs_R: Tensor | None, grad_entropies_R: Tensor | None, _: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         targets_R, entropies_R = ctx.saved_tensors
         layer, kept = ctx.layer, ctx.kept
@@ -209,7 +214,7 @@ class _Scores(torch.autograd.Function):
                 grad_weight_VH.addmm_(narrow_CV.t(), layer.hidden_RH[rows])
             else:
                 grad_weight_VH += narrow_CV.t() @ layer.hidden_RH[rows]
-        return grad_hidden_RH, grad_weight_VH, grad_bias_V, None, None, None, None
+        return grad_hidden_RH, grad_weight_VH, grad_bias_V, *[None] * 5
 
 
 def _add_at(grad_CV: Tensor, targets_C: Tensor, given_C: Tensor) -> None:
