@@ -7,6 +7,12 @@ import hashlib
 import attrs
 
 
+def stream_seed(seed: int, *name: str | int) -> int:
+    """A seed of 63 bits for a generator, from BLAKE2b over the run's seed and the stream's name."""
+    digest = hashlib.blake2b("/".join(map(str, (seed, *name))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
 @attrs.frozen(kw_only=True)
 class SampleStream:
     """The name of one sample's random stream. The token offset is the counter within it."""

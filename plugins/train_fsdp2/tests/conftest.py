@@ -130,13 +130,15 @@ def on_ranks():
         optim=None,
         mesh=None,
         any_head=False,
+        dropout=False,
+        seed=3,
         **config,
     ):
         config = Fsdp2Config(name="fsdp2", **config)
         context = PluginContext(
             role=role,
             head=head,
-            seed=3,
+            seed=seed,
             model=ModelSection(path=str(path), dtype=dtype),
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
@@ -145,10 +147,11 @@ def on_ranks():
             ),
         )
         plugin = PluginRef(kind="engine", name="fsdp2", config=config)
-        if any_head:
-            file = str(Path(__file__).parent / "any_head.py")
+        if any_head or dropout:
+            file = str(Path(__file__).parent / ("any_head.py" if any_head else "dropout.py"))
+            variant = "AnyHead" if any_head else "WithDropout"
             plugin = PluginRef(
-                kind="engine", name="AnyHead", path=file, attribute="AnyHead", config=config
+                kind="engine", name=variant, path=file, attribute=variant, config=config
             )
             load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
         spec = WorkerSpec(role=role, plugin=plugin, context=context, transport=transport)

@@ -57,11 +57,9 @@ def test_the_update_after_a_load_is_bit_identical(tiny, make_engine, batch, obje
     for _ in range(3):
         engine.update(batch, objective)
     engine.save(tmp_path / "state")
-    drawn = torch.rand(3)
     metrics = engine.update(batch, objective)
     resumed = make_engine(tiny, **settings)
     resumed.load(tmp_path / "state")
-    assert torch.equal(torch.rand(3), drawn)
     assert resumed.update(batch, objective) == metrics
     assert_bit_identical(weights_of(engine), weights_of(resumed))
 

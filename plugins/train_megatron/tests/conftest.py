@@ -64,13 +64,23 @@ def on_ranks():
     groups = []
 
     def start(
-        ranks, path, *, head="lm", budget=64, transport=None, optim=None, dtype="float32", **config
+        ranks,
+        path,
+        *,
+        head="lm",
+        budget=64,
+        transport=None,
+        optim=None,
+        dtype="float32",
+        seed=3,
+        engine="MegatronOnCpu",
+        **config,
     ):
         config = MegatronConfig(name="megatron", **config)
         context = PluginContext(
             role="actor" if head == "lm" else "critic",
             head=head,
-            seed=3,
+            seed=seed,
             model=ModelSection(path=str(path), dtype=dtype),
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
@@ -79,9 +89,9 @@ def on_ranks():
         )
         plugin = PluginRef(
             kind="engine",
-            name="MegatronOnCpu",
+            name=engine,
             path=str(HERE / "cuda_stand_in.py"),
-            attribute="MegatronOnCpu",
+            attribute=engine,
             config=config,
         )
         load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.

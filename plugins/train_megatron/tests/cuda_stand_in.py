@@ -13,6 +13,7 @@ from functools import wraps
 from unittest import mock
 
 import torch
+from torch.nn.functional import dropout
 from torch.overrides import TorchFunctionMode
 
 from dovetail_train_megatron.engine import MegatronEngine
@@ -112,3 +113,12 @@ class MegatronOnCpu(MegatronEngine):
     save = _standing_in(MegatronEngine.save)
     load = _standing_in(MegatronEngine.load)
     export = _standing_in(MegatronEngine.export)
+
+
+class WithDropout(MegatronOnCpu):
+    """Its model drops out half of what it embeds: it draws from torch's generators in every forward pass."""
+
+    def start(self) -> None:
+        super().start()
+        embedding = self._network.module.embedding
+        embedding.register_forward_hook(lambda module, inputs, states_TBH: dropout(states_TBH))

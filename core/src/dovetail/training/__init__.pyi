@@ -35,9 +35,8 @@ from .parts import (
     shared_parts as shared_parts,
 )
 from .random_states import (
+    RandomState as RandomState,
     random_file as random_file,
-    random_state as random_state,
-    set_random_state as set_random_state,
     stored_random_state as stored_random_state,
 )
 from .ranks import Ranks as Ranks

@@ -1,8 +1,9 @@
-"""The random states of one rank, as a checkpoint keeps them: raw bytes in safetensors."""
+"""The random state of one rank of an engine: in force while its model runs, and kept in checkpoints as raw bytes in safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,12 +17,45 @@ def random_file(rank: int) -> str:
     return f"random-{rank:05}.safetensors"
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """uint8 tensors: of torch's generators for the CPU and, where it is another, for the device."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state(device)
-    return states
+class RandomState:
+    """What torch's generators draw for one engine, whatever else of the process draws from them.
+
+    Attributes:
+        tensors: uint8 each: the state of torch's generator for the CPU and, where it is another, for the device.
+    """
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._device = device
+        self.tensors = {"cpu": torch.Generator().manual_seed(seed).get_state()}
+        if device.type != "cpu":
+            self.tensors["device"] = torch.Generator(device).manual_seed(seed).get_state()
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Draw from this state, which moves on; afterwards torch's generators are as they were before."""
+        before = self._current()
+        self._set(self.tensors)
+        try:
+            yield
+        finally:
+            self.tensors = self._current()
+            self._set(before)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what a checkpoint keeps; of what it lacks, the state stays as it is."""
+        self.tensors |= {name: tensors[name] for name in self.tensors.keys() & tensors.keys()}
+
+    def _current(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._device.type != "cpu":
+            module = torch.get_device_module(self._device)
+            states["device"] = module.get_rng_state(self._device)
+        return states
+
+    def _set(self, tensors: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(tensors["cpu"])
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).set_rng_state(tensors["device"], self._device)
 
 
 def stored_random_state(directory: Path, rank: int) -> dict[str, Tensor]:
@@ -38,11 +72,3 @@ def stored_random_state(directory: Path, rank: int) -> dict[str, Tensor]:
         return load_file(file) if file.exists() else {}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {file} can't be read: {error}") from error
-
-
-def set_random_state(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    """Put back what `random_state` gave."""
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if device.type != "cpu" and "device" in states:
-        torch.get_device_module(device).set_rng_state(states["device"], device)

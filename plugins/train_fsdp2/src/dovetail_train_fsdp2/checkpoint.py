@@ -25,11 +25,10 @@ from dovetail.errors import CheckpointError
 from dovetail.training import (
     MOMENTS,
     WEIGHTS,
+    RandomState,
     Ranks,
     random_file,
-    random_state,
     read_facts,
-    set_random_state,
     stored_random_state,
     unwritable,
     write_facts,
@@ -48,7 +47,9 @@ FILE_BYTES = 2 * 2**30
 """Size of a file of one rank, at most, or that of one tensor's shard."""
 
 
-def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks) -> None:
+def save(
+    directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks, random: RandomState
+) -> None:
     """Write weights, optimizer and random state below the directory, which is made. Collective.
 
     Raises:
@@ -63,7 +64,7 @@ def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
                 # Shards of more ranks than there are now would be read as well.
                 for part in (WEIGHTS, MOMENTS):
                     shutil.rmtree(directory / part, ignore_errors=True)
-            save_file(random_state(scorer.device), directory / random_file(ranks.rank))
+            save_file(random.tensors, directory / random_file(ranks.rank))
         except OSError as error:
             raise unwritable(directory, error) from error
     _write(directory / WEIGHTS, _kept(scorer), ranks)
@@ -78,7 +79,9 @@ def save(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
             write_facts(directory, ranks=ranks.size, optimizer=trained)
 
 
-def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks) -> None:
+def load(
+    directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks, random: RandomState
+) -> None:
     """Restore what `save` wrote, on as many ranks as there are now. Collective.
 
     Args:
@@ -86,6 +89,7 @@ def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
         scorer: filled in place.
         optimizer: filled in place; None where the checkpoint holds none.
         ranks: those of now; they need not be as many as those that wrote.
+        random: restored where this rank's was kept.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
@@ -100,11 +104,11 @@ def load(directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ra
             moments = optimizer.moments()
         if moments:
             _check_fits(directory, MOMENTS, moments)
-        random = stored_random_state(directory, ranks.rank)
+        stored_state = stored_random_state(directory, ranks.rank)
     _read(directory / WEIGHTS, kept, ranks)
     if moments:
         _read(directory / MOMENTS, moments, ranks)
-    set_random_state(scorer.device, random)
+    random.restore(stored_state)
 
 
 def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> None:

@@ -15,9 +15,11 @@ from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
+from dovetail.random_streams import stream_seed
 from dovetail.sections import TrainingSection
 from dovetail.training import (
     READS,
+    RandomState,
     Ranks,
     build_objective,
     check_columns,
@@ -54,6 +56,7 @@ class Fsdp2Engine(TrainEngine):
     Config = Fsdp2Config
 
     _ranks: Ranks
+    _random: RandomState
     _scorer: Scorer | None = None
     _sharding: Sharding | None = None
     _optimizer: Optimizer | None = None
@@ -76,7 +79,10 @@ class Fsdp2Engine(TrainEngine):
             DispatchError: there is no process group of the mesh's size.
         """
         self._ranks = ranks_of(self.config, self.context)
-        self._scorer, self._sharding = load_scorer(self.config, self.context, self._ranks)
+        seed = stream_seed(self.context.seed, "torch", self._role, self.context.rank)
+        self._random = RandomState(torch.device(self.context.device), seed)
+        with self._random.in_force():
+            self._scorer, self._sharding = load_scorer(self.config, self.context, self._ranks)
 
     def close(self) -> None:
         if self._sending is not None:
@@ -97,7 +103,7 @@ class Fsdp2Engine(TrainEngine):
         mask = batch["response_mask"]
         columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._random.in_force():
                 for part in self._cut_alike(batch, cuts):
                     micro_batch = batch.take(part.rows_B)
                     layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
@@ -142,15 +148,15 @@ class Fsdp2Engine(TrainEngine):
         parts: list[Mapping[str, Metric]] = []
         finite: list[torch.Tensor] = []
         try:
-            for number, part in enumerate(cuts, start=1):
-                micro_batch = prepared.take(part.rows_B)
-                scores = scorer(
-                    lay_out(micro_batch, shared=part.shared, packed=part.packed), goal.outputs
-                )
-                term = goal(scores, micro_batch, denominators)
-                self._backward(term.loss, scores, last=number == len(cuts))
-                parts.append(term.metrics)
-                finite.append(term.finite)
+            with self._random.in_force():
+                for number, part in enumerate(cuts, start=1):
+                    micro_batch = prepared.take(part.rows_B)
+                    layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
+                    scores = scorer(layout, goal.outputs)
+                    term = goal(scores, micro_batch, denominators)
+                    self._backward(term.loss, scores, last=number == len(cuts))
+                    parts.append(term.metrics)
+                    finite.append(term.finite)
         except BaseException:
             # Half a mini-batch's gradients must not leak into the next update.
             optimizer.discard_gradients()
@@ -159,7 +165,8 @@ class Fsdp2Engine(TrainEngine):
         try:
             norm, lr = optimizer.step(torch.stack(finite).all())
         except NumericsError as error:
-            rows = failing_rows(scorer, goal, prepared, denominators, cuts)
+            with self._random.in_force():
+                rows = failing_rows(scorer, goal, prepared, denominators, cuts)
             self._free()
             samples = self._ranks.every(sample_names(mini_batch, rows))
             raise traced(error, samples) from None
@@ -192,7 +199,9 @@ class Fsdp2Engine(TrainEngine):
         self._move(torch.device(self.context.device), offloaded=False)
 
     def save(self, directory: Path) -> None:
-        checkpoint.save(Path(directory), self._started(), self._optimizer, self._ranks)
+        checkpoint.save(
+            Path(directory), self._started(), self._optimizer, self._ranks, self._random
+        )
 
     def load(self, directory: Path) -> None:
         """As the interface says.
@@ -204,7 +213,7 @@ class Fsdp2Engine(TrainEngine):
         with self._ranks.together():
             trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else None
-        checkpoint.load(Path(directory), scorer, optimizer, self._ranks)
+        checkpoint.load(Path(directory), scorer, optimizer, self._ranks, self._random)
         self._optimizer = optimizer
 
     def export(self, directory: Path) -> None:

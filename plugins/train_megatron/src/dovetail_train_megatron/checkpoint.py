@@ -22,11 +22,10 @@ from dovetail.errors import CheckpointError
 from dovetail.training import (
     MOMENTS,
     WEIGHTS,
+    RandomState,
     Ranks,
     random_file,
-    random_state,
     read_facts,
-    set_random_state,
     stored_random_state,
     unwritable,
     write_facts,
@@ -39,7 +38,12 @@ from dovetail_train_megatron.weights import gathered, tied_copy
 
 
 def save(
-    directory: Path, network: Network, table: Table, optimizer: Optimizer | None, ranks: Ranks
+    directory: Path,
+    network: Network,
+    table: Table,
+    optimizer: Optimizer | None,
+    ranks: Ranks,
+    random: RandomState,
 ) -> None:
     """Write weights, optimizer and random state below the directory, which is made. Collective.
 
@@ -59,7 +63,7 @@ def save(
             raise unwritable(directory, error) from error
     with ranks.together():
         try:
-            save_file(random_state(network.device), directory / random_file(ranks.rank))
+            save_file(random.tensors, directory / random_file(ranks.rank))
         except OSError as error:
             raise unwritable(directory, error) from error
     kinds = ("weight", *(optimizer.kinds if optimizer is not None and optimizer.steps else ()))
@@ -85,7 +89,12 @@ def save(
 
 @torch.no_grad()
 def load(
-    directory: Path, network: Network, table: Table, optimizer: Optimizer | None, ranks: Ranks
+    directory: Path,
+    network: Network,
+    table: Table,
+    optimizer: Optimizer | None,
+    ranks: Ranks,
+    random: RandomState,
 ) -> None:
     """Restore what `save` wrote, in any layout, or what the engine fsdp2 wrote. Collective.
 
@@ -116,7 +125,7 @@ def load(
                 )
             moments = Shelf(directory / MOMENTS)
             moments.check(_expected(network, table, optimizer.kinds))
-        random = stored_random_state(directory, ranks.rank)
+        stored_state = stored_random_state(directory, ranks.rank)
         # From here on the state in force is written over: whatever does not fit was refused above.
         if optimizer is not None and trained is not None:
             optimizer.restore(int(trained["steps"]))
@@ -132,7 +141,7 @@ def load(
             for kind in optimizer.kinds:
                 found = moments.read([f"{kind}.{name}" for name in names])
                 optimizer.fill(parameter, kind, _part(table, network, entry, found))
-    set_random_state(network.device, random)
+    random.restore(stored_state)
 
 
 def kept_name(name: str, network: Network) -> str:

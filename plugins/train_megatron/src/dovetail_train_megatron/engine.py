@@ -15,9 +15,11 @@ from dovetail.errors import DispatchError, ModelError, NumericsError
 from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
+from dovetail.random_streams import stream_seed
 from dovetail.sections import ModelSection, TrainingSection
 from dovetail.training import (
     READS,
+    RandomState,
     Ranks,
     build_objective,
     check_columns,
@@ -51,6 +53,7 @@ class MegatronEngine(TrainEngine):
     Config = MegatronConfig
 
     _ranks: Ranks
+    _random: RandomState
     _parallel: Parallel | None = None
     _network: Network | None = None
     _table: Table
@@ -108,7 +111,8 @@ class MegatronEngine(TrainEngine):
             check_computes(network, outputs, self._role)
             check_columns(batch)
             batch = batch.select(READS)
-        return scored(network, batch, self._packed(network, batch), outputs)
+        with self._random.in_force():
+            return scored(network, batch, self._packed(network, batch), outputs)
 
     def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
@@ -134,13 +138,14 @@ class MegatronEngine(TrainEngine):
         optimizer = self._made_optimizer()
         optimizer.begin()
         try:
-            terms = pipeline.descend(
-                network,
-                cuts.packs,
-                goal,
-                lambda i, scores: goal(scores, micro_batches[i], denominators),
-                optimizer.module,
-            )
+            with self._random.in_force():
+                terms = pipeline.descend(
+                    network,
+                    cuts.packs,
+                    goal,
+                    lambda i, scores: goal(scores, micro_batches[i], denominators),
+                    optimizer.module,
+                )
         except BaseException:
             # Half a mini-batch's gradients must not leak into the next update.
             optimizer.discard_gradients()
@@ -149,7 +154,8 @@ class MegatronEngine(TrainEngine):
         try:
             norm, lr = optimizer.step(finite)
         except NumericsError as error:
-            rows = failing_rows(network, goal, prepared, denominators, cuts)
+            with self._random.in_force():
+                rows = failing_rows(network, goal, prepared, denominators, cuts)
             samples = self._ranks.every(sample_names(mini_batch, rows))
             whence = (
                 f"; it came from {listed(samples)}"
@@ -187,7 +193,9 @@ class MegatronEngine(TrainEngine):
 
     def save(self, directory: Path) -> None:
         network = self._ready("save")
-        checkpoint.save(Path(directory), network, self._table, self._optimizer, self._ranks)
+        checkpoint.save(
+            Path(directory), network, self._table, self._optimizer, self._ranks, self._random
+        )
 
     def load(self, directory: Path) -> None:
         """As the interface says; also of a checkpoint that another layout, or the engine fsdp2, has written.
@@ -199,7 +207,7 @@ class MegatronEngine(TrainEngine):
         with self._ranks.together():
             trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else self._optimizer
-        checkpoint.load(Path(directory), network, self._table, optimizer, self._ranks)
+        checkpoint.load(Path(directory), network, self._table, optimizer, self._ranks, self._random)
 
     def export(self, directory: Path) -> None:
         network = self._ready("export")
@@ -214,9 +222,14 @@ class MegatronEngine(TrainEngine):
 
     def _load(self, section: ModelSection, parallel: Parallel) -> None:
         self._ranks = Ranks(self.context.mesh, self.context.rank)
-        network, self._table = load_network(
-            self.config, self.context, section, parallel, self._ranks
-        )
+        # Ranks of tensor parallelism compute the same activations between their matrix products, and draw the same for them.
+        place = (parallel.dp_rank, parallel.pp_rank, parallel.cp_rank)
+        seed = stream_seed(self.context.seed, "torch", self._role, *place)
+        self._random = RandomState(torch.device(self.context.device), seed)
+        with self._random.in_force():
+            network, self._table = load_network(
+                self.config, self.context, section, parallel, self._ranks, seed
+            )
         self._network, self._residency = network, Residency(network)
 
     @property

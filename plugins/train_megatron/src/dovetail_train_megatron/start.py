@@ -38,8 +38,11 @@ def load_network(
     section: ModelSection,
     parallel: Parallel,
     ranks: Ranks,
+    seed: int,
 ) -> tuple[Network, Table]:
     """This rank's part of the model, filled, and which rank holds what. Collective. The role `ref` gets no adapter.
+
+    The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
 
     Raises:
         ModelError: the model can't be loaded, or Megatron has no such architecture.
@@ -48,7 +51,7 @@ def load_network(
     """
     quieten()
     # Megatron asks its generators in sequence parallelism, where there is no dropout either.
-    imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(context.seed)
+    imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(seed)
     with ranks.together():
         architecture = Architecture(section, config, parallel, context.head)
         device = torch.device(context.device)
