@@ -99,3 +99,13 @@ def test_a_broken_command_is_reported_and_breaks_nothing(dovetail) -> None:
     assert "error: the command 'shatter' of acme-extras 1.0.0 can't be imported" in done.stderr
     assert "Traceback" not in done.stderr
     assert dovetail("--help").returncode == 0
+
+
+def test_controls_in_an_error_are_shown_and_not_carried_out(failing) -> None:
+    error = ConfigError("it said \x1b[2J", hint="not \x1b[1m", problems=["nor \x9b1m"])
+    error.add_note("in \x07")
+    error.worker_traceback = "ValueError: \x1b]0;title\x07"
+    shown = failing(error).stderr
+    for expected in (r"it said \x1b[2J", r"\x1b[1m", r"\x9b1m", r"in \x07", r"\x1b]0;title\x07"):
+        assert expected in shown
+    assert not {"\x1b", "\x9b", "\x07"} & set(shown)

@@ -51,6 +51,15 @@ def test_markup_in_a_message_is_left_alone(run, logger, capsys):
     assert "[red]/tmp/[x][/red]" in capsys.readouterr().err
 
 
+def test_controls_in_a_message_are_shown_and_not_carried_out(run, logger, capsys):
+    logger.warning("reward_failed \x1b[2J", sample="\x1b[1m", error="\x9b31m")
+    shown = capsys.readouterr().err
+    assert r"reward_failed \x1b[2J  sample=\x1b[1m" in shown
+    assert r"\x9b31m" in shown
+    assert not {"\x1b", "\x9b"} & set(shown)
+    assert read_rows(run.events)[0]["error"] == "\x9b31m"
+
+
 def test_an_exception_keeps_its_traceback_in_the_file_alone(run, logger, capsys):
     try:
         raise ValueError("no such column")

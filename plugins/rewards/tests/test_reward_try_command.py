@@ -122,6 +122,20 @@ def test_errors_are_told_apart_by_what_they_say_and_not_by_their_values(place) -
     assert "other messages (2)" in lines[3]
 
 
+def test_controls_in_responses_and_messages_are_shown_and_not_carried_out(place) -> None:
+    (place / "my_reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    if ground_truth == '2':\n"
+        "        raise ValueError('\\x1b[2J')\n"
+        "    return {'score': 1.0, 'pred': '\\x9b31m'}\n"
+    )
+    write(place / "out.jsonl", [{"response": "\u202eend\x07"}] * 3)
+    result = reward_try("my_reward.py", "data.jsonl", "--responses", "out.jsonl")
+    for expected in (r"\x1b[2J", r"\x9b31m", r"\u202eend\x07"):
+        assert expected in result.stdout
+    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(result.stdout)
+
+
 def test_times_in_a_queue_are_called_so(place) -> None:
     batch = ("--set", "reward.manager={name: batch, wait_ms: 1}")
     text = reward_try("my_reward.py", "data.jsonl", *batch).stdout

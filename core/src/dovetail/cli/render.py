@@ -13,26 +13,33 @@ from dovetail.errors import DovetailError
 
 def error(failure: DovetailError) -> None:
     """Print an error on stderr: the message, its problems where the message does not list them itself, the hint."""
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True)
+    _say(failure.message, click.style("error: ", fg="red", bold=True))
     listed = getattr(failure, "lists_problems", False)
     for problem in getattr(failure, "problems", ()) if not listed else ():
         if problem not in failure.message and "\n" not in problem:
-            click.echo(f"  - {problem}", err=True)
+            _say(f"  - {problem}")
     if failure.hint:
-        click.echo(f"  → {failure.hint}", err=True)
+        _say(f"  → {failure.hint}")
     for note in getattr(failure, "__notes__", ()):
         # Where in the run it was raised; longer notes are tracebacks, which the log keeps.
         if "\n" not in note:
-            click.echo(f"  ({note})", err=True)
+            _say(f"  ({note})")
     worker_traceback = getattr(failure, "worker_traceback", "")
     if worker_traceback:
         click.echo("\nthe worker's traceback:", err=True)
-        click.echo("".join(f"  {line}\n" for line in worker_traceback.splitlines()), err=True)
+        _say("".join(f"  {line}\n" for line in worker_traceback.splitlines()))
 
 
 def warning(text: str) -> None:
     """Print a warning on stderr."""
-    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {text}", err=True)
+    _say(text, click.style("warning: ", fg="yellow", bold=True))
+
+
+def _say(text: str, prefix: str = "") -> None:
+    """Print on stderr what may hold text of a model or of a reward function."""
+    from dovetail.telemetry.terminal import visible
+
+    click.echo(prefix + visible(text), err=True)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

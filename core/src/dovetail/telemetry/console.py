@@ -26,6 +26,7 @@ from dovetail.telemetry.figures import (
     write_figure,
     write_seconds,
 )
+from dovetail.telemetry.terminal import Terminal, visible
 from dovetail.telemetry.validation import PLUS_MINUS, write_best
 
 _LABELS = {
@@ -60,7 +61,7 @@ class ConsoleTracker(Tracker):
         self, config: ConsoleConfig, context: PluginContext, console: Console | None = None
     ) -> None:
         super().__init__(config, context)
-        self._console = console or Console(highlight=False)
+        self._console = console or Terminal(highlight=False)
         self._live: Live | None = None
         self._figures = (*KEY_FIGURES, *(Figure(name, name, name) for name in config.metrics))
         self._directory = context.run_directory
@@ -215,7 +216,7 @@ class ConsoleTracker(Tracker):
             )
             table.add_row(
                 label.format(word),
-                Text(shown, style="bold" if name == "accuracy_after" else ""),
+                Text(visible(shown), style="bold" if name == "accuracy_after" else ""),
             )
         self._console.print()
         self._console.print(table)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dovetail.telemetry.jsonl import append_rows
+from dovetail.telemetry.terminal import visible
 
 LOGGER = "dovetail"
 """Name of the standard logger above all of Dovetail's."""
@@ -182,12 +183,15 @@ class _PeopleHandler(logging.Handler):
 
     def _render(self, event: dict[str, Any]) -> str:
         line = Text(f"{event['level']}: ", style=self._STYLES.get(event["level"], "bold red"))
-        line.append(event["event"], style="default not bold")
-        for name, value in event.items():
-            if name not in self._LEFT_OUT and value is not None:
-                line.append(f"  {name}={value}", style="dim default not bold")
+        line.append(visible(event["event"]), style="default not bold")
+        further = "".join(
+            f"  {name}={value}"
+            for name, value in event.items()
+            if name not in self._LEFT_OUT and value is not None
+        )
+        line.append(visible(further), style="dim default not bold")
         if error := event.get("error"):
-            line.append(f"\n  {error}", style="default not bold")
+            line.append(visible(f"\n  {error}"), style="default not bold")
         # Written through sys.stderr, not by rich itself: a live display replaces sys.stderr to stay whole.
         console = Console(stderr=True)
         with console.capture() as capture:

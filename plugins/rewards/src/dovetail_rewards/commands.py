@@ -63,9 +63,9 @@ def try_reward(
     if as_json:
         click.echo(json.dumps(plain(samples), indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
+    from dovetail.telemetry import Terminal
 
-    show(samples, Console(highlight=False))
+    show(samples, Terminal(highlight=False))
 
 
 def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSection:

@@ -1,0 +1,53 @@
+"""What models and reward functions write is shown on a terminal, and changes nothing else there."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.markup import escape
+from rich.table import Table
+
+from dovetail.config.builtin import ConsoleConfig
+from dovetail.interfaces import PluginContext
+from dovetail.telemetry import Terminal, visible
+from dovetail.telemetry.console import ConsoleTracker
+
+CLEARS = "\x1b[2J\x1b[31m"
+SHOWN = r"\x1b[2J\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (CLEARS, SHOWN),
+        ("\x00\x07\x08\r", r"\x00\x07\x08\x0d"),
+        ("\x7f\x80\x9b\x9f", r"\x7f\x80\x9b\x9f"),
+        ("\u202a\u202e\u2066\u2069", r"\u202a\u202e\u2066\u2069"),
+        ("a\tb\nc é 漢 \u200f שלום \\x1b", "a\tb\nc é 漢 \u200f שלום \\x1b"),
+    ],
+)
+def test_controls_are_escaped_and_text_is_left_alone(text, shown):
+    assert visible(text) == shown
+
+
+def test_a_terminal_shows_controls_in_lines_and_in_tables_and_cuts_nothing_off():
+    stream = io.StringIO()
+    terminal = Terminal(file=stream, width=60, force_terminal=True, color_system=None)
+    table = Table("head\x1b[0m")
+    table.add_row(escape(f"[b]{CLEARS} end"))
+    terminal.print(f"{CLEARS} line", markup=False)
+    terminal.print(table)
+    assert "\x1b" not in stream.getvalue()
+    for expected in (f"{SHOWN} line", r"head\x1b[0m", f"[b]{SHOWN} end"):
+        assert expected in stream.getvalue()
+
+
+def test_the_console_tracker_shows_controls(capsys):
+    tracker = ConsoleTracker(ConsoleConfig(name="console", metrics=[CLEARS]), PluginContext())
+    tracker.begin({})
+    tracker.log(1, {CLEARS: 1.0})
+    tracker.finish({"note": CLEARS, "next_commands": [CLEARS]})
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count(SHOWN) == 3
