@@ -17,7 +17,7 @@ from dovetail.errors import ConfigError, StopRequested
 def failing(monkeypatch: pytest.MonkeyPatch):
     """Make `dovetail train` raise an error, and run it."""
 
-    def run(error: BaseException, **variables: str):
+    def run(error: BaseException, *, color: bool = False, **variables: str):
         @click.command()
         def command() -> None:
             raise error
@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch):
         module.command = command
         monkeypatch.setitem(sys.modules, "failing_command", module)
         monkeypatch.setitem(COMMANDS, "train", ("failing_command:command", ""))
-        return CliRunner().invoke(main, ["train"], env=variables)
+        return CliRunner().invoke(main, ["train"], env=variables, color=color)
 
     return run
 
@@ -109,3 +109,10 @@ def test_controls_in_an_error_are_shown_and_not_carried_out(failing) -> None:
     for expected in (r"it said \x1b[2J", r"\x1b[1m", r"\x9b1m", r"in \x07", r"\x1b]0;title\x07"):
         assert expected in shown
     assert not {"\x1b", "\x9b", "\x07"} & set(shown)
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])
+def test_no_color_is_honoured(failing, value, coloured) -> None:
+    shown = failing(ConfigError("wrong"), color=True, NO_COLOR=value).stderr
+    assert ("\x1b[" in shown) == coloured
+    assert "error: " in click.unstyle(shown)

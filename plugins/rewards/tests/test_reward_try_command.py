@@ -52,9 +52,9 @@ def reward_try(*args: str) -> Result:
     return CliRunner().invoke(main, ["reward", "try", *args], env={"COLUMNS": "200"})
 
 
-def as_json(*args: str) -> dict[str, Any]:
+def as_json(*args: str, exit_code: int = 0) -> dict[str, Any]:
     result = reward_try(*args, "--json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return json.loads(result.stdout)
 
 
@@ -136,6 +136,17 @@ def test_controls_in_responses_and_messages_are_shown_and_not_carried_out(place)
     assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(result.stdout)
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_it_fails_where_every_sample_did(place, options) -> None:
+    write(place / "out.jsonl", [{"response": "boom"}] * 3)
+    all_failed = reward_try("my_reward.py", "data.jsonl", "--responses", "out.jsonl", *options)
+    assert all_failed.exit_code == 1
+    assert "boom" in all_failed.stdout
+    write(place / "out.jsonl", [{"response": "boom"}, {"response": "0"}, {"response": "boom"}])
+    one_scored = reward_try("my_reward.py", "data.jsonl", "--responses", "out.jsonl", *options)
+    assert one_scored.exit_code == 0
+
+
 def test_times_in_a_queue_are_called_so(place) -> None:
     batch = ("--set", "reward.manager={name: batch, wait_ms: 1}")
     text = reward_try("my_reward.py", "data.jsonl", *batch).stdout
@@ -200,7 +211,8 @@ def test_functions_are_chosen_by_data_source_by_name_by_file_or_by_config(place)
 def test_limits_of_the_section_hold(place) -> None:
     write(place / "out.jsonl", [{"response": "hang"}])
     limits = ("--limit", "1", "--set", "reward.timeout=0.3")
-    shown = as_json("my_reward.py", "data.jsonl", "--responses", "out.jsonl", *limits)
+    given = ("my_reward.py", "data.jsonl", "--responses", "out.jsonl", *limits)
+    shown = as_json(*given, exit_code=1)
     assert [sample["failure"]["kind"] for sample in shown["samples"]] == ["timeout"]
 
 

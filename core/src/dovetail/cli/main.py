@@ -74,6 +74,8 @@ class LazyGroup(click.Group):
                 formatter.write_dl(further)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if os.environ.get("NO_COLOR"):
+            ctx.color = False  # rich looks itself, click does not; subcommands inherit it
         try:
             return super().invoke(ctx)
         except DovetailError as failure:

@@ -52,7 +52,9 @@ def try_reward(
     DATASET is a parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
 
     Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
+    Exits with 1 where no sample has a score.
     """
+    from dovetail.interfaces import Score
     from dovetail.scoring import read_trial, try_rewards
     from dovetail_rewards.trial_figures import as_json as plain
     from dovetail_rewards.trial_report import show
@@ -62,10 +64,12 @@ def try_reward(
     samples = try_rewards(section, rows)
     if as_json:
         click.echo(json.dumps(plain(samples), indent=2, ensure_ascii=False))
-        return
-    from dovetail.telemetry import Terminal
+    else:
+        from dovetail.telemetry import Terminal
 
-    show(samples, Terminal(highlight=False))
+        show(samples, Terminal(highlight=False))
+    if not any(isinstance(sample.outcome, Score) for sample in samples):
+        click.get_current_context().exit(1)
 
 
 def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSection:
