@@ -76,7 +76,7 @@ def test_explain_a_key_says_all_there_is_to_know(config_file):
         "value": "4",
         "from": f"{config_file}:3",
         "type": "int",
-        "allowed": ">= 1",
+        "allowed": ">= 1, <= 1048576",
         "default": "8",
         "meaning": "Responses a prompt.",
     }

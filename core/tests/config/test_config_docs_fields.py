@@ -53,8 +53,8 @@ def test_a_fields_docstring_is_inherited_and_may_be_replaced():
 
 def test_bounds_are_read_from_the_validators():
     data, rollout = fields_of(sections.DataSection), fields_of(sections.RolloutSection)
-    assert bounds(data["train_batch_size"].attribute) == ">= 1"
-    assert bounds(data["val_batch_size"].attribute) == ">= 1"
+    assert bounds(data["train_batch_size"].attribute) == ">= 1, <= 1048576"
+    assert bounds(data["val_batch_size"].attribute) == ">= 1, <= 1048576"
     assert bounds(rollout["top_p"].attribute) == "> 0, <= 1"
     assert bounds(rollout["ignore_eos"].attribute) == ""
 

@@ -12,6 +12,15 @@ import pytest
         ({"rollout": {"n": True}}, "rollout.n = true (mapping): expected int, got bool"),
         ({"rollout": {"n": 8.0}}, "rollout.n = 8.0 (mapping): expected int, got float; write 8"),
         ({"rollout": {"n": 0}}, "rollout.n = 0 (mapping): must be >= 1"),
+        ({"rollout": {"n": 10**20}}, "rollout.n = 100000000000000000000 (mapping): must be <= 1048576"),
+        ({"rollout": {"validation": {"n": 2**20 + 1}}}, "rollout.validation.n = 1048577 (mapping): must be <= 1048576"),
+        ({"rollout": {"replicas": 10**20}}, "rollout.replicas = 100000000000000000000 (mapping): must be <= 1048576"),
+        ({"data": {"train_batch_size": 10**20}, "actor": {"mini_batch_size": 3}}, "data.train_batch_size = 100000000000000000000 (mapping): must be <= 1048576"),
+        ({"actor": {"mini_batch_size": 10**20}}, "actor.mini_batch_size = 100000000000000000000 (mapping): must be <= 1048576"),
+        ({"critic": {"epochs": 10**20}}, "critic.epochs = 100000000000000000000 (mapping): must be <= 1048576"),
+        ({"data": {"max_response_length": 10**20}}, "data.max_response_length = 100000000000000000000 (mapping): must be <= 16777216"),
+        ({"seed": -1}, "seed = -1 (mapping): must be >= 0"),
+        ({"seed": 2**63}, "seed = 9223372036854775808 (mapping): must be < 9223372036854775808"),
         ({"rollout": {"n": None}}, "rollout.n = null (mapping): expected int, got null"),
         ({"rollout": {"top_p": True}}, "rollout.top_p = true (mapping): expected float, got bool"),
         ({"rollout": {"ignore_eos": "yes"}}, 'rollout.ignore_eos = "yes" (mapping): expected bool, got text; write true'),
@@ -37,6 +46,11 @@ import pytest
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_refused_with_the_remedy(problems, mapping, expected):
     assert problems(mapping) == (expected,)
+
+
+def test_the_largest_seed_and_counts_are_taken(build):
+    config = build({"seed": 2**63 - 1, "rollout": {"n": 2**20}}).config
+    assert (config.seed, config.rollout.n) == (2**63 - 1, 2**20)
 
 
 def test_a_whole_number_is_a_float_but_nothing_else_is_converted(build):

@@ -18,6 +18,10 @@ VERBATIM = "dovetail.verbatim"
 ONE_OR_MANY = "dovetail.one_or_many"
 """Metadata key: a bare string stands for a list of one."""
 
+COUNT: Any = (attrs.validators.ge(1), attrs.validators.le(2**20))
+"""Validators of a count of prompts, samples, passes or replicas: a step takes no more."""
+TOKENS: Any = (attrs.validators.ge(1), attrs.validators.le(2**24))
+"""Validators of a length in tokens: no model reads more."""
 AT_LEAST_ONE = attrs.validators.optional(attrs.validators.ge(1))
 """Validator of a count that may be absent."""
 ABOVE_ZERO: Any = attrs.validators.optional(attrs.validators.gt(0))

@@ -10,7 +10,8 @@ import attrs
 from dovetail.sections.adapter import PlannedAdapter
 from dovetail.sections.fields import (
     ABOVE_ZERO,
-    AT_LEAST_ONE,
+    COUNT,
+    TOKENS,
     VERBATIM,
     PluginSection,
     plugin_field,
@@ -21,7 +22,7 @@ from dovetail.sections.fields import (
 class ValidationSamplingSection:
     """How validation samples. Temperature 0 is greedy."""
 
-    n: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    n: int = attrs.field(default=1, validator=COUNT)
     """Responses a prompt."""
     temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """0 is greedy."""
@@ -31,7 +32,9 @@ class ValidationSamplingSection:
     """Nucleus mass."""
     top_k: int = -1
     """Only the k most likely tokens; -1 means all."""
-    max_response_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    max_response_length: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(TOKENS)
+    )
     """Most tokens generated for a response; data.max_response_length where absent."""
     pass_threshold: float = 0.5
     """pass@k: a sample passes where its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
@@ -56,7 +59,7 @@ class ProbeSection:
 class RolloutSection(PluginSection):
     """Base of every rollout engine's config."""
 
-    n: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    n: int = attrs.field(default=8, validator=COUNT)
     """Responses a prompt."""
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     """Logits are divided by it."""
@@ -72,7 +75,7 @@ class RolloutSection(PluginSection):
     """Tokens that end a response, besides the model's own end of sequence."""
     ignore_eos: bool = False
     """Go on past the end of sequence up to the maximum length: for benchmarks."""
-    replicas: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    replicas: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
     """Engine replicas; None means one in this process, or as many as fit the ranks of its pool."""
     weight_transport: PluginSection | None = plugin_field("weight_transport", None)
     """How new weights reach the engine; None leaves the choice to the runtime."""

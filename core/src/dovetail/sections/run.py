@@ -13,7 +13,9 @@ import attrs
 from dovetail.sections.algorithm import AlgorithmSection
 from dovetail.sections.fields import (
     AT_LEAST_ONE,
+    COUNT,
     ONE_OR_MANY,
+    TOKENS,
     VERBATIM,
     PluginSection,
     plugin_field,
@@ -63,13 +65,15 @@ class DataSection:
     media_dir: str | None = None
     """Directory in which images that have no file of their own are kept, by their content. All processes of a run read
     it. None: `media` in `output_dir`."""
-    train_batch_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
+    train_batch_size: int = attrs.field(default=128, validator=COUNT)
     """Prompts a step; samples a step are this times rollout.n."""
-    val_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    val_batch_size: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(COUNT)
+    )
     """Prompts generated at once in validation; None means all."""
-    max_prompt_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
     """Longest prompt in tokens."""
-    max_response_length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    max_response_length: int = attrs.field(default=1024, validator=TOKENS)
     """Most tokens generated for a response."""
     overlong_prompts: Literal["filter", "error"] = "filter"
     """What happens to longer prompts: filtered and counted, or refused."""
@@ -148,7 +152,9 @@ class PreflightSection:
 class RunConfig:
     """A whole config."""
 
-    seed: int = 1
+    seed: int = attrs.field(
+        default=1, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)]
+    )
     """Every random stream derives from it."""
     project: str = "dovetail"
     """First folder below `output_dir`."""

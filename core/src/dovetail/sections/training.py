@@ -9,7 +9,7 @@ from typing import Literal
 import attrs
 
 from dovetail.sections.adapter import PlannedAdapter
-from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, PluginSection, plugin_field
+from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, COUNT, PluginSection, plugin_field
 
 
 @attrs.frozen(kw_only=True)
@@ -89,9 +89,11 @@ class ActorSection(TrainingSection):
 
     engine: EngineSection = plugin_field("engine", "fsdp2")
     """What trains it."""
-    mini_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    mini_batch_size: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(COUNT)
+    )
     """Prompts an optimizer step; None means the whole rollout batch."""
-    epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    epochs: int = attrs.field(default=1, validator=COUNT)
     """Passes over each rollout batch."""
     shuffle: bool = False
     """Cut mini-batches from another order of the prompts in every pass over a rollout batch."""
@@ -113,9 +115,11 @@ class CriticSection(TrainingSection):
     """What trains it; the actor's engine where absent."""
     path: str | None = None
     """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
-    mini_batch_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    mini_batch_size: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(COUNT)
+    )
     """Prompts an optimizer step; the actor's where absent."""
-    epochs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
     """Passes over each rollout batch; the actor's where absent."""
     value_clip: float | None = attrs.field(default=0.5, validator=ABOVE_ZERO)
     """How far a value may move from the one before the step's updates (PPO's value clipping); None for any."""
