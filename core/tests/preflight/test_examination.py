@@ -77,13 +77,15 @@ def test_faults_of_every_part_come_at_once(build: Build) -> None:
             "rollout.n=1",
             "trainer.best_metric=val/mean@9",
             "algorithm.policy_loss=gspo",
+            "experiment=../x",
         )
     )
     assert ids(found) == [
-        "data", "data", "best_metric_unknown", "group_of_one", "loss_aggregation_overridden"
+        "run_directory", "data", "data", "best_metric_unknown", "group_of_one", "loss_aggregation_overridden"
     ]  # fmt: skip
-    assert "torn.jsonl" in found.errors[0].message
-    assert "bad.jsonl" in found.errors[1].message
+    assert "experiment is '../x'" in found.errors[0].message
+    assert "torn.jsonl" in found.errors[1].message
+    assert "bad.jsonl" in found.errors[2].message
     assert [f.rule for f in found.warnings] == ["loss_aggregation_overridden"]
 
 

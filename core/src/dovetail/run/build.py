@@ -254,7 +254,20 @@ def plan_from_data(config: RunConfig, data: Data) -> Plan:
 
 
 def run_path(config: RunConfig) -> Path:
-    """Where this config's run goes."""
+    """Return where this config's run goes: a folder of a folder of `output_dir`.
+
+    Raises:
+        ConfigError: project or experiment is not the name of a folder.
+    """
+    for key in ("project", "experiment"):
+        name = getattr(config, key)
+        size = len(name.encode(errors="surrogatepass"))
+        if name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= size <= 255:
+            raise ConfigError(
+                f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without /, "
+                "and neither . nor ..",
+                hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
+            )
     return Path(config.output_dir) / config.project / config.experiment
 
 

@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.run.build import load_data
+from dovetail.run.build import load_data, run_path
 from dovetail.run.parts import Data
 from dovetail.sections import RunConfig
 
@@ -176,6 +176,7 @@ class _Examiner:
         self.findings: list[Finding] = []
 
     def run(self) -> None:
+        self._try("run_directory", lambda: run_path(self.config))
         data = self._data()
         self._rewards(data)
         plan = self._plan(data)
