@@ -77,7 +77,8 @@ def ppo_clip(cfg, tokens):
 
 
 def gspo(cfg, tokens):
-    ratio = math.exp(math.fsum(token.log_ratio for token in tokens) / len(tokens))
+    mean = math.fsum(token.log_prob - token.old for token in tokens) / len(tokens)
+    ratio = math.exp(min(mean, 20.0))
     for token in tokens:
         loss, side = clipped(cfg, token.advantage, ratio)
         yield Found(loss, ratio, side)
@@ -86,13 +87,14 @@ def gspo(cfg, tokens):
 def gmpo(cfg, tokens):
     product, sides = 1.0, []
     for token in tokens:
-        ratio = math.exp(token.log_ratio)
+        ratio = math.exp(token.log_prob - token.old)
         bounded = clip(ratio, math.exp(-cfg.clip_low), math.exp(cfg.clip_high))
         sign = 1 if token.advantage >= 0 else -1
         least = min(ratio**sign, bounded**sign) ** sign
         cut = token.advantage and not math.isclose(least, ratio, rel_tol=1e-12)
         sides.append(("upper" if sign > 0 else "lower") if cut else "")
         product *= least ** (1 / len(tokens))
+    product = min(product, math.exp(20.0))
     for token, side in zip(tokens, sides, strict=True):
         yield Found(-token.advantage * product, product, side)
 

@@ -9,11 +9,12 @@ import torch
 from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 from dovetail_algorithms.config.losses import GmpoConfig
 from dovetail_algorithms.losses.ratio import (
+    LOG_RATIO_BOUND,
+    RATIO_BOUND,
     as_numbers,
     clip_metrics,
-    log_ratio,
     ratio_metrics,
-    sequence_mean,
+    sequence_ratio,
     with_slopes,
 )
 
@@ -30,6 +31,9 @@ class Gmpo(PolicyLoss):
     one advantage a sequence; where the column varies within it, each token is bounded by the sign of its own and
     weighs its own, so that the sequence's ratio multiplies the mean of its advantages. Mean and maximum of the
     ratio are the sequences', clip shares and `actor/approx_kl` the tokens'.
+
+    Nothing else bounds a token's log-ratio. Where the mean of d̂ is above 20, it counts as 20 and the sequence has no
+    gradient, so that exp does not overflow. The log-ratios of `actor/approx_kl` are clamped to ±20.
     """
 
     name = "gmpo"
@@ -45,19 +49,20 @@ class Gmpo(PolicyLoss):
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: shares of tokens where a bound took the gradient away, and the ratio's."""
         log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
+        log_ratio_T = log_probs_T.detach() - inputs.columns["old_log_probs"]
         low, high = self.config.clip_low, self.config.clip_high
         # ±1, with which a bound from below is one from above.
         sign_T = as_numbers(advantages_T < 0, log_ratio_T).mul_(-2).add_(1)
         bounded_T = torch.minimum(sign_T * log_ratio_T, log_ratio_T.clamp(-low, high).mul_(sign_T))
         bounded_T.mul_(sign_T)
-        free_T = bounded_T == log_ratio_T
         tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, log_ratio_T)
-        sequence_T = sequence_mean(bounded_T, weights_T, inputs.offsets_N1).exp_()
+        sequence_T = sequence_ratio(bounded_T, weights_T, inputs.offsets_N1)
+        free_T = (bounded_T == log_ratio_T) & (sequence_T < RATIO_BOUND)
         values_T = -(advantages_T * sequence_T)
 
         upper_T = (log_ratio_T > bounded_T) & (advantages_T > 0)
         metrics = clip_metrics(tokens, upper_T, log_ratio_T < bounded_T)
+        log_ratio_T.clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         metrics |= ratio_metrics(log_ratio_T.exp(), log_ratio_T, weights_T, tokens, sequence_T)
         # The mean in token form has the slope of the token's own bounded log-ratio: 1, or 0 at a bound.
         slopes_T = values_T * as_numbers(free_T, values_T)

@@ -7,12 +7,12 @@ from typing import Any
 from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 from dovetail_algorithms.config.losses import GspoConfig
 from dovetail_algorithms.losses.ratio import (
+    LOG_RATIO_BOUND,
     as_numbers,
     clip_metrics,
     clipped_surrogate,
-    log_ratio,
     ratio_metrics,
-    sequence_mean,
+    sequence_ratio,
     with_slopes,
 )
 
@@ -28,6 +28,9 @@ class Gspo(PolicyLoss):
     `seq_mean_token_mean`, the aggregation that the paper prescribes, gives its objective and gradient; advantages
     that differ from token to token (GSPO-token) weigh each token's own. Clip shares count tokens;
     `actor/approx_kl` is of the tokens' ratios, mean and maximum of the sequences'.
+
+    No token's log-ratio is clamped. Where log s is above 20, s is exp(20) and the sequence has no gradient, so that exp
+    does not overflow. The log-ratios of `actor/approx_kl` are clamped to ±20.
     """
 
     name = "gspo"
@@ -43,9 +46,9 @@ class Gspo(PolicyLoss):
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: shares of tokens in clipped sequences, and the ratio's."""
         log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
+        log_ratio_T = log_probs_T.detach() - inputs.columns["old_log_probs"]
         tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, log_ratio_T)
-        sequence_T = sequence_mean(log_ratio_T, weights_T, inputs.offsets_N1).exp_()
+        sequence_T = sequence_ratio(log_ratio_T, weights_T, inputs.offsets_N1)
         found = clipped_surrogate(
             sequence_T,
             advantages_T,
@@ -54,6 +57,7 @@ class Gspo(PolicyLoss):
         )
 
         metrics = clip_metrics(tokens, found.upper_T, found.lower_T)
+        log_ratio_T.clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         metrics |= ratio_metrics(log_ratio_T.exp(), log_ratio_T, weights_T, tokens, sequence_T)
         # log s in token form has the slope of the token's own log-probability, 1.
         return TokenLosses(

@@ -45,19 +45,24 @@ def log_ratio(
     return difference_T.clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def sequence_mean(
-    values_T: Float[Tensor, "T"], weights_T: Float[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
+def sequence_ratio(
+    log_ratio_T: Float[Tensor, "T"], weights_T: Float[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "T"]:
-    """The mean over its sequence's unmasked tokens at each token: float [T].
+    """exp(min(mean of the sequence's log-ratios, 20)) at each token, of the log-ratios' dtype: float [T].
+
+    The mean is of the log-ratios as they are; only its own exponent is bounded, and from above alone, so that exp does
+    not overflow.
 
     Args:
-        values_T: float [T], 0 where the mask is False.
+        log_ratio_T: float [T], not clamped, 0 where the mask is False.
         weights_T: float [T], 1 where the mask is True, else 0.
         offsets_N1: int64 [N + 1], where each sample begins.
     """
     counts_N = sum_by_sample(weights_T, offsets_N1).clamp_(min=1)
-    means_N = sum_by_sample(values_T, offsets_N1) / counts_N
-    return means_N.repeat_interleave(offsets_N1.diff(), output_size=values_T.shape[0])
+    # In float64, because in a float32 sum with one large log-ratio the small ones lose their last digits.
+    means_N = sum_by_sample(log_ratio_T.double(), offsets_N1) / counts_N
+    ratio_N = means_N.clamp_(max=LOG_RATIO_BOUND).exp_().to(log_ratio_T.dtype)
+    return ratio_N.repeat_interleave(offsets_N1.diff(), output_size=log_ratio_T.shape[0])
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -127,7 +132,7 @@ def ratio_metrics(
 
     Args:
         ratio_T: float [T], exp of the log-ratio.
-        log_ratio_T: float [T], 0 where the mask is False.
+        log_ratio_T: float [T], clamped to ±20, 0 where the mask is False.
         weights_T: float [T], 1 where the mask is True, else 0.
         tokens: int [], how many tokens have mask 1.
         sequence_ratio_T: float [T], where the loss uses the sequence's ratio: mean and maximum are of that one.
