@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import threading
 from concurrent.futures import Future
 
@@ -255,6 +257,25 @@ def test_impossible_requests_are_refused_in_words(
 ) -> None:
     with pytest.raises(RolloutError, match=message):
         generate(start(), request_of(0, **change))
+
+
+def test_rope_scaling_counts_in_what_a_request_may_ask_for(
+    start, generate, request_of, model_directory, tmp_path
+) -> None:
+    scaled = tmp_path / "scaled"
+    shutil.copytree(model_directory, scaled)
+    config = json.loads((scaled / "config.json").read_text()) | {"max_position_embeddings": 16}
+    config["rope_parameters"] |= {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 16,
+    }
+    (scaled / "config.json").write_text(json.dumps(config))
+    rollout = start(path=scaled)
+    found = generate(rollout, request_of(0, n=1, length=6, max_new_tokens=26))
+    assert [len(completion.response_ids) for completion in found.values()] == [26]
+    with pytest.raises(RolloutError, match="exceed the model's 32 positions"):
+        generate(rollout, request_of(1, n=1, length=6, max_new_tokens=27))
 
 
 def test_unknown_tokens_and_double_ids_are_refused(start, generate, request_of) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.models import model_directory
 from dovetail.sections import ModelSection, RunConfig
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class VocabularyDiffers(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         section = config.model
         given = section.tokenizer_path or section.path
-        home, policy = _directory(given, section), _directory(section.path, section)
+        home, policy = model_directory(given, section), model_directory(section.path, section)
         others = [
             (role, place)
             for role in (plan.models if plan is not None else ())
             if role.role == "actor" or role.path != section.path
-            if (place := _directory(role.path, section)) is not None and place != home
+            if (place := model_directory(role.path, section)) is not None and place != home
         ]
         template = section.chat_template
         own = _vocabulary(home, section, template) if others and home is not None else None
@@ -111,20 +111,6 @@ class VocabularyDiffers(PreflightRule):
                 f"{_shown(moved, own, theirs)}; what it says of samples with them is of little worth",
                 hint=_mend(role),
             )
-
-
-def _directory(path: str, section: ModelSection) -> Path | None:
-    """Where a model or a tokenizer lies on this machine: its directory, or the hub's cache of it; None where it does not."""
-    # What is wrong with a path is said where it is read.
-    with suppress(OSError, RuntimeError, ValueError):
-        directory = Path(path).expanduser()
-        if directory.is_dir():
-            return directory
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json", revision=section.revision)
-        return Path(cached).parent if isinstance(cached, str) else None
-    return None
 
 
 def _vocabulary(

@@ -21,6 +21,7 @@ from .division import (
 )
 from .facts import (
     ModelFacts as ModelFacts,
+    max_positions as max_positions,
     model_problems as model_problems,
     refuse_missing_model as refuse_missing_model,
     shape_of as shape_of,

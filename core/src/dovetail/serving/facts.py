@@ -51,12 +51,34 @@ class ModelFacts:
         except OSError:
             generation = None  # many models have none
         text = config.get_text_config()
-        limits = [getattr(text, "max_position_embeddings", None), max_model_len]
+        limits = [max_positions(text), max_model_len]
         return cls(
             vocab_size=int(text.vocab_size),
             max_positions=min((int(n) for n in limits if n), default=None),
             eos_token_ids=_eos_of(tokenizer, text, generation),
         )
+
+
+def max_positions(text: Any) -> int | None:
+    """Return how many tokens a model takes, prompt and response together; None where its config names no limit.
+
+    That is `max_position_embeddings`, with rope scaling times its factor. Where the scaling names
+    `original_max_position_embeddings`, its factor is of that: `max_position_embeddings` may be their product already.
+
+    Args:
+        text: the config of the text model, in the words of transformers.
+    """
+    stated = getattr(text, "max_position_embeddings", None)
+    if not stated:
+        return None
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    # Some models have one rope a kind of layer.
+    ropes = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+    scaled = [
+        (part.get("original_max_position_embeddings") or stated) * (part.get("factor") or 1)
+        for part in ropes
+    ]
+    return int(max(stated, *scaled))
 
 
 def refuse_missing_model(path: str) -> None:

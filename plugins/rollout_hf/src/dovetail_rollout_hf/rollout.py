@@ -22,6 +22,7 @@ from dovetail.interfaces import (
 )
 from dovetail.media import ImageInputs
 from dovetail.metrics import Metric
+from dovetail.serving import max_positions
 from dovetail.transports import received_whole
 from dovetail.workers import turn
 from dovetail_rollout_hf.choice import choose_decoder
@@ -82,7 +83,7 @@ class HfRollout(BaseRollout):
         self._decoder = choose_decoder(self._model, self.config.decoder, context.logger)
         config = self._model.config.get_text_config()
         self._vocab_size = int(config.vocab_size)
-        self._max_positions = getattr(config, "max_position_embeddings", None)
+        self._max_positions = max_positions(config)
         self._scheduler = Scheduler(
             self._decoder,
             self._device,
