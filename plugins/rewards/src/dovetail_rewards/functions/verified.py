@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail_rewards.config_functions import VerifiedSection
-from dovetail_rewards.functions.latex_text import LONGEST, as_number, normal_answer, same_text
+from dovetail_rewards.functions.latex_text import (
+    LONGEST,
+    as_number,
+    normal_answer,
+    same_text,
+    unambiguous,
+)
 from dovetail_rewards.functions.math_processes import shared_processes
 
 
@@ -29,6 +35,7 @@ class Verifier:
             TimeoutError: the symbolic comparison exceeded its limit.
             RewardError: it failed.
         """
+        answer, *truths = (unambiguous(text) for text in (answer, *truths))
         if any(same_text(answer, truth) for truth in truths):
             return True
         if self._processes is None or len(answer) > LONGEST:
