@@ -18,7 +18,7 @@ from dovetail.errors import PluginNeedsError, RewardError
 from dovetail.interfaces import FailureKind, PluginContext, Score
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.config_functions import DapoMathConfig, Geometry3kConfig, MathConfig
-from dovetail_rewards.functions import math_processes
+from dovetail_rewards.functions import math_processes, math_worker
 from dovetail_rewards.functions.dapo_math import DapoMath
 from dovetail_rewards.functions.geometry3k import Geometry3k
 from dovetail_rewards.functions.math_answer import MathAnswer
@@ -210,20 +210,36 @@ def test_math_verify_is_right_in_any_thread() -> None:
     assert results == [1.0] * 15
 
 
-def test_a_comparison_that_hangs_is_a_timeout_and_the_next_one_is_scored(manager, sample) -> None:
-    function = MathAnswer(MathConfig(processes=1, verify_timeout=5.0), PluginContext())
+@pytest.mark.parametrize("answer", [HANGS, "(x+1)^{100000}", r"\sin(2^{10^{11}})"])
+@pytest.mark.parametrize("truth", [r"\frac{1}{2}", "x+1"])
+def test_an_answer_that_takes_too_long_by_itself_is_wrong(answer, truth) -> None:
+    parts = math(f"\\boxed{{{answer}}}", truth, format_score=-1.0, verify_timeout=2.0)
+    assert (parts["score"], parts["correct"]) == (-1.0, 0.0)
+
+
+def test_a_truth_that_cannot_be_evaluated_is_a_timeout_and_the_next_one_is_scored(
+    manager, sample
+) -> None:
+    function = MathAnswer(MathConfig(processes=1, verify_timeout=2.0), PluginContext())
     naive = manager(function.compute_score, workers=2)
 
     async def main() -> dict[str, Any]:
         scorer = Scorer(naive, timeout=60.0)
-        for name, answer in (("hung", HANGS), ("good", "0.5"), ("bad", "0.6")):
-            text = f"\\boxed{{{answer}}}"
-            scorer.add(sample(name, text, ground_truth="1/2"), group=0, group_size=3)
+        for name, answer, truth in (
+            ("hung", "0.5", HANGS),
+            ("both", HANGS, "2^{10^{11}}"),
+            ("good", "0.5", "1/2"),
+            ("bad", "0.6", "1/2"),
+        ):
+            scorer.add(
+                sample(name, f"\\boxed{{{answer}}}", ground_truth=truth), group=0, group_size=4
+            )
         return dict(await scorer.finish())
 
     outcomes = asyncio.run(main())
-    assert outcomes["hung"].kind is FailureKind.TIMEOUT
-    assert "no answer within 5 s" in outcomes["hung"].message
+    for name in ("hung", "both"):
+        assert outcomes[name].kind is FailureKind.TIMEOUT
+        assert "more than 2 s of CPU time" in outcomes[name].message
     assert [outcomes[name].value for name in ("good", "bad")] == [1.0, 0.0]
     assert isinstance(outcomes["good"], Score)
 
@@ -257,10 +273,51 @@ def test_a_process_at_its_limit_is_killed(tmp_path) -> None:
     pids = tmp_path / "pids"
     note = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid()))"
     processes = program(tmp_path, "time.sleep(600)", first=note)
-    with pytest.raises(MathTimeoutError, match=r"within 0\.5 s"):
+    with pytest.raises(MathTimeoutError, match=r"within 5 s"):
         processes.equal(["1"], "2", limit=0.5)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pids.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("spends", "wrong"),
+    [
+        ("answer == 'a'", True),
+        ("answer == 'a' and truths == ['t']", False),
+        ("truths == ['t']", False),
+        ("True", False),
+    ],
+)
+def test_a_spent_limit_makes_an_answer_wrong_only_where_it_alone_spends_it(
+    tmp_path, spends, wrong
+) -> None:
+    body = (
+        "request = json.loads(line); answer, truths = request['answer'], request['truths']\n"
+        f"    if {spends}: signal.raise_signal(signal.SIGPROF)\n"
+        "    print('{\"equal\": true}', flush=True)"
+    )
+    processes = program(tmp_path, body, first="import json, signal")
+    if wrong:
+        assert processes.equal(["t"], "a", limit=60.0) is False
+    else:
+        with pytest.raises(MathTimeoutError, match="60 s of CPU time"):
+            processes.equal(["t"], "a", limit=60.0)
+    processes.close()
+
+
+def test_an_answer_that_needs_too_much_memory_by_itself_is_wrong(tmp_path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(math_worker.__file__).parent)!r})\n"
+        "import math_worker\n"
+        "equal = {'equal': True}\n"
+        "math_worker.compare = lambda truths, answer: bytearray(1 << 62) if answer == 'a' else equal\n"
+        "math_worker.serve(1 << 40)\n"
+    )
+    processes = MathProcesses(1, path)
+    assert processes.equal(["t"], "b", limit=60.0)
+    assert not processes.equal(["t"], "a", limit=60.0)
+    processes.close()
 
 
 def test_waiting_for_a_process_does_not_count_towards_the_limit(tmp_path, monkeypatch) -> None:

@@ -16,7 +16,9 @@ class DapoMath(RewardFunction):
     r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, −1 for all else.
 
     The answer is the line after the last `Answer:` among the last `window` characters (or the last box there). It and
-    the ground truth, a text or a number, are compared once notation is made uniform: `$34$`, `34.` and `\boxed{34}` are 34.
+    the ground truth, a text or a number, are compared once notation is made uniform: `$34$`, `34.`, `\boxed{34}` and `m+n = 34` are 34,
+    `2\frac12` and `2 1/2` are 2.5. Where `verify` is symbolic, an answer that can't be evaluated within the limits of a comparison
+    is wrong, as under `math`.
     """
 
     name: ClassVar[str] = "dapo_math"
@@ -46,7 +48,7 @@ class DapoMath(RewardFunction):
         """`score`; its part `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: a symbolic comparison exceeded `verify_timeout`.
+            TimeoutError: a symbolic comparison exceeded `verify_timeout`, and not because of the answer alone.
             RewardError: math-verify failed.
         """
         end = solution_str[-self.config.window :]

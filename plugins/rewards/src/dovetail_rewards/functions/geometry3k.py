@@ -40,7 +40,7 @@ class Geometry3k(RewardFunction):
         """`score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the comparison exceeded `verify_timeout`.
+            TimeoutError: the comparison exceeded `verify_timeout`, and not because of the answer alone.
             RewardError: math-verify failed.
         """
         pred = last_boxed(solution_str)

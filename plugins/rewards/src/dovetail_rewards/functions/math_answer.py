@@ -16,9 +16,11 @@ class MathAnswer(RewardFunction):
 
     The ground truth is the answer as LaTeX, as plain text or as a number, boxed or not, or a list of accepted ones. Answer and ground truth
     are the same where their texts are once notation is made uniform (`\dfrac12`, `$\frac{1}{2}$`), or where math-verify
-    finds them equal (`0.5`, `2^{-1}`). Right: `score`; another answer: `format_score`; none: `miss_score`.
+    finds them equal (`0.5`, `2^{-1}`). A mixed number has its value: `2\frac12` and `2 1/2` are 2.5. Right: `score`; another answer:
+    `format_score`; none: `miss_score`.
 
-    math-verify runs in processes of its own, which are killed at `verify_timeout`: the sample then fails as `timeout`.
+    math-verify runs in processes of its own, which are killed where they use up `verify_timeout` or their memory. The answer is then
+    wrong if comparing it with the number 1 uses them up as well, and comparing the ground truth with 1 does not; else the sample fails as `timeout`.
     """
 
     name: ClassVar[str] = "math"
@@ -52,7 +54,7 @@ class MathAnswer(RewardFunction):
         """`score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the comparison exceeded `verify_timeout`.
+            TimeoutError: the comparison exceeded `verify_timeout`, and not because of the answer alone.
             RewardError: math-verify failed.
         """
         pred = self._answer(solution_str)

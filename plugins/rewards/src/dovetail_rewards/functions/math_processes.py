@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
 class MathTimeoutError(TimeoutError):
-    """A comparison was still running at its limit."""
+    """A comparison was still running at its limit, or needed more memory than there is for it."""
 
 
 class MathProcesses:
@@ -34,6 +35,10 @@ class MathProcesses:
 
     math-verify guards itself with signals. These fail outside a main thread, and whoever takes that error, or its own time-out, for "not
     equal" scores right answers as 0. So it runs without them in a process of its own, and what exceeds the limit is killed.
+
+    A comparison that uses up its CPU time or its memory is a failure, unless the answer alone is the cause: comparing the number 1 with
+    the answer uses them up as well, and comparing the truths with the number 1 does not. Such an answer, like a power tower or a
+    polynomial of degree 100,000, is wrong. Time on the clock never makes an answer wrong, since a busy machine uses it up too.
 
     Args:
         count: processes at once; further callers wait.
@@ -51,25 +56,40 @@ class MathProcesses:
         Args:
             truths: accepted answers, as LaTeX or plain text.
             answer: the response's.
-            limit: seconds that the comparison may take.
+            limit: seconds of CPU time that the comparison may take; on the clock it has ten times that.
 
         Raises:
-            MathTimeoutError: it took longer; its process was killed.
-            RewardError: the process died, ran out of memory, or sympy raised an exception.
+            MathTimeoutError: it took longer, or more memory, and not because of the answer alone; its process was killed.
+            RewardError: the process died, or sympy raised an exception.
         """
+        equal = self._compare(truths, answer, limit)
+        if equal is None:
+            truths_pass = self._compare(truths, "1", limit) is not None
+            if truths_pass and self._compare(["1"], answer, limit) is None:
+                return False
+            raise MathTimeoutError(
+                f"math-verify needs more than {limit:g} s of CPU time or {MEMORY >> 20} MiB of memory"
+                f" to compare {answer!r:.80} with the ground truth"
+            )
+        return equal
+
+    def _compare(self, truths: Sequence[str], answer: str, limit: float) -> bool | None:
+        """As `equal`; None where CPU time or memory were used up."""
         if self._owner != os.getpid():  # after a fork the processes belong to the parent
             self._reset()
         request = {"truths": list(truths), "answer": answer, "limit": limit}
         with self._places:
             process = self._take()
             try:
-                reply = process.ask(request, limit)
+                reply = process.ask(request, 10 * limit)
             except BaseException:
                 process.kill()
                 raise
-            if "error" in reply:
+            if "equal" not in reply:
                 process.kill()
-                raise RewardError(f"math-verify can't compare {answer!r:.80}: {reply['error']}")
+                if "error" in reply:
+                    raise RewardError(f"math-verify can't compare {answer!r:.80}: {reply['error']}")
+                return None
             with self._lock:
                 self._idle.append(process)
         return bool(reply["equal"])
@@ -124,7 +144,7 @@ class _Process:
         return self._popen.poll() is None
 
     def ask(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
-        """The reply to one request."""
+        """The reply to one request, empty where the process used up its CPU time or memory; the limit is on the clock."""
         assert self._popen.stdin is not None
         try:
             self._popen.stdin.write(json.dumps(request).encode() + b"\n")
@@ -151,7 +171,10 @@ class _Process:
                     raise MathTimeoutError(f"math-verify had no answer within {limit:g} s")
                 data = os.read(self._popen.stdout.fileno(), 65536)
                 if not data:
-                    raise self._died()
+                    error = self._died()
+                    if self._popen.returncode == -signal.SIGPROF:
+                        return {}
+                    raise error
                 self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)

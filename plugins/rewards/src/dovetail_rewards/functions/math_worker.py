@@ -1,7 +1,7 @@
 """The program of a process that compares mathematical answers with math-verify: one JSON request a line, one answer a line.
 
-It is started by path and imports nothing of Dovetail. It ends with its standard input, and at the latest a little after
-a request's own limit, so that none outlives the run even where sympy hangs.
+It is started by path and imports nothing of Dovetail. It ends with its standard input, and by SIGPROF where a request uses up its
+CPU time or its memory, so that none outlives the run even where sympy hangs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
-
-GRACE = 1.0
-"""Seconds after a request's limit until the process ends itself; its parent kills it at the limit."""
 
 
 def compare(truths: Sequence[str], answer: str) -> dict[str, Any]:
@@ -58,6 +55,7 @@ def serve(memory: int) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the run, which then closes the input
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process even inside one long operation
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -65,15 +63,14 @@ def serve(memory: int) -> None:
     _say(replies, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["limit"] + GRACE)
+        signal.setitimer(signal.ITIMER_PROF, request["limit"])
         try:
             answer = compare(request["truths"], request["answer"])
         except MemoryError:
-            _say(replies, {"error": f"it needs more than {memory >> 20} MiB of memory"})
-            return
+            signal.raise_signal(signal.SIGPROF)
         except Exception as error:  # noqa: BLE001 - told to the parent, which raises
             answer = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _say(replies, answer)
 
 

@@ -32,7 +32,7 @@ class Verifier:
         """Whether the answer equals one of the truths. An answer of over 1,000 characters is compared as text alone.
 
         Raises:
-            TimeoutError: the symbolic comparison exceeded its limit.
+            TimeoutError: the symbolic comparison exceeded its limit, and not because of the answer alone (`MathProcesses`).
             RewardError: it failed.
         """
         answer, *truths = (unambiguous(text) for text in (answer, *truths))
