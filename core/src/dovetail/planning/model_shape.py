@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,19 @@ class Layer:
 
 
 @attrs.frozen(kw_only=True)
+class Weight:
+    """A parameter, and where checkpoints keep it."""
+
+    names: tuple[str, ...]
+    """Every name that a checkpoint may have for it, the model's own first; a tied weight has those of all its ties."""
+    shape: tuple[int, ...]
+    required: bool
+    """Whether a checkpoint without it is incomplete."""
+    above_base: bool
+    """Whether it belongs to the head of the language model, which a value model leaves out."""
+
+
+@attrs.frozen(kw_only=True)
 class ModelShape:
     """What a config tells of a causal language model."""
 
@@ -55,6 +69,9 @@ class ModelShape:
     """Numbers that generation keeps of each token: keys and values of all layers."""
     kv_heads: int
     """Heads that they are divided into; 0 where there are none."""
+    weights: tuple[Weight, ...]
+    """Parameters that checkpoints hold in the same form. All; or, where transformers renames or merges tensors as it loads, the
+    embedding alone; none of a quantised model."""
 
     def matching(self, target: str) -> frozenset[str]:
         """Modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
@@ -124,7 +141,33 @@ def _shape(config: Any, model: Any) -> ModelShape:
         stored_dtype=str(stored).removeprefix("torch.") if stored is not None else None,
         cached_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
         kv_heads=kv_heads,
+        weights=tuple(_weights(config, model)),
     )
+
+
+def _weights(config: Any, model: Any) -> Iterator[Weight]:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    converted = bool(get_model_conversion_mapping(model, add_legacy=False))
+    parameters = [model.get_input_embeddings().weight] if converted else model.parameters()
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    base = f"{model.base_model_prefix}."
+    optional = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    for parameter in parameters:
+        own = names[id(parameter)]
+        # Checkpoints of the base alone have names without its prefix, and a base reads those with it.
+        spellings = [n for name in own for n in (name, f"{base}{name}", name.removeprefix(base))]
+        left_out = any(re.search(pattern, name) for pattern in optional for name in own)
+        yield Weight(
+            names=tuple(dict.fromkeys(spellings)),
+            shape=tuple(parameter.shape),
+            required=not converted and not left_out,
+            above_base=not any(name.startswith(base) for name in own),
+        )
 
 
 def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:

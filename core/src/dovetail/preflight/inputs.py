@@ -1,17 +1,20 @@
-"""Rules about what a run reads and writes: files and trackers named twice, models that are not there."""
+"""Rules about what a run reads and writes: files and trackers named twice, models that can't be loaded."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
-from dovetail.sections import RunConfig
+from dovetail.preflight.models import model_directory, stored_tensors
+from dovetail.sections import ModelSection, RunConfig
 
 if TYPE_CHECKING:
+    from dovetail.planning.model_shape import ModelShape
     from dovetail.planning.plan import Plan
+    from dovetail.planning.stages import ModelRole
 
 
 class FileTwice(PreflightRule):
@@ -57,9 +60,11 @@ class TrackerTwice(PreflightRule):
 
 
 class ModelMissing(PreflightRule):
-    """A critic or a reference with a path of its own, and no model there that can be read.
+    """A model that is not there, or can't be loaded: without a config that transformers reads, or with other weights than it says.
 
-    In runs on several machines it may be on the others, hence a warning there.
+    Weights in a directory on this machine are judged by the headers of their safetensors: files that are missing or truncated,
+    tensors that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
+    left to be fetched. In runs on several machines a model that is not here may be on the others, hence a warning there.
     """
 
     name = "model_missing"
@@ -69,19 +74,76 @@ class ModelMissing(PreflightRule):
         from dovetail.errors import ModelError
         from dovetail.planning.model_shape import read_shape
 
+        judged: set[str] = set()
         for role in plan.models if plan is not None else ():
-            if role.path == config.model.path:
+            if role.path in judged:
                 continue
+            judged.add(role.path)
+            policy = role.path == config.model.path
+            if policy and _may_be_fetched(role.path, config.model):
+                continue
+            key = "model.path" if policy else f"{role.role}.path"
             try:
-                read_shape(config.model, role.path)
+                shape = read_shape(config.model, role.path)
             except ModelError as error:
                 find = self.error if config.runtime.in_process else self.warning
                 cause = error.__cause__
                 reason = f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+                instead = "" if policy else ", or leave it out to take model.path"
                 yield find(
-                    f"{role.role}.path = {role.path} holds no model that transformers can read: {reason}",
-                    hint=f"set {role.role}.path= to a directory with config.json, or a hub id, or leave it out to take model.path",
+                    f"{key} = {role.path} holds no model that transformers can read: {reason}",
+                    hint=f"set {key}= to a directory with config.json, or a hub id{instead}",
                 )
+                continue
+            problem = _weight_problem(role, shape)
+            if problem is not None:
+                yield self.error(
+                    f"{key} = {role.path} can't be loaded: {problem}",
+                    hint=f"fetch or export the model again, or set {key}= to another",
+                )
+
+
+def _may_be_fetched(path: str, section: ModelSection) -> bool:
+    """Whether a path is a hub id of which nothing is here yet."""
+    names_a_place = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    return not names_a_place and model_directory(path, section) is None
+
+
+def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
+    """What is wrong with the weights in a model's directory; None where nothing is, or nothing can be told."""
+    from dovetail.errors import ModelError
+
+    directory = Path(role.path).expanduser()
+    if not directory.is_dir():
+        return None
+    try:
+        stored = stored_tensors(directory)
+    except ModelError as error:
+        return error.message
+    if stored is None:
+        return None
+    missing, wrong = [], []
+    for weight in shape.weights:
+        if role.head == "value" and weight.above_base:
+            continue
+        name = next((name for name in weight.names if name in stored), None)
+        if name is None and weight.required:
+            missing.append(weight.names[0])
+        elif name is not None and stored[name].shape != weight.shape:
+            wrong.append((name, stored[name], weight.shape))
+    if wrong:
+        name, tensor, expected = wrong[0]
+        return (
+            f"{name} in {tensor.file} has the shape {list(tensor.shape)}; expected {list(expected)} by config.json"
+            f"{_and_more(wrong)}"
+        )
+    if missing:
+        return f"no file of {directory} has {missing[0]}, which its config.json asks for{_and_more(missing)}"
+    return None
+
+
+def _and_more(found: Sequence[object]) -> str:
+    return f" (and {len(found) - 1} more tensors)" if len(found) > 1 else ""
 
 
 def _repeated(files: tuple[str, ...]) -> list[str]:

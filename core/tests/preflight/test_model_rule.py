@@ -1,0 +1,195 @@
+"""Models that can't be loaded: their config, the files of their weights, and the tensors in them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_and_tokenizer(tmp_path_factory.mktemp("whole"), vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory, whole: Path) -> Path:
+    from transformers import AutoModelForCausalLM
+
+    directory = tmp_path_factory.mktemp("sharded")
+    AutoModelForCausalLM.from_pretrained(whole).save_pretrained(directory, max_shard_size="100KB")
+    assert len(list(directory.glob("model-*.safetensors"))) > 1
+    return directory
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def configure(model: Path, **settings: Any) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def change(model: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Write the weights again, after `edit` has been at them."""
+    tensors = load_file(model / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+FAULTS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    "no config": (lambda m: (m / "config.json").unlink(), ["holds no model", "config.json"]),
+    "no such type": (
+        lambda m: configure(m, model_type="of_no_such_type"),
+        ["holds no model", "of_no_such_type"],
+    ),
+    "no weights": (
+        lambda m: (m / "model.safetensors").unlink(),
+        ["has no weights; expected model.safetensors"],
+    ),
+    "empty": (lambda m: cut(m / "model.safetensors", 0), ["model.safetensors has 0 bytes"]),
+    "cut in the header": (
+        lambda m: cut(m / "model.safetensors", 100),
+        ["model.safetensors has 100 bytes", "truncated"],
+    ),
+    "cut in the tensors": (
+        lambda m: cut(m / "model.safetensors", 200_000),
+        ["model.safetensors has 200,000 bytes; expected", "truncated"],
+    ),
+    "a pointer": (
+        lambda m: (m / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
+        ["no safetensors file"],
+    ),
+    "another hidden size": (
+        lambda m: configure(m, hidden_size=32),
+        ["in ", "model.safetensors has the shape [300, 64]; expected [300, 32] by config.json"],
+    ),
+    "more layers": (
+        lambda m: configure(m, num_hidden_layers=3, layer_types=["full_attention"] * 3),
+        ["has model.layers.2.", "config.json asks for (and 11 more tensors)"],
+    ),
+    "a tensor less": (
+        lambda m: change(m, lambda tensors: tensors.pop("model.norm.weight")),
+        ["no file of", "has model.norm.weight, which its config.json asks for"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_policy_that_cannot_be_loaded_is_an_error_that_names_what_is_wrong(
+    judge: Any, model: Path, fault: str
+) -> None:
+    spoil, words = FAULTS[fault]
+    spoil(model)
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert finding.severity == "error"
+    assert finding.message.startswith(f"model.path = {model} ")
+    for part in words:
+        assert part in finding.message
+    assert "model.path=" in finding.hint
+
+
+def test_a_policy_that_is_not_there_is_an_error(judge: Any, tmp_path: Path) -> None:
+    (finding,) = judge("model_missing", {"model": {"path": str(tmp_path / "nowhere")}})
+    assert finding.message.startswith("model.path = ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "edit"),
+    [
+        ({}, lambda tensors: None),
+        ({"tie_word_embeddings": False}, lambda t: t.update({"lm_head.weight": torch.ones(300, 64)})),
+        ({}, lambda t: t.update({"of.nobody": torch.ones(2)})),
+        ({}, lambda t: [t.update({name[6:]: t.pop(name)}) for name in list(t) if name[:6] == "model."]),
+    ],
+    ids=["as it was saved", "untied", "a tensor more", "its base alone"],
+)  # fmt: skip
+def test_a_model_that_loads_is_not_spoken_of(
+    judge: Any, model: Path, settings: dict[str, Any], edit: Any
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    configure(model, **settings)
+    change(model, edit)
+    assert judge("model_missing", {"model": {"path": str(model)}}) == []
+    _, info = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
+    assert not info["missing_keys"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda file: file.unlink(), "can't be read: No such file"),
+        (lambda file: cut(file, 5000), "truncated"),
+        (lambda file: save_file({"x": torch.ones(1)}, file), "has no tensor"),
+    ],
+    ids=["missing", "truncated", "another"],
+)
+def test_a_shard_that_is_missing_or_broken_is_named(
+    judge: Any, sharded: Path, tmp_path: Path, spoil: Any, words: str
+) -> None:
+    model = Path(shutil.copytree(sharded, tmp_path / "model"))
+    section = {"model": {"path": str(model)}}
+    assert judge("model_missing", section) == []
+    shard = sorted(model.glob("model-*.safetensors"))[1]
+    spoil(shard)
+    (finding,) = judge("model_missing", section)
+    assert f"{shard} " in finding.message
+    assert words in finding.message
+
+
+def test_an_index_that_cannot_be_read_is_named(judge: Any, sharded: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(sharded, tmp_path / "model"))
+    index = model / "model.safetensors.index.json"
+    index.write_text("{}")
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert f"{index} can't be read" in finding.message
+
+
+def test_a_critic_needs_no_output_layer_and_is_named_by_its_key(
+    judge: Any, whole: Path, tmp_path: Path
+) -> None:
+    critic = tiny_model_and_tokenizer(
+        tmp_path / "critic", vocab_size=300, head="value", tie_word_embeddings=False
+    )
+    run = {
+        "model": {"path": str(whole)},
+        "algorithm": {"advantage": "gae"},
+        "critic": {"path": str(critic)},
+    }
+    assert judge("model_missing", run) == []
+    cut(critic / "model.safetensors", 200_000)
+    (finding,) = judge("model_missing", run)
+    assert finding.message.startswith(f"critic.path = {critic} can't be loaded")
+
+
+def test_of_weights_that_change_their_form_in_loading_the_embedding_is_compared(
+    judge: Any, tmp_path: Path
+) -> None:
+    """Mixtral's experts are one tensor each on disk, and one tensor together in memory."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=2,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    section = {"model": {"path": str(tmp_path)}}
+    assert judge("model_missing", section) == []
+    configure(tmp_path, hidden_size=32)
+    (finding,) = judge("model_missing", section)
+    assert "embed_tokens.weight" in finding.message
