@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dovetail.errors import ModelError, RolloutError
 from dovetail.interfaces import FinishReason, PauseMode, PluginContext
@@ -257,6 +258,17 @@ def test_impossible_requests_are_refused_in_words(
 ) -> None:
     with pytest.raises(RolloutError, match=message):
         generate(start(), request_of(0, **change))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named(start, model_directory, tmp_path, value) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model_directory, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"weight model\.layers\.1\.mlp\.up_proj\.weight has"):
+        start(path=broken)
 
 
 def test_rope_scaling_counts_in_what_a_request_may_ask_for(

@@ -14,7 +14,7 @@ def load_model(section: ModelSection, device: str) -> Any:
     """Load a causal language model, or a vision-language model, in the section's dtype, in evaluation mode.
 
     Raises:
-        ModelError: there is no such directory, hub model or architecture, or it can't be read.
+        ModelError: there is no such directory, hub model or architecture, it can't be read, or a weight is not finite.
     """
     import torch
     from transformers import AutoConfig
@@ -38,7 +38,15 @@ def load_model(section: ModelSection, device: str) -> Any:
             f"the model {section.path!r} can't be loaded: {error}",
             hint="set model.path to a directory with config.json and safetensors, or to a hub id",
         ) from error
-    return model.to(device).eval().requires_grad_(False)
+    model = model.to(device).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        # Whatever generates with such weights would look broken itself.
+        if not bool(parameter.isfinite().all()):
+            raise ModelError(
+                f"the model {section.path!r} can't be used: its weight {name} has values that are NaN or infinite",
+                hint="fetch or export the model again; float16 overflows where bfloat16 does not (model.dtype)",
+            )
+    return model
 
 
 def load_tokenizer(section: ModelSection) -> Any:
