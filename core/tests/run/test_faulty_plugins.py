@@ -27,7 +27,7 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Last
 from dovetail.run.run import train
-from dovetail_sdk.testing import temporary_plugins, tiny_tokenizer
+from dovetail_sdk.testing import temporary_plugins, tiny_model_and_tokenizer
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine
 
@@ -146,14 +146,12 @@ CASES: dict[str, tuple[type, list[str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer(directory)
-    return directory
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_and_tokenizer(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def config(tmp_path: Path, tokenizer: Path) -> Path:
+def config(tmp_path: Path, model: Path) -> Path:
     rows = [{"prompt": f"{n} + 1 =", "reward_model": {"ground_truth": str(n)}} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "reward.py").write_text(
@@ -162,7 +160,7 @@ def config(tmp_path: Path, tokenizer: Path) -> Path:
     )
     document = {
         "output_dir": str(tmp_path / "runs"),
-        "model": {"path": str(tokenizer), "dtype": "float32"},
+        "model": {"path": str(model), "dtype": "float32"},
         "data": {
             "train_files": [str(tmp_path / "rows.jsonl")],
             "train_batch_size": 2,
