@@ -185,9 +185,11 @@ def test_when_the_decode_thread_breaks_off_everyone_hears_and_the_next_call_work
             return [c async for c in rollout.submit(request)]
 
         tasks = [asyncio.create_task(one(request_of(i, max_new_tokens=4000))) for i in range(2)]
-        await asyncio.sleep(0.05)
+        while not scheduler._batch.active:  # a pause that comes before is over at once
+            await asyncio.sleep(0.01)
         tasks.append(asyncio.create_task(rollout.pause()))
-        await asyncio.sleep(0.02)
+        while not scheduler._drained:
+            await asyncio.sleep(0.01)
         if broken == "clear":
             patch.setattr(scheduler._batch, "clear", fail)
             patch.setattr(rollout.decoder, "step", fail)
