@@ -78,6 +78,10 @@ from .rollout_correction import (
     CorrectionMode as CorrectionMode,
     RolloutCorrection as RolloutCorrection,
 )
+from .run import (
+    Run as Run,
+    RunPosition as RunPosition,
+)
 from .runtime import (
     PluginRef as PluginRef,
     Runtime as Runtime,
@@ -85,6 +89,16 @@ from .runtime import (
     WorkerSpec as WorkerSpec,
 )
 from .sample_filter import SampleFilter as SampleFilter
+from .stage import (
+    PHASES as PHASES,
+    Experience as Experience,
+    Phase as Phase,
+    PlanFacts as PlanFacts,
+    ScoredSample as ScoredSample,
+    SelectedPlugin as SelectedPlugin,
+    Stage as Stage,
+    StepContext as StepContext,
+)
 from .task_workers import (
     Task as Task,
     TaskSpec as TaskSpec,

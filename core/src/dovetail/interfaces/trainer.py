@@ -1,21 +1,29 @@
-"""Trainer: the loop over steps."""
+"""Trainer: the schedule of a run."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from dovetail.interfaces.run import Run
 
-TRAINER_API = "1.0"
+TRAINER_API = "2.0"
 
 
 class Trainer(Plugin):
-    """Runs the data flow. `flow` gives it the stages that the planner found necessary."""
+    """Decides what a run does next: collect, learn, publish, validate, save.
+
+    The capability `off_policy` says that it collects with weights that are older than the actor's. Its `state()` is in every
+    checkpoint.
+    """
 
     @abstractmethod
-    def run(self, flow: Any) -> Mapping[str, Any]:
-        """Train to the end and return what `summary.json` holds."""
+    def run(self, run: Run) -> None:
+        """Train from where the run stands to its end.
+
+        Args:
+            run: fresh, or resumed from a checkpoint; `run.position` says which step is next.
+        """

@@ -1,0 +1,98 @@
+"""Run: what a trainer drives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.stage import StepContext
+
+
+@attrs.frozen(kw_only=True)
+class RunPosition:
+    """Where a run stands."""
+
+    step: int
+    """Finished steps."""
+    total_steps: int
+    """Steps of the whole run."""
+    epoch: int
+    """The pass over the training prompts that the next prompt belongs to; the first is 0."""
+    weight_version: int
+    """Version of the weights that the rollout holds; 0 before the first publication."""
+    validated: bool
+    """Whether the validation before the first step is done, or its time is over."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step is done."""
+        return self.step >= self.total_steps
+
+
+class Run(ABC):
+    """A run as its trainer sees it: a position, and what can be done next.
+
+    A trainer calls these methods in an order of its own, from one thread:
+
+        run.publish_weights()
+        while not run.position.finished:
+            with run.step() as step:
+                run.collect(step)
+                run.learn(step)
+                run.publish_weights()
+
+    Hooks, trackers, signals and the checkpoint of a run that fails or is stopped are around `Trainer.run`. Every method may raise
+    StopRequested where the user has asked for a stop; a trainer lets it pass.
+    """
+
+    @property
+    @abstractmethod
+    def position(self) -> RunPosition:
+        """Where the run stands now."""
+
+    @abstractmethod
+    def step(self) -> AbstractContextManager[StepContext]:
+        """One step. It counts once `learn` is through; whatever ends it earlier leaves no trace, and its prompts are issued again.
+
+        Raises:
+            PluginBrokenError: the block ended without an error and without `learn`.
+        """
+
+    @abstractmethod
+    def collect(self, step: StepContext) -> None:
+        """Generate and score the samples of a step: afterwards `step.experience` is there.
+
+        Raises:
+            PluginBrokenError: the rollout does not hold the actor's weights, since `publish_weights` was not called after they
+                moved, and the trainer does not have the capability `off_policy`.
+            RewardError: more than `reward.max_failure_share` of the samples could not be scored.
+        """
+
+    @abstractmethod
+    def learn(self, step: StepContext) -> None:
+        """Run the stages of the plan over the step's experience: scores, checks, advantages, updates.
+
+        Raises:
+            NumericsError: a number is not finite, or rollout and trainer differ by more than is allowed.
+        """
+
+    @abstractmethod
+    def publish_weights(self) -> None:
+        """Send the actor's weights to every rollout replica as a new version; nothing where they have not moved.
+
+        Raises:
+            WeightSyncError: a replica did not take them, though it was started again.
+        """
+
+    @abstractmethod
+    def validate(self) -> Mapping[str, float]:
+        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Write a checkpoint of the finished steps, the trainer's `state()` included; nothing where there is one already."""

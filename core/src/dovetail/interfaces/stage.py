@@ -1,0 +1,214 @@
+"""Stage: one part of a learner step. A step is an ordered list of stages, in five phases, between rollout and weight update."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+
+import attrs
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.runtime import PluginRef, WorkerGroupHandle
+from dovetail.sections import PluginSection, RunConfig
+
+if TYPE_CHECKING:
+    from dovetail.batch.batch import Batch
+
+STAGE_API = "1.0"
+
+Phase = Literal["score", "check", "transform", "estimate", "update"]
+"""`score`: forward passes, one a role. `check`: may stop the step, changes nothing. `transform`: writes and rewrites
+columns. `estimate`: advantages and returns. `update`: optimizer steps."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""In the order in which a step runs them."""
+
+
+@attrs.frozen
+class SelectedPlugin:
+    """A plugin that the config selects."""
+
+    path: str
+    """Key path of its section, such as `algorithm.advantage`."""
+    ref: PluginRef
+    cls: Any
+    """Its class."""
+    config: PluginSection
+
+    @property
+    def title(self) -> str:
+        """Its kind, name and key path, for messages."""
+        return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
+
+    def requires(self) -> frozenset[str]:
+        """Columns that it reads under its config."""
+        found: frozenset[str] = self.cls.requires(self.config)
+        return found
+
+    def provides(self) -> frozenset[str]:
+        """Columns that it can write under its config."""
+        found: frozenset[str] = self.cls.provides(self.config)
+        return found
+
+
+@attrs.frozen(kw_only=True)
+class PlanFacts:
+    """What the planner knows when it asks a stage what it needs."""
+
+    config: RunConfig
+    plugins: Mapping[str, SelectedPlugin]
+    """Every plugin that the config selects, by the key path of its section."""
+    updates_per_step: int
+    """Optimizer steps of the actor after each rollout."""
+    required: Mapping[str, str] = attrs.field(factory=dict)
+    """Columns that are required so far, and what requires each. Columns are only ever added, and every stage is asked again
+    after each addition: what a stage requires or provides may depend on what others require."""
+
+    def engine(self, role: str) -> SelectedPlugin:
+        """The training engine of a role; the actor's where the role has none of its own."""
+        return self.plugins.get(f"{role}.engine", self.plugins["actor.engine"])
+
+
+class ScoredSample(Protocol):
+    """One sample of a prompt, with what its reward came to."""
+
+    sample_id: str
+    text: str
+    """The response, decoded."""
+    completion: Any
+    """The `Completion`."""
+    outcome: Any
+    """A `Score` or a `Failure`."""
+
+
+class Experience(Protocol):
+    """What a step trains on, with what its batch can't hold."""
+
+    @property
+    def samples(self) -> Sequence[ScoredSample]:
+        """All samples that were generated, also those that are not trained on."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[tuple[int, int, int], str]:
+        """(epoch, prompt, attempt) of each prompt that is not trained on → why."""
+        ...
+
+    def batch(self) -> Batch:
+        """The columns of the samples that are trained on."""
+        ...
+
+
+@attrs.define(kw_only=True, eq=False)
+class StepContext:
+    """One step while it runs: what its stages share. It is forgotten with the step."""
+
+    number: int
+    """The first is 1."""
+    facts: PlanFacts
+    """As the planner had them at the end."""
+    roles: Mapping[str, WorkerGroupHandle]
+    """Worker groups by role: `step.roles["actor"].forward(batch, outputs).result()`. A stage uses those that it names in
+    `roles`."""
+    plugins: Mapping[str, Any]
+    """Plugins on the controller, by the key path of the section that selects them, such as `algorithm.advantage`."""
+    logger: Any
+    timer: Callable[[str], AbstractContextManager[None]]
+    """Times a block; its seconds become the metric `time/NAME`. Around each stage there is one with the stage's name."""
+    weight_version: int = 0
+    """Version of the weights that the rollout held."""
+    first: bool = False
+    """Whether it is the first step of a process, in which what plugins return is checked thoroughly."""
+    experience: Experience | None = None
+    """None until the rollout has given it."""
+    metrics: dict[str, float] = attrs.field(factory=dict)
+    """Metrics of the step; a stage adds its own."""
+    updates: dict[str, int] = attrs.field(factory=dict)
+    """Optimizer steps taken so far, by role; a stage of the phase `update` counts its own."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The whole config."""
+        return self.facts.config
+
+
+class Stage(Plugin):
+    """One stage of a step, selected by `algorithm.stages`.
+
+    Its class methods tell the planner what it needs; they take the stage's own config and the facts, read nothing else, and give
+    the same answer for the same facts. The planner puts a stage behind those of its phase that stand before it in the config,
+    as far as `before` and `after` allow, and refuses a list in which a column is read before it is written.
+    """
+
+    phase: ClassVar[Literal["score", "check", "transform", "estimate", "update"]]
+    """When it runs."""
+    before: ClassVar[tuple[str, ...]] = ()
+    """Names of stages of its phase that run after it, where they are in the step."""
+    after: ClassVar[tuple[str, ...]] = ()
+    """Names of stages of its phase that run before it, where they are in the step."""
+
+    @classmethod
+    def requires(  # type: ignore[override]  # a stage is asked with the facts, other plugins without
+        cls, config: Any, facts: PlanFacts
+    ) -> Collection[str]:
+        """Columns that it reads, in the version that they have when it runs.
+
+        Returns:
+            A set; or a mapping from each column to what reads it, for the plan, where that is not the stage itself.
+        """
+        return frozenset()
+
+    @classmethod
+    def provides(  # type: ignore[override]
+        cls, config: Any, facts: PlanFacts
+    ) -> frozenset[str]:
+        """Columns that it writes and that no other stage has written before. Those that core has never heard of are in `columns`."""
+        return frozenset()
+
+    @classmethod
+    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        """Columns that are there and that it writes anew. Two stages of one phase that rewrite a column name each other in
+        `before` or `after`."""
+        return frozenset()
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        """Why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
+        always there."""
+        return None
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        """Roles whose models it computes with: they exist for it, and are on the accelerator while it runs."""
+        return ()
+
+    def asks(self, number: int) -> frozenset[str]:
+        """Columns that it would like the rollout to give in step `number`, besides those that it requires: `rollout_log_probs`,
+        `raw_rollout_log_probs`. They are absent where the rollout engine has none."""
+        return frozenset()
+
+    def skips(self, batch: Batch, step: StepContext) -> bool:
+        """Whether it has nothing to do in this step. Only a stage whose columns nothing later requires may skip."""
+        return False
+
+    @abstractmethod
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        """Do its work and return the batch with the columns that it provides and rewrites.
+
+        Args:
+            batch: N samples, N > 0, with every column that was written so far. Its arrays are not written to:
+                `batch.with_columns({"advantages": clipped})` makes another batch.
+            step: the step that is under way; metrics go to `step.metrics`.
+
+        Raises:
+            NumericsError: a number is not finite, or differs by more than is allowed; its `sample_ids` name the samples.
+        """
+
+    def step_counted(self, batch: Batch, step: StepContext) -> None:
+        """Learn from a step whose updates are through, so that it counts whatever comes.
+
+        Args:
+            batch: as the last stage returned it; it may be empty, where no sample was left to train on.
+            step: with its metrics and counted updates.
+        """
