@@ -169,13 +169,15 @@ class Stage(Plugin):
     @classmethod
     def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
         """Columns that are there and that it writes anew. Two stages of one phase that rewrite a column name each other in
-        `before` or `after`."""
+        `before` or `after`.
+        """
         return frozenset()
 
     @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
         """Why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
-        always there."""
+        always there.
+        """
         return None
 
     @classmethod
@@ -185,7 +187,8 @@ class Stage(Plugin):
 
     def asks(self, number: int) -> frozenset[str]:
         """Columns that it would like the rollout to give in step `number`, besides those that it requires: `rollout_log_probs`,
-        `raw_rollout_log_probs`. They are absent where the rollout engine has none."""
+        `raw_rollout_log_probs`. They are absent where the rollout engine has none.
+        """
         return frozenset()
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
