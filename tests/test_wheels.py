@@ -14,6 +14,7 @@ PACKAGES = (
     "dovetail_algorithms",
     "dovetail_rewards",
     "dovetail_transports",
+    "dovetail_trainers",
     "dovetail_runtime_ray",
 )
 

@@ -18,7 +18,7 @@ import pluggy
 
 from dovetail.errors import nearest
 
-HOOKS_API = "1.0"
+HOOKS_API = "1.1"
 """Version of the hooks below; an argument or a hook may be added within 1.x, none taken away."""
 
 _PROJECT = "dovetail"
@@ -56,8 +56,12 @@ class HookSpec:
         """Scoring passed its checks; the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
 
     @_hookspec
+    def stage_finished(self, step: int, stage: str, before: Any, after: Any) -> None:
+        """A stage ran: the `Batch` that it was given, and the one that it returned."""
+
+    @_hookspec
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The actor was updated; the metrics of the update (`actor/…`)."""
+        """All updates are through, so that the step counts; their metrics (`actor/…`, `critic/…`)."""
 
     @_hookspec
     def checkpoint_saved(self, step: int, path: Path) -> None:

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from dovetail.run.accuracy import AccuracyKeeper
-from dovetail.run.state import RunState
+from dovetail.run.checkpoints import RunState
 
 BOTH = {"val/mean@1": 0.75, "val/acc@1": 0.25}
 

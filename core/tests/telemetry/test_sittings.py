@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dovetail.checkpoint.mark import BestCheckpoint
-from dovetail.run.state import RunState, with_earlier_seconds
+from dovetail.run.checkpoints import RunState, with_earlier_seconds
 
 
 @pytest.mark.parametrize(

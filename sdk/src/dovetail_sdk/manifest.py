@@ -18,7 +18,7 @@ import attrs
 from dovetail.config.plugin_page import PAPER, doc_and_example
 from dovetail.config.presets import plain_settings
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
-from dovetail.interfaces import AdvantageEstimator, Plugin
+from dovetail.interfaces import AdvantageEstimator, ColumnPlugin, Plugin
 from dovetail.plugins.contract import check_class, config_of, public_module
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
@@ -261,6 +261,8 @@ def _columns(
     cls: type[Plugin], method: Literal["requires", "provides"], default: PluginSection | None
 ) -> list[str] | None:
     """What `requires` or `provides` says of the default config; None where there is none."""
+    if not issubclass(cls, ColumnPlugin):
+        return []
     if default is None:
         return None
     try:

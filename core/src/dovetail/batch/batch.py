@@ -189,9 +189,9 @@ class Batch:
 
 
 def _checked(name: str, values: Any) -> Values:
-    if isinstance(values, Ragged):
+    if isinstance(values, Ragged | list):
         return values
-    if isinstance(values, list | tuple):
+    if isinstance(values, tuple):
         return list(values)
     return plain_array(values, f"column {name!r}")
 

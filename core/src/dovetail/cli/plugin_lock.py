@@ -93,7 +93,7 @@ def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The lock of a run, as `dovetail train` would write it."""
     from dovetail.config.load import load_config
     from dovetail.planning.plan import make_plan
-    from dovetail.run.build import load_data
+    from dovetail.run.data import load_data
     from dovetail.run.run import lock_of
 
     loaded = load_config(path, overrides)

@@ -6,12 +6,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import PluginSection, RuntimeSection, TrainerSection
-
-
-@attrs.frozen(kw_only=True)
-class OnPolicyConfig(TrainerSection):
-    """The on-policy loop."""
+from dovetail.sections import PluginSection, RuntimeSection
 
 
 @attrs.frozen(kw_only=True)

@@ -34,6 +34,11 @@ class Sample:
     outcome: Outcome
 
     @property
+    def prompt(self) -> Any:
+        """The prompt as the data has it: messages, or a string."""
+        return self.issued.prompt.raw
+
+    @property
     def score(self) -> float | None:
         """The reward, or None where scoring failed."""
         return self.outcome.value if isinstance(self.outcome, Score) else None

@@ -13,10 +13,10 @@ import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
-from dovetail.experience.faults import checked_keep
 from dovetail.experience.generation import Generated, Sample
 from dovetail.experience.sample_columns import has_baseline, to_batch
 from dovetail.interfaces.advantage import Groups
+from dovetail.plugins.checked_answers import checked_keep
 
 if TYPE_CHECKING:
     from dovetail.interfaces.sample_filter import SampleFilter
@@ -45,10 +45,12 @@ class Rollout:
     """Whether any filter takes losses, so that the batch has a `loss_mask`."""
     metrics: Mapping[str, float]
     """`filter/…`; empty where nothing filters and nothing is replaced."""
+    temperature: float
+    """At which they were drawn."""
 
-    def batch(self, *, temperature: float) -> Batch:
+    def batch(self) -> Batch:
         """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
-        batch = to_batch(self.kept, temperature=temperature, baselines=self.baselines)
+        batch = to_batch(self.kept, temperature=self.temperature, baselines=self.baselines)
         if not self.masks:
             return batch
         lost_N = np.array([name in self.masked for name in batch["sample_id"]], np.bool_)
@@ -172,6 +174,7 @@ class Rounds:
             reasons={key: why for key, why in self._reasons.items() if key not in used},
             masks=any(chosen.action == "mask" for chosen in self._filters.values()),
             metrics=metrics,
+            temperature=self._temperature,
         )
 
     def _filter(self, samples: list[Sample]) -> list[Sample]:

@@ -25,6 +25,7 @@ from .objective import (
     ValueObjectiveSpec as ValueObjectiveSpec,
 )
 from .plugin import (
+    ColumnPlugin as ColumnPlugin,
     LocalReduction as LocalReduction,
     Plugin as Plugin,
     PluginContext as PluginContext,

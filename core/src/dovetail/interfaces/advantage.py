@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import ColumnPlugin
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64, Real, Shaped
@@ -113,7 +113,7 @@ class Advantages:
     """Further figures to log, such as counted groups of one."""
 
 
-class AdvantageEstimator(Plugin):
+class AdvantageEstimator(ColumnPlugin):
     """Turns rewards into advantages."""
 
     scope: ClassVar[Literal["sample", "group", "batch"]]

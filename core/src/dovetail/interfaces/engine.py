@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import ColumnPlugin
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
@@ -27,7 +27,7 @@ OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared", "ref_
 """
 
 
-class TrainEngine(ProfiledWorker, Plugin):
+class TrainEngine(ProfiledWorker, ColumnPlugin):
     """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
 
     @register(dispatch_mode=nd("train"))

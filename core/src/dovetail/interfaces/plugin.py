@@ -96,16 +96,6 @@ class Plugin(ABC):
         self.config = config
         self.context = context
 
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        """Names of the columns that it reads under this config."""
-        return frozenset()
-
-    @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
-        """Names of the columns that it can write under this config."""
-        return frozenset()
-
     def start(self) -> None:
         """Load what is heavy: models, processes, accelerators."""
 
@@ -135,3 +125,17 @@ class Plugin(ABC):
             state: arrays with the dtype, shape and bits that they had, contiguous, writable, and in the machine's byte order; NumPy scalars
                 of the type that they had; mappings as dicts, lists and tuples as lists.
         """
+
+
+class ColumnPlugin(Plugin):
+    """A plugin that reads or writes columns of a batch, as its own config alone says."""
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        """Names of the columns that it reads under this config."""
+        return frozenset()
+
+    @classmethod
+    def provides(cls, config: Any) -> frozenset[str]:
+        """Names of the columns that it can write under this config."""
+        return frozenset()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import ColumnPlugin, Plugin
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -59,7 +59,7 @@ class TokenLosses:
     metrics: Mapping[str, Metric] = attrs.field(factory=dict)
 
 
-class PolicyLoss(Plugin):
+class PolicyLoss(ColumnPlugin):
     """A loss a token. It sees whole samples, so that sequence-level ratios are exact."""
 
     aggregation: ClassVar[str | None] = None

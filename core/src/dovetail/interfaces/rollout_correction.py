@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import ColumnPlugin
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -64,7 +64,7 @@ class Correction:
     metrics: Mapping[str, Metric] = attrs.field(factory=dict)
 
 
-class RolloutCorrection(Plugin):
+class RolloutCorrection(ColumnPlugin):
     """Weighs or rejects tokens by how far the two policies are apart."""
 
     @classmethod

@@ -21,8 +21,8 @@ class RunPosition:
     """Finished steps."""
     total_steps: int
     """Steps of the whole run."""
-    epoch: int
-    """The pass over the training prompts that the next prompt belongs to; the first is 0."""
+    epoch: float
+    """Passes over the training prompts so far."""
     weight_version: int
     """Version of the weights that the rollout holds; 0 before the first publication."""
     validated: bool

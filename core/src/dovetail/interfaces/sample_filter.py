@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import ColumnPlugin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SAMPLE_FILTER_API = "1.0"
 
 
-class SampleFilter(Plugin):
+class SampleFilter(ColumnPlugin):
     """Chooses among the samples of a rollout, by their rewards, lengths or any other column of rollout and reward."""
 
     action: ClassVar[Literal["drop", "mask"]]

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 import attrs
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import ColumnPlugin, Plugin
 from dovetail.interfaces.runtime import PluginRef, WorkerGroupHandle
 from dovetail.sections import PluginSection, RunConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
+    from dovetail.interfaces.reward import Outcome
+    from dovetail.interfaces.rollout import Completion
 
 STAGE_API = "1.0"
 
@@ -42,14 +44,14 @@ class SelectedPlugin:
         return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
 
     def requires(self) -> frozenset[str]:
-        """Columns that it reads under its config."""
-        found: frozenset[str] = self.cls.requires(self.config)
-        return found
+        """Columns that it reads under its config; none of a stage, whose needs depend on the others."""
+        cls: type = self.cls
+        return cls.requires(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
     def provides(self) -> frozenset[str]:
         """Columns that it can write under its config."""
-        found: frozenset[str] = self.cls.provides(self.config)
-        return found
+        cls: type = self.cls
+        return cls.provides(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
 
 @attrs.frozen(kw_only=True)
@@ -73,13 +75,30 @@ class PlanFacts:
 class ScoredSample(Protocol):
     """One sample of a prompt, with what its reward came to."""
 
-    sample_id: str
-    text: str
-    """The response, decoded."""
-    completion: Any
-    """The `Completion`."""
-    outcome: Any
-    """A `Score` or a `Failure`."""
+    @property
+    def sample_id(self) -> str:
+        """Its name, unique in the run."""
+        ...
+
+    @property
+    def prompt(self) -> Any:
+        """The prompt as the data has it: messages, or a string."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The response, decoded."""
+        ...
+
+    @property
+    def completion(self) -> Completion:
+        """Its tokens, with their log-probabilities and weight versions."""
+        ...
+
+    @property
+    def outcome(self) -> Outcome:
+        """A `Score` or a `Failure`."""
+        ...
 
 
 class Experience(Protocol):
@@ -122,6 +141,10 @@ class StepContext:
     """Whether it is the first step of a process, in which what plugins return is checked thoroughly."""
     experience: Experience | None = None
     """None until the rollout has given it."""
+    tokens: int = 0
+    """Tokens of the step's prompts and responses."""
+    counted: bool = False
+    """Whether its updates are through, so that the step counts whatever comes."""
     metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the step; a stage adds its own."""
     updates: dict[str, int] = attrs.field(factory=dict)
@@ -149,9 +172,7 @@ class Stage(Plugin):
     """Names of stages of its phase that run before it, where they are in the step."""
 
     @classmethod
-    def requires(  # type: ignore[override]  # a stage is asked with the facts, other plugins without
-        cls, config: Any, facts: PlanFacts
-    ) -> Collection[str]:
+    def requires(cls, config: Any, facts: PlanFacts) -> Collection[str]:
         """Columns that it reads, in the version that they have when it runs.
 
         Returns:
@@ -160,9 +181,7 @@ class Stage(Plugin):
         return frozenset()
 
     @classmethod
-    def provides(  # type: ignore[override]
-        cls, config: Any, facts: PlanFacts
-    ) -> frozenset[str]:
+    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
         """Columns that it writes and that no other stage has written before. Those that core has never heard of are in `columns`."""
         return frozenset()
 
@@ -185,7 +204,7 @@ class Stage(Plugin):
         """Roles whose models it computes with: they exist for it, and are on the accelerator while it runs."""
         return ()
 
-    def asks(self, number: int) -> frozenset[str]:
+    def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
         """Columns that it would like the rollout to give in step `number`, besides those that it requires: `rollout_log_probs`,
         `raw_rollout_log_probs`. They are absent where the rollout engine has none.
         """

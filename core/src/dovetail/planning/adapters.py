@@ -8,8 +8,8 @@ import attrs
 
 from dovetail.errors import ModelError
 from dovetail.planning.model_shape import ModelShape, read_shape
+from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
-from dovetail.planning.stages import ModelRole
 from dovetail.sections import EngineSection, RunConfig
 from dovetail.sections.adapter import PlannedAdapter
 

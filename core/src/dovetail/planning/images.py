@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.errors import PlanError
-from dovetail.planning.resolved_plugins import Chosen
+from dovetail.interfaces.stage import SelectedPlugin
 
 CAPABILITY = "images"
 """Of rollout and training engines that take prompts with images."""
 
 
-def check_images(chosen: Mapping[str, Chosen], *, critic: bool) -> None:
+def check_images(chosen: Mapping[str, SelectedPlugin], *, critic: bool) -> None:
     """Refuse engines that would leave images out.
 
     Args:

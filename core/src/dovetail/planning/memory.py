@@ -12,9 +12,9 @@ from dovetail.planning.adapters import (
     planned_adapter,
 )
 from dovetail.planning.model_shape import BYTES, ModelShape, read_shape
+from dovetail.planning.models import ModelRole
 from dovetail.planning.placement import ROLLOUT
 from dovetail.planning.plan import Plan
-from dovetail.planning.stages import ModelRole
 from dovetail.sections import EngineSection, RunConfig
 
 _FLOAT32 = BYTES["float32"]

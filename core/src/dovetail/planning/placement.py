@@ -9,8 +9,9 @@ import attrs
 
 from dovetail.dispatch.mesh import Mesh
 from dovetail.errors import DispatchError, PlanError
-from dovetail.planning.resolved_plugins import Chosen, default_transport
-from dovetail.planning.stages import ModelRole
+from dovetail.interfaces.stage import SelectedPlugin
+from dovetail.planning.models import ModelRole
+from dovetail.planning.resolved_plugins import default_transport
 from dovetail.sections import EngineSection, RolloutSection, RunConfig
 from dovetail.sections.placement import Pool
 
@@ -74,7 +75,7 @@ class Placement:
 
 
 def place(
-    config: RunConfig, chosen: Mapping[str, Chosen], models: Sequence[ModelRole]
+    config: RunConfig, chosen: Mapping[str, SelectedPlugin], models: Sequence[ModelRole]
 ) -> tuple[Placement, tuple[ModelRole, ...]]:
     """Where everything goes: pools and replicas, and the models with their meshes.
 
@@ -148,7 +149,7 @@ def _replicas(config: RunConfig, pool: Pool) -> int:
     return wanted
 
 
-def _check_transport(config: RunConfig, transport: Chosen, rollout: Chosen) -> None:
+def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: SelectedPlugin) -> None:
     one_process = config.runtime.in_process and config.rollout.in_process
     if not one_process and "in_process" in transport.cls.capabilities:
         apart = (
@@ -168,7 +169,7 @@ def _check_transport(config: RunConfig, transport: Chosen, rollout: Chosen) -> N
         )
 
 
-def _check_offload(config: RunConfig, rollout: Chosen) -> None:
+def _check_offload(config: RunConfig, rollout: SelectedPlugin) -> None:
     if config.rollout.offload and "sleep" not in rollout.cls.capabilities:
         raise PlanError(
             f"rollout.offload=true asks rollout {rollout.ref.name!r} to sleep between rollouts, and it lacks the "
@@ -178,7 +179,9 @@ def _check_offload(config: RunConfig, rollout: Chosen) -> None:
         )
 
 
-def _check_kind(section: RolloutSection, models: Sequence[ModelRole], rollout: Chosen) -> None:
+def _check_kind(
+    section: RolloutSection, models: Sequence[ModelRole], rollout: SelectedPlugin
+) -> None:
     actor = next((model.engine for model in models if model.role == ACTOR), None)
     if actor is None or not isinstance(actor.config, EngineSection):
         return

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import attrs
 
 from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces.stage import SelectedPlugin
 from dovetail.plugins.index import default_index
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.sections.placement import (
@@ -17,33 +15,7 @@ from dovetail.sections.placement import (
 )
 
 
-@attrs.frozen
-class Chosen:
-    """One selected plugin: where the config selects it, its reference, class and config."""
-
-    path: str
-    """Key path of its section, such as `algorithm.advantage`."""
-    ref: PluginRef
-    cls: Any
-    config: PluginSection
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
-
-    def requires(self) -> frozenset[str]:
-        """Columns that it reads under its config."""
-        found: frozenset[str] = self.cls.requires(self.config)
-        return found
-
-    def provides(self) -> frozenset[str]:
-        """Columns that it can write under its config."""
-        found: frozenset[str] = self.cls.provides(self.config)
-        return found
-
-
-def choose(config: RunConfig) -> dict[str, Chosen]:
+def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
     """Resolve and import every plugin that the config selects, by key path.
 
     Raises:
@@ -58,14 +30,14 @@ def choose(config: RunConfig) -> dict[str, Chosen]:
         if section is None:
             continue
         ref = ref_for(kind, section)
-        chosen[path] = Chosen(path, ref, load_plugin_class(ref), section)
+        chosen[path] = SelectedPlugin(path, ref, load_plugin_class(ref), section)
         if kind == "reward_manager":
             inner = chosen[path].cls.selects(section)
             waiting += [(f"{path}.{key}", *selected) for key, selected in inner.items()]
     return chosen
 
 
-def refs_of(chosen: Mapping[str, Chosen]) -> dict[str, PluginRef]:
+def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
     """The reference of each, by key path."""
     return {path: plugin.ref for path, plugin in chosen.items()}
 
@@ -114,6 +86,8 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
     yield "algorithm.rollout_correction", "rollout_correction", algorithm.rollout_correction
     for i, sample_filter in enumerate(algorithm.sample_filters):
         yield f"algorithm.sample_filters[{i}]", "sample_filter", sample_filter
+    for i, stage in enumerate(algorithm.stages):
+        yield f"algorithm.stages[{i}]", "stage", stage
     for place in ("in_loss", "in_reward"):
         kl = getattr(algorithm.kl, place)
         if kl is not None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dovetail.errors import PluginBrokenError
 from dovetail.plugins.index import default_index
 
 if TYPE_CHECKING:
     from dovetail.interfaces.plugin import Plugin
+    from dovetail.sections import PluginSection
 
 
 def title_of(kind: str, plugin: Plugin) -> str:
@@ -22,3 +26,20 @@ def title_of(kind: str, plugin: Plugin) -> str:
         return f"{kind}/{name} ({cls.__qualname__} of {inspect.getsourcefile(cls)})"
     except TypeError:  # a class that was made without a file
         return f"{kind}/{name} ({cls.__module__}.{cls.__qualname__})"
+
+
+def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrokenError:
+    """Return the error that the plugin which a config section selects does not do what its interface says."""
+    if section.path is not None or section.name is None:
+        title, hint = f"{kind} {section.attribute} of {section.path}", "correct the file"
+    else:
+        title = default_index().find(kind, section.name).title
+        hint = f"`dovetail plugins check {kind}/{section.name}` finds more; report it to the plugin's author"
+    return PluginBrokenError(f"{title}: {problem}", hint=hint)
+
+
+def describe(value: object) -> str:
+    """Return what a value is: dtype and shape of an array, or its type."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__

@@ -11,8 +11,8 @@ from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
     from dovetail.planning.model_shape import ModelShape
+    from dovetail.planning.models import ModelRole
     from dovetail.planning.plan import Plan
-    from dovetail.planning.stages import ModelRole
 
 
 class AdapterTargets(PreflightRule):

@@ -27,7 +27,7 @@ class TruncatedLogProbs(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        reader = None if plan is None else plan.demands.get("rollout_log_probs")
+        reader = None if plan is None else plan.facts.required.get("rollout_log_probs")
         cuts = {f"rollout.{key}": cut for key, cut in config.rollout.truncation().items()}
         if cuts and reader is not None:
             yield self.warning(
@@ -118,7 +118,7 @@ class GateNeverFires(PreflightRule):
     def _never_measures(self, config: RunConfig, plan: Plan) -> Iterator[Finding]:
         gate, steps = config.algorithm.gate, plan.counts.steps
         standard = type(gate)()
-        if not plan.gate_log_probs:
+        if not plan.has_stage("logprob_check"):
             # Nothing can be done about the engine: that is worth a line only where the gate was asked for.
             if gate != standard:
                 yield self.warning(
@@ -126,7 +126,7 @@ class GateNeverFires(PreflightRule):
                     "log-probabilities (it lacks the capability 'logprobs')",
                     hint="leave algorithm.gate out, or choose an engine with that capability",
                 )
-        elif gate.every == 0 and not plan.rollout_log_probs:
+        elif gate.every == 0 and "rollout_log_probs" not in plan.wanted_log_probs:
             # 0 alone is how the gate is turned off; bounds besides say that it was not meant so.
             if attrs.evolve(gate, every=standard.every) != standard:
                 yield self.warning(

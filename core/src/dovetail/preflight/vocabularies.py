@@ -16,8 +16,8 @@ from dovetail.sections import ModelSection, RunConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dovetail.planning.models import ModelRole
     from dovetail.planning.plan import Plan
-    from dovetail.planning.stages import ModelRole
 
 _SHOWN = 3
 """Tokens that a finding names."""

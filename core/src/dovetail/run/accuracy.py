@@ -10,7 +10,7 @@ import attrs
 from dovetail.experience.validation import CORRECT, main_metric
 
 if TYPE_CHECKING:
-    from dovetail.run.state import RunState
+    from dovetail.run.checkpoints import RunState
 
 
 class AccuracyKeeper:

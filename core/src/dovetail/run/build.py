@@ -15,50 +15,27 @@ from dovetail.errors import ConfigError
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
+from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.planning.stages import ModelRole
 from dovetail.run.broadcast import Trackers
-from dovetail.run.parts import Data, Parts
-from dovetail.run.passive_data import CheckedDataset, check_sampler
+from dovetail.run.checkpoints import RunCheckpoints, RunState
+from dovetail.run.data import Data
+from dovetail.run.data_checks import check_sampler
+from dovetail.run.evaluator import Evaluator
+from dovetail.run.interrupt import StopSwitch
+from dovetail.run.learner import Learner
+from dovetail.run.publisher import WeightPublisher
+from dovetail.run.record import RunRecord
+from dovetail.run.rollouts import RolloutService
 from dovetail.run.starting import start_roles
+from dovetail.run.training_run import TrainingRun
 from dovetail.sections import EngineSection, ModelSection, RunConfig, TrainingSection
+from dovetail.weights.residency import Residency
 
 if TYPE_CHECKING:
-    from dovetail.data.prompts import PromptSet
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import Issued, PromptLoader
     from dovetail.telemetry.run_directory import RunDirectory
-
-
-def load_data(config: RunConfig) -> Data:
-    """Read the tokenizer and every prompt.
-
-    Raises:
-        DataError, ModelError: what is missing or wrong, with file and row.
-        ConfigError: no training files are named.
-    """
-    from dovetail.data.prompts import load_prompts
-    from dovetail.data.tokenizer import load_tokenizer
-    from dovetail.plugins.load import make_plugin, ref_for
-
-    _no_progress_bars()
-    if not config.data.train_files:
-        raise ConfigError(
-            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
-        )
-    tokenizer = load_tokenizer(config.model)
-    made: Any = make_plugin(
-        ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
-    )
-    source = CheckedDataset(made)
-
-    def read(paths: tuple[str, ...]) -> PromptSet:
-        media_dir = Path(config.data.media_dir or Path(config.output_dir) / "media")
-        return load_prompts(
-            source, paths, tokenizer, config.data, config.model, media_dir=media_dir
-        )
-
-    train = read(config.data.train_files)
-    val = read(config.data.val_files) if config.data.val_files else None
-    return Data(tokenizer=tokenizer, train=train, val=val)
 
 
 def build(
@@ -69,8 +46,9 @@ def build(
     logger: Any,
     *,
     reward: Callable[..., Any] | None = None,
-) -> Parts:
-    """Make and start every part; what was started is closed again if a later part fails.
+    stop: StopSwitch | None = None,
+) -> TrainingRun:
+    """Make and start every part of a run; what was started is closed again if a later part fails.
 
     Args:
         config: of the run.
@@ -79,16 +57,14 @@ def build(
         run_directory: where the run writes.
         logger: with the standard methods.
         reward: scores every row, where the config names no function.
+        stop: what asks for a stop; one of the run's own where absent.
     """
     from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import Issued, PromptLoader
     from dovetail.hooks import Observers
     from dovetail.plugins.load import make_plugin
-    from dovetail.run.profile import check_profile
+    from dovetail.run.profile import StepProfile, check_profile
     from dovetail.scoring.functions import configured_functions
     from dovetail.scoring.rows import check_sources
-    from dovetail.telemetry.timers import Timers
 
     refs = plan.refs
     functions = configured_functions(config.reward, PluginContext(seed=config.seed), given=reward)
@@ -138,53 +114,113 @@ def build(
         manager: Any = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
         started.callback(manager.close)
         manager.start()
-        estimator: Any = make_plugin(refs["algorithm.advantage"], context)
-        filters: Any = _made(refs, context, "algorithm.sample_filters[")
-        correction: Any = None
-        if plan.has_stage("rollout_correction"):
-            correction = make_plugin(refs["algorithm.rollout_correction"], context)
-        controllers: Any = {
-            place: make_plugin(refs[f"algorithm.kl.{place}.controller"], context)
-            for place in ("in_loss", "in_reward")
-            if f"algorithm.kl.{place}.controller" in refs
-        }
-        chosen: list[Any] = list(_made(refs, context, "tracking[").values())
-        trackers = Trackers(chosen, logger)
+        plugins = _plugins_of_stages(plan, context)
+        stages: list[Any] = [make_plugin(stage.ref, context) for stage in plan.stages]
+        for stage in stages:
+            started.callback(stage.close)
+            stage.start()
+        filters: Any = _by_name(_made(refs, context, "algorithm.sample_filters[").values())
+        trackers = Trackers(list[Any](_made(refs, context, "tracking[").values()), logger)
         started.callback(trackers.close)
         trackers.start()
-        ledger = Ledger()
         trainer: Any = make_plugin(refs["trainer"], context)
-        sampler: Any = make_plugin(refs["data.sampler"], context)
-        check_sampler(sampler, len(data.train.prompts))
-        return Parts(
+        loader, ledger = _loader(config, data, make_plugin(refs["data.sampler"], context))
+        checkpoints = RunCheckpoints(
+            CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
+            groups={model.role: groups[model.role] for model in plan.models if model.trained},
+            loader=loader,
+            ledger=ledger,
+            plugins={
+                "trainer": trainer,
+                "reward.manager": manager,
+                **plugins,
+                **{f"algorithm.sample_filters.{name}": kept for name, kept in filters.items()},
+                **{f"stages.{stage.name}": stage for stage in stages},
+            },
+        )
+        record = RunRecord(
             config=config,
             plan=plan,
-            run_directory=run_directory,
-            tokenizer=data.tokenizer,
-            ledger=ledger,
-            loader=PromptLoader(data.train.prompts, sampler, config.data.train_batch_size, ledger),
-            val_prompts=[
-                Issued(epoch=0, attempt=0, prompt=prompt)
-                for prompt in (data.val.prompts if data.val else ())
-            ],
-            actor=groups["actor"],
-            critic=groups.get("critic"),
-            ref=groups.get("ref"),
-            trainer=trainer,
-            pool=pool,
-            manager=manager,
-            estimator=estimator,
-            filters=_by_name(filters.values()),
-            correction=correction,
-            kl_controllers=controllers,
+            state=RunState(),
+            directory=run_directory,
+            checkpoints=checkpoints,
+            loader=loader,
             trackers=trackers,
             observers=Observers.load(logger),
-            store=CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
-            timers=Timers(),
             logger=logger,
+            profile=StepProfile(
+                config, groups, run_directory.path, steps=plan.counts.steps, logger=logger
+            ),
+            stop=stop or StopSwitch(),
+        )
+        residency = Residency(config, groups, record.phase)
+        publisher = WeightPublisher(
+            record,
+            actor=groups["actor"],
+            pool=pool,
+            residency=residency,
+            tokenizer=data.tokenizer,
+        )
+        rollouts = RolloutService(
+            record,
+            publisher,
+            pool=pool,
+            manager=manager,
+            tokenizer=data.tokenizer,
+            loader=loader,
+            ledger=ledger,
+            filters=filters,
+        )
+        return TrainingRun(
+            record=record,
+            rollouts=rollouts,
+            learner=Learner(
+                record, stages, residency=residency, publisher=publisher, ledger=ledger
+            ),
+            publisher=publisher,
+            evaluator=Evaluator(
+                record,
+                publisher,
+                rollouts,
+                pool=pool,
+                prompts=_held_out(data),
+                store=checkpoints.store,
+            ),
+            checkpoints=checkpoints,
+            loader=loader,
+            trainer=trainer,
+            roles=groups,
+            plugins=plugins,
             runtime=runtime,
             started=started.pop_all(),
         )
+
+
+def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
+    """The plugins on the controller that core's stages run, by key path."""
+    from dovetail.plugins.load import make_plugin
+
+    paths = ["algorithm.advantage"]
+    if plan.has_stage("rollout_correction"):
+        paths.append("algorithm.rollout_correction")
+    paths += [f"algorithm.kl.{place}.controller" for place in ("in_loss", "in_reward")]
+    return {path: make_plugin(plan.refs[path], context) for path in paths if path in plan.refs}
+
+
+def _loader(config: RunConfig, data: Data, sampler: Any) -> tuple[PromptLoader, Ledger]:
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import PromptLoader
+
+    prompts, ledger = data.train.prompts, Ledger()
+    check_sampler(sampler, len(prompts))
+    return PromptLoader(prompts, sampler, config.data.train_batch_size, ledger), ledger
+
+
+def _held_out(data: Data) -> list[Issued]:
+    from dovetail.data.loader import Issued
+
+    prompts = data.val.prompts if data.val else ()
+    return [Issued(epoch=0, attempt=0, prompt=prompt) for prompt in prompts]
 
 
 def _whole_updates(plan: Plan) -> bool:
@@ -269,10 +305,3 @@ def run_path(config: RunConfig) -> Path:
                 hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
             )
     return Path(config.output_dir) / config.project / config.experiment
-
-
-def _no_progress_bars() -> None:
-    """The run has a display of its own; transformers' bars would only tear it."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()

@@ -13,8 +13,8 @@ from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.run.build import load_data, run_path
-from dovetail.run.parts import Data
+from dovetail.run.build import run_path
+from dovetail.run.data import Data, load_data
 from dovetail.sections import RunConfig
 
 T = TypeVar("T")

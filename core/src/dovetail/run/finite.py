@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from dovetail.errors import NumericsError
 from dovetail.numerics.finite import listed
 
 if TYPE_CHECKING:
-    from dovetail.experience.generation import Sample
+    from dovetail.interfaces.stage import ScoredSample, StepContext
     from dovetail.telemetry.run_directory import RunDirectory
 
 PLACES = 32
@@ -37,7 +37,7 @@ _ESTIMATOR = (
     "rewards and values are finite, so the estimator made it: try another algorithm.advantage"
 )
 
-CHECKED: Mapping[str, str] = {
+HINTS: Mapping[str, str] = {
     "rollout_log_probs": _ENGINE,
     "raw_rollout_log_probs": _ENGINE,
     "old_log_probs": _MODEL.format(role="actor"),
@@ -49,7 +49,7 @@ CHECKED: Mapping[str, str] = {
     "advantages": _ESTIMATOR,
     "returns": _ESTIMATOR,
 }
-"""The columns that are looked at, causes before effects, and what to do about each."""
+"""Columns of core that are checked, causes before effects, and what to do about each."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -73,45 +73,49 @@ class _Found:
 
 
 def check_finite(
-    batch: Batch, *, step: int, directory: RunDirectory, samples: Iterable[Sample] = ()
+    batch: Batch, columns: Collection[str], *, step: StepContext, directory: RunDirectory
 ) -> None:
     """Do nothing where every number is finite. What response_mask leaves out does not matter.
 
     Args:
-        batch: with any of the columns of `CHECKED`.
-        step: the step that is under way.
+        batch: with any of the columns.
+        columns: those to look at; of others than floating-point numbers nothing is checked.
+        step: the step that is under way, with its experience.
         directory: of the run; `faults/step_N.json` is written into it.
-        samples: where the prompts and responses of the batch's samples are found.
 
     Raises:
         NumericsError: names the first column that is not finite, the samples, and the file.
     """
+    ordered = [column for column in HINTS if column in columns]
+    ordered += sorted(set(columns) - HINTS.keys())
     found = [
         _Found(column=column, samples_M=where)
-        for column in CHECKED
+        for column in ordered
         if column in batch and len(where := _not_finite(batch, column))
     ]
     if not found:
         return
     rows = [row for part in found for row in _rows(batch, part)]
     ids = list(dict.fromkeys(batch["sample_id"][row] for part in found for row in part.samples_M))
-    path = _write(directory, step, ids, rows, samples)
+    path = _write(directory, step, ids, rows)
     first = found[0]
     named = [batch["sample_id"][row] for row in first.samples_M]
     also = f"; so are {', '.join(part.column for part in found[1:])}" if found[1:] else ""
     raise NumericsError(
-        f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step}: "
+        f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step.number}: "
         f"{listed(named)}{also}. No weight was changed; what was found is in {path}",
-        hint=CHECKED[first.column],
+        hint=HINTS.get(
+            first.column, "correct the stage that writes it (`dovetail plan` shows which)"
+        ),
         sample_ids=ids,
     )
 
 
 def with_fault_file(
-    error: NumericsError, *, step: int, directory: RunDirectory, samples: Iterable[Sample]
+    error: NumericsError, *, step: StepContext, directory: RunDirectory
 ) -> NumericsError:
     """An engine's error that names samples: they are written as by `check_finite`, and the new error names the file."""
-    path = _write(directory, step, list(error.sample_ids), [], samples)
+    path = _write(directory, step, list(error.sample_ids), [])
     return NumericsError(
         f"{error.message}; its samples are in {path}",
         hint=error.hint,
@@ -122,8 +126,11 @@ def with_fault_file(
 def _not_finite(batch: Batch, column: str) -> Int64[np.ndarray, "M"]:
     """int64 [M]: the samples in which the column is not finite where it counts."""
     values = batch[column]
+    if isinstance(values, list) or values.dtype.kind != "f":
+        return np.empty(0, np.int64)
     if not isinstance(values, Ragged):
-        return np.flatnonzero(~np.isfinite(values))
+        finite_N = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        return np.flatnonzero(~finite_N)
     if values.finite():  # which workers know of their own results, so that nothing is fetched
         return np.empty(0, np.int64)
     bad_T = ~np.isfinite(values.values)
@@ -148,25 +155,22 @@ def _rows(batch: Batch, found: _Found) -> list[dict[str, Any]]:
 
 
 def _write(
-    directory: RunDirectory,
-    step: int,
-    ids: list[str],
-    rows: list[dict[str, Any]],
-    samples: Iterable[Sample],
+    directory: RunDirectory, step: StepContext, ids: list[str], rows: list[dict[str, Any]]
 ) -> Path:
     """`faults/step_N.json`: all names, and the first samples with prompt, response and what is wrong in them."""
     (directory.path / "faults").mkdir(exist_ok=True)
+    samples: Iterable[ScoredSample] = step.experience.samples if step.experience else ()
     texts = {sample.sample_id: sample for sample in samples}
     described = []
     for sample_id in ids[:ROWS]:
         entry: dict[str, Any] = {"sample_id": sample_id}
         if sample_id in texts:
             sample = texts[sample_id]
-            entry |= {"prompt": sample.issued.prompt.raw, "response": sample.text}
+            entry |= {"prompt": sample.prompt, "response": sample.text}
         wrong = [row for row in rows if row["sample_id"] == sample_id]
         entry["faults"] = [
             {name: row[name] for name in ("column", "positions", "values")} for row in wrong
         ]
         described.append(entry)
-    document = {"step": step, "sample_ids": ids, "samples": described}
-    return directory.write_json(f"faults/step_{step}.json", document)
+    document = {"step": step.number, "sample_ids": ids, "samples": described}
+    return directory.write_json(f"faults/step_{step.number}.json", document)

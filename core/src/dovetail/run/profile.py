@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.dispatch.profiling import ProfileSpec
 from dovetail.sections import RunConfig
-from dovetail.sections.profile import PROFILED_ROLES
-
-if TYPE_CHECKING:
-    from dovetail.run.parts import Parts
 
 FOLDER = "profiles"
 """Below the run directory."""
@@ -37,17 +33,26 @@ class StepProfile:
     """What `profile` in the config asks for.
 
     Args:
-        parts: the run's.
+        config: the run's.
+        groups: worker groups by role.
+        directory: the run's.
+        steps: of the run; None where that is not known.
+        logger: with the standard methods.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._config, self._logger = parts.config, parts.logger
-        self._directory = parts.run_directory.path
-        first, last = parts.config.profile.steps
-        self._first, self._last = first, min(last, parts.plan.counts.steps or last)
-        self._groups = _asked(
-            parts.config, {role: getattr(parts, role, None) for role in PROFILED_ROLES}
-        )
+    def __init__(
+        self,
+        config: RunConfig,
+        groups: Mapping[str, Any],
+        directory: Path,
+        *,
+        steps: int | None,
+        logger: Any,
+    ) -> None:
+        self._config, self._logger, self._directory = config, logger, directory
+        first, last = config.profile.steps
+        self._first, self._last = first, min(last, steps or last)
+        self._groups = _asked(config, groups)
         self._running: list[Any] = []
 
     @contextmanager

@@ -15,15 +15,16 @@ import attrs
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, DovetailError
-from dovetail.planning.plan import Plan
+from dovetail.planning.plan import Plan, PlannedPart
+from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
 from dovetail.plugins.lock_differences import compare
-from dovetail.run.build import build, load_data, plan_from_data, run_path
+from dovetail.run.build import build, plan_from_data, run_path
+from dovetail.run.checkpoints import with_earlier_seconds
+from dovetail.run.data import Data, load_data
 from dovetail.run.examination import enforce
-from dovetail.run.flow import Flow
 from dovetail.run.interrupt import StopSwitch
-from dovetail.run.parts import Data, Parts
-from dovetail.run.state import RunState, restore_checkpoint, with_earlier_seconds
+from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
 
@@ -72,13 +73,13 @@ def train(
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
             _write_identity(directory, settings, plan, data)
-            parts = build(settings, data, plan, directory, logger, reward=reward)
+            run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
         except BaseException:
             # Nothing has run yet: a directory left behind would only stand in the way of the next try.
             close_logging()
             shutil.rmtree(directory.path, ignore_errors=True)
             raise
-        return _run(parts, RunState(), stop)
+        return _run(run)
 
 
 def resume(
@@ -116,16 +117,17 @@ def resume(
         enforce(loaded, plan, logger)
         if announce is not None:
             announce(loaded, plan, directory.path)
-        parts = build(loaded.config, data, plan, directory, logger, reward=reward)
+        run = build(loaded.config, data, plan, directory, logger, reward=reward, stop=stop)
         try:
-            state = with_earlier_seconds(restore_checkpoint(parts, checkpoint), directory)
-            directory.rewind(state.step)
+            run.restore(checkpoint)
+            run.record.state = with_earlier_seconds(run.record.state, directory)
+            directory.rewind(run.position.step)
             # From here on the run is this config: the next resume goes on with it.
             _write_identity(directory, loaded.config, plan, data)
         except BaseException:
-            parts.close()
+            run.close()
             raise
-        return _run(parts, state, stop)
+        return _run(run)
 
 
 def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
@@ -164,41 +166,41 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
 
 def _used(plan: Plan) -> list[PluginRef]:
     """The plugins that take part in the run: a section of a critic takes none where there is no critic."""
-    without = () if plan.value_objective is not None else ("critic.",)
+    without = () if plan.has_stage("update_critic") else ("critic.",)
     return [ref for path, ref in plan.refs.items() if not path.startswith(without)]
 
 
-def _run(parts: Parts, state: RunState, stop: StopSwitch | None) -> dict[str, Any]:
+def _run(run: TrainingRun) -> dict[str, Any]:
     from dovetail.telemetry.logging import close_logging
 
     with ExitStack() as ending:
         ending.callback(close_logging)
-        ending.callback(parts.close)
-        flow = Flow(parts, state, stop)
-        ending.callback(_wind_up, parts, flow)
-        ending.callback(parts.runtime.before_exit)
-        parts.trainer.run(flow)
-    return flow.summary()
+        ending.callback(run.close)
+        ending.callback(_wind_up, run)
+        ending.callback(run.runtime.before_exit)
+        run.train()
+    return run.record.summary()
 
 
-def _wind_up(parts: Parts, flow: Flow) -> None:
+def _wind_up(run: TrainingRun) -> None:
     """Write the summary and the report; a fault in either must not hide how the run ended."""
     from dovetail.telemetry.report import write_report
 
-    summary, directory = flow.summary(), parts.run_directory
-    shown = {**summary, "next_commands": _next_commands(parts, summary)}
+    record = run.record
+    summary = record.summary()
+    shown = {**summary, "next_commands": _next_commands(run, summary)}
     try:
-        directory.write_json("summary.json", summary)
-        shown["report"] = str(write_report(directory.path))
+        record.directory.write_json("summary.json", summary)
+        shown["report"] = str(write_report(record.directory.path))
     except Exception as error:  # noqa: BLE001 - reported, never in place of the run's own error
-        parts.logger.warning("summary or report could not be written", error=repr(error))
-    parts.trackers.finish(shown)
+        record.logger.warning("summary or report could not be written", error=repr(error))
+    record.trackers.finish(shown)
 
 
-def _next_commands(parts: Parts, summary: dict[str, Any]) -> list[str]:
-    path, dovetail = parts.run_directory.path, _command()
+def _next_commands(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
+    path, dovetail = run.record.directory.path, _command()
     if summary["status"] != "completed":
-        saved = parts.store.latest() is not None
+        saved = run.checkpoints.store.latest() is not None
         commands = [
             *([f"resume {path}"] if saved else []),
             f"config show {path}/config.yaml",
@@ -236,10 +238,17 @@ def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Any) -> No
 def describe(plan: Plan) -> dict[str, Any]:
     """The plan as plain containers, for `--json` and for the run directory."""
     return {
+        "collection": [_part(part) for part in plan.collection],
         "stages": [
-            {"name": s.name, "who": s.who, "because": s.because, "provides": sorted(s.provides)}
-            for s in plan.stages
+            {
+                **_part(stage),
+                "phase": stage.phase,
+                "reads": dict(stage.reads),
+                "rewrites": sorted(stage.rewrites),
+            }
+            for stage in plan.stages
         ],
+        "publication": _part(plan.publication),
         "models": [
             {
                 **attrs.asdict(m, filter=lambda a, _: a.name not in {"engine", "mesh"}),
@@ -254,4 +263,13 @@ def describe(plan: Plan) -> dict[str, Any]:
             "replicas": plan.placement.replicas,
         },
         "counts": dict(plan.counts.rows()),
+    }
+
+
+def _part(part: PlannedPart | PlannedStage) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "who": part.who,
+        "because": part.because,
+        "provides": sorted(part.provides),
     }

@@ -103,6 +103,8 @@ class AlgorithmSection:
     """What leaves samples out of training, in order."""
     max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Rounds of generation a step may take to replace groups that a filter left out; 1 replaces none."""
+    stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
+    """Further stages of a step, each in its phase behind those of core, as far as its `before` and `after` allow."""
     overlong_penalty: OverlongPenaltySection | None = None
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)

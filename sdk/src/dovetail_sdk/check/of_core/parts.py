@@ -15,7 +15,6 @@ from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
-from dovetail.run.on_policy import OnPolicyTrainer
 from dovetail.telemetry.console import ConsoleTracker
 from dovetail.telemetry.jsonl import JsonlTracker
 from dovetail.transports.disk import DiskTransport
@@ -30,7 +29,6 @@ from dovetail_sdk.testing.conformance import (
     RuntimeConformance,
     SamplerConformance,
     TrackerConformance,
-    TrainerConformance,
     WeightTransportConformance,
 )
 
@@ -108,12 +106,6 @@ class TestJsonl(TrackerConformance):
     """Jsonl."""
 
     plugin = JsonlTracker
-
-
-class TestOnPolicy(TrainerConformance):
-    """On policy."""
-
-    plugin = OnPolicyTrainer
 
 
 class TestInline(RuntimeConformance):

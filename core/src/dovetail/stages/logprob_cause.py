@@ -1,4 +1,4 @@
-"""Which stage makes rollout and training log-probabilities differ: the weights' version, the sampling transform, or numerics.
+"""What makes rollout and training log-probabilities differ: the weights' version, the sampling transform, or numerics.
 
 Each is told by a mark that the others don't leave: tokens that carry another version; raw log-probabilities that
 agree where the sampler's don't, differences of one sign, or differences that follow the log-probability as another
@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 
 from dovetail.interfaces.rollout import SamplingParams
-from dovetail.run.gate_comparison import Comparison
+from dovetail.stages.logprob_comparison import Comparison
 
-Stage = Literal["weights_version", "sampling_transform", "numerics"]
+Cause = Literal["weights_version", "sampling_transform", "numerics"]
 
 NOTICEABLE = 1e-3
 """Nats by which a token differs at all; below it is rounding."""
@@ -33,7 +33,7 @@ ALIKE = 0.9
 class Finding:
     """What the difference comes from, why one thinks so, and what to do."""
 
-    stage: Stage
+    cause: Cause
     text: str
     hint: str
 
@@ -45,7 +45,7 @@ def diagnose(
     weight_version: int | None,
     broken: int,
 ) -> Finding:
-    """Name the stage.
+    """Name the cause.
 
     Args:
         found: the comparison.

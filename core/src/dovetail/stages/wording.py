@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
-from dovetail.planning.requirements import Demands
-from dovetail.planning.resolved_plugins import Chosen
-from dovetail.sections import RunConfig
+from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
 from dovetail.sections.fields import PluginSection
+from dovetail.stages.algorithm import corrects_within
 
 _SELECTORS = frozenset(attrs.fields_dict(PluginSection))
 
 
-def with_settings(plugin: Chosen, *, changed_only: bool = False) -> str:
+def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
     """A plugin's name with its settings in brackets, such as `gae (gamma 0.99, lam 0.95)`.
 
     Args:
@@ -40,44 +39,31 @@ def settings(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
             yield field.name, getattr(config, field.name), default
 
 
-def update_words(config: RunConfig, chosen: Mapping[str, Chosen], demands: Demands) -> str:
-    """What the actor's update minimises: loss, aggregation, correction, KL penalty, entropy bonus."""
-    algorithm = config.algorithm
+def update_words(facts: PlanFacts) -> str:
+    """Return what the actor's update minimises: loss, aggregation, correction, KL penalty, entropy bonus."""
+    algorithm, plugins = facts.config.algorithm, facts.plugins
     words = [
-        with_settings(chosen["algorithm.policy_loss"]),
-        with_settings(chosen["algorithm.loss_aggregation"]),
+        with_settings(plugins["algorithm.policy_loss"]),
+        with_settings(plugins["algorithm.loss_aggregation"]),
     ]
-    if demands.correct_within:
-        words.append(f"corrected by {chosen['algorithm.rollout_correction'].ref.name}")
+    if corrects_within(facts):
+        words.append(f"corrected by {plugins['algorithm.rollout_correction'].ref.name}")
     if algorithm.kl.in_loss is not None and algorithm.kl.in_loss.coef:
-        words.append(f"KL {_kl(config, chosen, 'in_loss')} in the loss")
+        words.append(f"KL {kl_words(facts, 'in_loss')} in the loss")
     if algorithm.entropy.coef:
         words.append(f"entropy bonus {_value(algorithm.entropy.coef)}")
     return ", ".join(words)
 
 
-def shaping_words(config: RunConfig, chosen: Mapping[str, Chosen]) -> str:
-    """What is taken off the rewards before advantages are estimated; empty where nothing is."""
-    penalty, kl = config.algorithm.overlong_penalty, config.algorithm.kl.in_reward
-    words = []
-    if penalty is not None:
-        words.append(
-            f"algorithm.overlong_penalty (buffer {penalty.buffer}, factor {_value(penalty.factor)})"
-        )
-    if kl is not None and kl.coef:
-        words.append(f"algorithm.kl.in_reward ({_kl(config, chosen, 'in_reward')})")
-    return ", ".join(words)
-
-
-def clips(loss: Chosen) -> bool:
+def clips(loss: SelectedPlugin) -> bool:
     """Whether a loss bounds a ratio."""
     return any(name.startswith("clip") for name, _, _ in settings(loss.config))
 
 
-def _kl(config: RunConfig, chosen: Mapping[str, Chosen], place: str) -> str:
-    """A KL penalty's estimator, weight and, where it moves, its controller."""
-    kl = getattr(config.algorithm.kl, place)
-    controller = chosen[f"algorithm.kl.{place}.controller"].ref.name
+def kl_words(facts: PlanFacts, place: str) -> str:
+    """Return a KL penalty's estimator, weight and, where it moves, its controller; `place` is `in_loss` or `in_reward`."""
+    kl = getattr(facts.config.algorithm.kl, place)
+    controller = facts.plugins[f"algorithm.kl.{place}.controller"].ref.name
     moves = "" if controller == "fixed" else f" ({controller})"
     return f"{kl.estimator} {_value(kl.coef)}{moves}"
 

@@ -1,8 +1,9 @@
-"""The updates of a step: a batch cut into mini-batches of whole groups, pass after pass, and when to stop early."""
+"""Optimizer steps over a batch: mini-batches of whole groups, pass after pass, and when to stop early."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,20 @@ from jaxtyping import Int64, Shaped
 
 from dovetail.batch.batch import Batch
 from dovetail.errors import ConfigError
-from dovetail.metrics import Metric, merge_metrics, values
+from dovetail.metrics import Metric, is_empty, merge_metrics, values
+from dovetail.plugins.titles import broken_plugin, describe
 
 if TYPE_CHECKING:
     from dovetail.interfaces.objective import AnyObjectiveSpec
+    from dovetail.interfaces.stage import StepContext
+    from dovetail.sections import PluginSection
 
 APPROX_KL = "actor/approx_kl"
 """The metric by which `actor.max_kl` stops: KL of a mini-batch to the old policy, in nats a token."""
 
 
 @attrs.frozen(kw_only=True)
-class Cut:
+class MiniBatchPlan:
     """How the batch of a step becomes mini-batches."""
 
     prompts: int
@@ -81,11 +85,58 @@ class Updates:
     """Whether some were left out because the policy had moved too far."""
 
 
+def train_role(
+    role: str,
+    batch: Batch,
+    step: StepContext,
+    objective: AnyObjectiveSpec,
+    *,
+    prompts: int,
+    epochs: int,
+    max_kl: float | None = None,
+) -> Updates:
+    """Take a step's optimizer steps of one role, and count them in `step.updates`.
+
+    Args:
+        role: whose model is trained.
+        batch: N samples with what the objective requires, and `group_id`.
+        step: the step that is under way.
+        objective: what is minimised.
+        prompts: groups a mini-batch.
+        epochs: passes over the batch.
+        max_kl: see `run_updates`.
+
+    Raises:
+        PluginBrokenError: in the first step: the engine returned something else than metrics.
+        NumericsError, ConfigError: see `run_updates`.
+    """
+    config = step.config
+    engine = step.facts.engine(role).config
+
+    def after_each(metrics: Mapping[str, Metric]) -> None:
+        step.updates[role] += 1
+        if step.first:
+            check_update_metrics(metrics, role, engine)
+
+    cut = MiniBatchPlan(
+        prompts=prompts, epochs=epochs, shuffle=config.actor.shuffle, seed=config.seed
+    )
+    return run_updates(
+        step.roles[role],
+        batch,
+        objective,
+        cut,
+        step=step.number,
+        max_kl=max_kl,
+        after_each=after_each,
+    )
+
+
 def run_updates(
     group: Any,
     batch: Batch,
     objective: AnyObjectiveSpec,
-    cut: Cut,
+    cut: MiniBatchPlan,
     *,
     step: int,
     max_kl: float | None = None,
@@ -119,13 +170,6 @@ def run_updates(
     return Updates(metrics=values(merge_metrics(parts)), count=len(parts), stopped=stopped)
 
 
-def with_loss_mask(batch: Batch) -> Batch:
-    """The batch as the actor trains on it: `loss_mask`, where there is one, in place of `response_mask`."""
-    if "loss_mask" not in batch:
-        return batch
-    return batch.with_columns({"response_mask": batch["loss_mask"]}).drop(["loss_mask"])
-
-
 def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:
     if APPROX_KL not in metrics:
         raise ConfigError(
@@ -134,3 +178,38 @@ def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:
             "algorithm.policy_loss=ppo_clip",
         )
     return metrics[APPROX_KL].value
+
+
+def check_update_metrics(found: object, role: str, section: PluginSection) -> None:
+    """Check what an engine's `update` returned, joined over ranks.
+
+    Args:
+        found: metrics by name.
+        role: that was updated.
+        section: that selects the engine.
+
+    Raises:
+        PluginBrokenError: a metric is none, has another name, or is not finite; names the plugin with its version.
+    """
+    if isinstance(found, list) and found:
+        found = found[0]  # of the first rank: what can't be merged comes back as it is
+    if not isinstance(found, Mapping):
+        problem = f"update returned {describe(found)}, not metrics by name"
+        raise broken_plugin("engine", section, problem)
+    for name, metric in found.items():
+        if problem := _metric_problem(name, metric, role):
+            raise broken_plugin("engine", section, f"update returned the metric {name!r} {problem}")
+
+
+def _metric_problem(name: object, metric: object, role: str) -> str:
+    """What is wrong with a metric of an update; empty where nothing is. One over nothing has no value, and `values` leaves it out."""
+    if not isinstance(name, str) or not all(name.partition("/")):
+        return (
+            f"of the {role}, whose metrics are named {role}/…, or after the plugin that adds them"
+        )
+    if not isinstance(metric, Metric):
+        return f"as {describe(metric)}, which can't be merged with those of other mini-batches"
+    value = metric.value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return f"with the value {value!r:.60}, which is no number"
+    return "" if is_empty(metric) or math.isfinite(value) else f"with the value {value:g}"

@@ -1,12 +1,12 @@
-"""The consistency gate: are rollout and trainer the same policy, and which stage makes them differ?
+"""LogProbCheck: are rollout and trainer the same policy, and what makes them differ?
 
-Where they are not, importance ratios are wrong, and training goes astray without an error. The gate compares
-the two log-probabilities of the tokens that were generated, before any weight changes, and judges the mean of
+Where they are not, importance ratios are wrong, and training fails without an error. The check compares the log-probabilities
+that both give to the generated tokens, before any weight changes, and judges the mean of
 |p_train − p_rollout|: below 0.005 is usual, above 0.01 is more than kernels and rounding normally explain.
 
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
 with Z ≤ 1 the mass that was kept. That is no fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
-so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The gate judges what is left when as much
+so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check judges what is left when as much
 as that is allowed for. That is one-sided, so it sees about half of an error that has no sign; where the engine also gives
 `raw_rollout_log_probs`, of the full softmax, they are judged too, and see all of it.
 
@@ -16,7 +16,7 @@ Legend: N samples, T response tokens, packed end to end; K of them masked in and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -25,11 +25,14 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces.rollout import SamplingParams
-from dovetail.metrics import Last, Max, Mean, Metric, Sum
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
 from dovetail.numerics.finite import sample_names
-from dovetail.run.gate_comparison import Comparison
-from dovetail.run.gate_stages import Stage, diagnose
 from dovetail.sections.algorithm import GateSection
+from dovetail.stages.algorithm import rollout_is_old
+from dovetail.stages.logprob_cause import Cause, diagnose
+from dovetail.stages.logprob_comparison import Comparison
+from dovetail.stages.sampling import ON_REQUEST, training_sampling
 
 USUAL = 0.005
 """Mean difference of two probabilities below which engines normally stay."""
@@ -39,9 +42,73 @@ NAMED = 16
 Level = Literal["ok", "warn", "stop"]
 
 
+class LogProbCheck(Stage):
+    """Compares rollout and trainer where both log-probabilities are there, and on the schedule of `algorithm.gate`."""
+
+    name = "logprob_check"
+    api = ">=1.0,<2"
+    phase = "check"
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        if not comparable(facts):
+            return None
+        every = facts.config.algorithm.gate.every
+        often = f"at step 1 and every {every} steps" if every else "with the log-probabilities"
+        return f"rollout and trainer must agree; {often}"
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        return () if _actor_scores(facts) else ("actor",)
+
+    def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
+        section = facts.config.algorithm.gate
+        return comparable(facts) if due(number, section) else frozenset()
+
+    def skips(self, batch: Batch, step: StepContext) -> bool:
+        scheduled = bool(self.asks(step.number, step.facts))
+        return "rollout_log_probs" not in batch or not (_actor_scores(step.facts) or scheduled)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        section = step.config.algorithm.gate
+        compared = batch
+        if _actor_scores(step.facts):
+            log_probs = batch["old_log_probs"]
+        else:
+            compared = batch.take(chosen_rows(batch["response_mask"], section.samples))
+            scored = step.roles["actor"].forward(compared, frozenset({"log_probs"})).result()
+            log_probs = scored["log_probs"]
+        verdict = measure(
+            compared,
+            log_probs,
+            sampling=training_sampling(step.config),
+            section=section,
+            weight_version=step.weight_version,
+        )
+        step.metrics |= values(verdict.metrics)
+        if verdict.message:
+            log = step.logger.info if verdict.level == "ok" else step.logger.warning
+            log(verdict.message, step=step.number, cause=verdict.cause, hint=verdict.hint)
+        verdict.check()
+        return batch
+
+
+def comparable(facts: PlanFacts) -> frozenset[str]:
+    """Return the columns that the rollout engine can give for the comparison; none where it has no log-probabilities."""
+    capabilities = facts.plugins["rollout"].cls.capabilities
+    if "logprobs" not in capabilities:
+        return frozenset()
+    return frozenset(column for column, needed in ON_REQUEST.items() if needed in capabilities)
+
+
+def _actor_scores(facts: PlanFacts) -> bool:
+    """Whether every step has the actor's own log-probabilities of the whole batch."""
+    return "old_log_probs" in facts.required and not rollout_is_old(facts)
+
+
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What the gate found.
+    """What the check found.
 
     Attributes:
         level: `ok`, or past the bound at which the run warns or stops.
@@ -49,16 +116,16 @@ class Verdict:
             log p_rollout − log p_train; `gate/correlation` of the two probabilities (Pearson); `gate/tokens`.
             `gate/raw_prob_diff_mean` where there are raw log-probabilities, `gate/unexplained_diff_mean` where
             truncation is allowed for, `gate/stale_tokens` where versions are checked.
-        stage: what the difference comes from; None where there is none. At level `ok` it is `sampling_transform`,
+        cause: what the difference comes from; None where there is none. At level `ok` it is `sampling_transform`,
             where the truncation that the config asks for is all that there is.
-        message: all of it in words; empty where there is no stage.
+        message: all of it; empty where there is no cause.
         hint: what to do.
         sample_ids: the samples that differ most, where the level is not `ok`.
     """
 
     level: Level
     metrics: Mapping[str, Metric]
-    stage: Stage | None = None
+    cause: Cause | None = None
     message: str = ""
     hint: str | None = None
     sample_ids: tuple[str, ...] = ()
@@ -74,12 +141,12 @@ class Verdict:
 
 
 def due(step: int, section: GateSection) -> bool:
-    """Whether the gate measures at this step (from 1) even if the trainer has to score samples for it."""
+    """Whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
 
 
 def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
-    """int64: rows of the samples that the trainer scores for the gate, spread evenly and in order.
+    """int64: rows of the samples that the trainer scores for the check, spread evenly and in order.
 
     Args:
         response_mask: of the batch; rows without a masked-in token are passed over.
@@ -112,7 +179,7 @@ def measure(
     Raises:
         ColumnError: a column is missing, or does not line up with `response_mask`.
     """
-    batch.require(("response_mask", "rollout_log_probs"), "the consistency gate")
+    batch.require(("response_mask", "rollout_log_probs"), "the log-probability check")
     found, broken_rows = _compare(batch, log_probs, sampling, weight_version)
     broken = len(broken_rows)
     metrics = _metrics(found, weight_version is not None)
@@ -131,8 +198,8 @@ def measure(
     return Verdict(
         level=level,
         metrics=metrics,
-        stage=finding.stage,
-        message=f"{_figures(found, section, level)}; {finding.stage}: {finding.text}",
+        cause=finding.cause,
+        message=f"{_figures(found, section, level)}; {finding.cause}: {finding.text}",
         hint=finding.hint,
         sample_ids=sample_names(batch, list(dict.fromkeys(worst))[:NAMED]),
     )
@@ -153,7 +220,7 @@ def _compare(
     for name, column in columns.items():
         if not np.array_equal(column.offsets, mask.offsets):
             raise ColumnError(
-                f"{name} of the consistency gate do not line up with response_mask: {len(column.values)} values "
+                f"{name} of the log-probability check do not line up with response_mask: {len(column.values)} values "
                 f"over {len(column)} samples, the mask {len(mask.values)} over {len(mask)}",
                 hint="the trainer scores the same rows, one value a response token",
             )

@@ -1,0 +1,428 @@
+"""The list of a step's stages: which are active, in which order, and which version of each column every stage reads.
+
+The columns of the rollout and its rewards are there when the first stage runs. Stages of core are active where their `because`
+says so, those that the config names always, and a stage that is installed where it alone declares a column that something
+requires. As a stage's needs may depend on what others require, all are asked again until nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.batch.columns import glossary
+from dovetail.errors import PlanError, PluginBrokenError, nearest
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces.stage import PHASES, Phase, PlanFacts, SelectedPlugin
+from dovetail.sections import PluginSection, RunConfig
+from dovetail.stages.rollout_correction import filters_mask
+from dovetail.stages.sampling import ON_REQUEST
+from dovetail.stages.score_critic import VALUE_HEAD
+
+ROLLOUT_COLUMNS = frozenset(
+    [
+        "sample_id",
+        "epoch",
+        "prompt_id",
+        "attempt",
+        "sample_index",
+        "group_id",
+        "trajectory_id",
+        "prompt_ids",
+        "response_ids",
+        "response_mask",
+        "token_weight_versions",
+        "finish_reason",
+        "temperature",
+    ]
+)
+"""What every rollout gives without being asked."""
+REWARD_COLUMNS = frozenset({"scores", "token_rewards", "reward_components"})
+"""What scoring gives."""
+CORE_STAGES = (
+    "old_log_probs_from_rollout",
+    "score_actor",
+    "score_ref",
+    "score_critic",
+    "logprob_check",
+    "rollout_correction",
+    "overlong_penalty",
+    "kl_penalty",
+    "advantage",
+    "update_critic",
+    "update_actor",
+)
+"""Stages of core, in their order."""
+_OF_STAGES = ("algorithm.policy_loss", "algorithm.advantage", "algorithm.rollout_correction")
+"""Plugins that a stage runs, which then requires their columns."""
+
+
+@attrs.frozen(kw_only=True)
+class PlannedStage:
+    """One stage of a step, as it will run."""
+
+    name: str
+    phase: Phase
+    ref: PluginRef
+    roles: tuple[str, ...]
+    """Whose models compute it."""
+    who: str
+    """Where it runs, and the distribution that brings it where that is not core."""
+    because: str
+    reads: Mapping[str, int]
+    """Columns that it requires, and the version of each: 1 as first written, 1 more after each rewrite."""
+    provides: frozenset[str]
+    rewrites: frozenset[str]
+
+
+@attrs.frozen
+class _Candidate:
+    """A stage that may be active."""
+
+    plugin: SelectedPlugin
+    chosen_because: str | None = None
+    """Why it is active whatever its `because` says; None for a stage of core."""
+
+    @property
+    def name(self) -> str:
+        return str(self.plugin.cls.name)
+
+    def because(self, facts: PlanFacts) -> str | None:
+        reason: str | None = self.plugin.cls.because(self.plugin.config, facts)
+        return reason or self.chosen_because
+
+    def requires(self, facts: PlanFacts) -> dict[str, str]:
+        """Columns, and what reads each."""
+        found = self.plugin.cls.requires(self.plugin.config, facts)
+        if isinstance(found, Mapping):
+            return dict(found)
+        return dict.fromkeys(sorted(found), self.plugin.title)
+
+    def provides(self, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(self.plugin.cls.provides(self.plugin.config, facts))
+
+    def rewrites(self, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(self.plugin.cls.rewrites(self.plugin.config, facts))
+
+
+def list_stages(
+    config: RunConfig, plugins: Mapping[str, SelectedPlugin], updates_per_step: int
+) -> tuple[PlanFacts, tuple[PlannedStage, ...]]:
+    """Return what the planner found out, and the stages of a step in order.
+
+    Args:
+        config: the whole config.
+        plugins: every plugin that it selects, by key path.
+        updates_per_step: optimizer steps of the actor after each rollout.
+
+    Raises:
+        PlanError: a column has no provider, is read before it is written, has two providers, or is rewritten in no declared
+            order; `before` and `after` contradict each other or the phases. Names the plugins.
+    """
+    candidates = [_core_stage(name) for name in CORE_STAGES]
+    candidates += [
+        _Candidate(plugin, plugin.path)
+        for path, plugin in plugins.items()
+        if path.startswith("algorithm.stages[")
+    ]
+    _check_names(candidates)
+    required = _required_by_plugins(plugins)
+    while True:
+        facts = PlanFacts(
+            config=config, plugins=plugins, updates_per_step=updates_per_step, required=required
+        )
+        active = [candidate for candidate in candidates if candidate.because(facts)]
+        found = dict(required)
+        for candidate in active:
+            for column, reader in candidate.requires(facts).items():
+                found.setdefault(column, reader)
+        installed = list(_installed_providers(facts, found, active))
+        if found.keys() == required.keys() and not installed:
+            break
+        required = found
+        candidates += installed
+    ordered = _in_order(active)
+    return facts, tuple(_checked(facts, ordered))
+
+
+def rollout_columns(facts: PlanFacts) -> frozenset[str]:
+    """Return the columns of a step's batch before its first stage."""
+    columns = set(ROLLOUT_COLUMNS | REWARD_COLUMNS)
+    capabilities = facts.plugins["rollout"].cls.capabilities
+    columns |= {
+        column
+        for column, needed in ON_REQUEST.items()
+        if column in facts.required and needed in capabilities
+    }
+    if "baseline_scores" in facts.required:
+        columns.add("baseline_scores")
+    if filters_mask(facts):
+        columns.add("loss_mask")
+    return frozenset(columns)
+
+
+def _core_stage(name: str) -> _Candidate:
+    from dovetail.plugins.load import load_plugin_class, ref_for
+
+    section = PluginSection(name=f"{name}@dovetail-core")
+    ref = ref_for("stage", section)
+    return _Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section))
+
+
+def _check_names(candidates: Sequence[_Candidate]) -> None:
+    seen: dict[str, _Candidate] = {}
+    for candidate in candidates:
+        other = seen.setdefault(candidate.name, candidate)
+        if other is not candidate:
+            raise PlanError(
+                f"two stages are named {candidate.name!r}: {_whose(other)} and {_whose(candidate)}",
+                hint=f"remove {candidate.plugin.path}, or give its class another name",
+            )
+
+
+def _required_by_plugins(plugins: Mapping[str, SelectedPlugin]) -> dict[str, str]:
+    """Columns that plugins require which no stage runs, and which of them does."""
+    required: dict[str, str] = {}
+    for path, plugin in plugins.items():
+        if path not in _OF_STAGES:
+            for column in sorted(plugin.requires()):
+                required.setdefault(column, plugin.title)
+    return required
+
+
+def _installed_providers(
+    facts: PlanFacts, required: Mapping[str, str], active: Sequence[_Candidate]
+) -> Iterator[_Candidate]:
+    """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
+    from dovetail.plugins.index import default_index
+    from dovetail.plugins.load import load_plugin_class, ref_for
+
+    there = rollout_columns(facts).union(*(stage.provides(facts) for stage in active))
+    names = {stage.name for stage in active}
+    for column in sorted(required.keys() - there - glossary().keys()):
+        offers = [
+            entry
+            for entry in default_index().entries("stage")
+            if entry.usable
+            and entry.name not in names
+            and entry.manifest is not None
+            and column in {declared["name"] for declared in entry.manifest.columns}
+        ]
+        if len(offers) == 1:
+            section = PluginSection(name=offers[0].name)
+            ref = ref_for("stage", section)
+            plugin = SelectedPlugin(f"stages.{ref.name}", ref, load_plugin_class(ref), section)
+            names.add(ref.name)
+            yield _Candidate(plugin, f"{column} required by {required[column]}")
+
+
+def _in_order(stages: Sequence[_Candidate]) -> list[_Candidate]:
+    """The stages by phase, and within a phase as given, as far as `before` and `after` allow."""
+    for stage in stages:
+        if stage.plugin.cls.phase not in PHASES:
+            near = nearest(str(stage.plugin.cls.phase), PHASES)
+            raise PluginBrokenError(
+                f"{_whose(stage)} has the phase {stage.plugin.cls.phase!r}; expected one of {', '.join(PHASES)}",
+                hint=f"did its author mean {near!r}?" if near else None,
+            )
+    earlier = {stage.name: set(stage.plugin.cls.after) for stage in stages}
+    for stage in stages:
+        for name in stage.plugin.cls.before:
+            if name in earlier:
+                earlier[name].add(stage.name)
+    by_name = {stage.name: stage for stage in stages}
+    for stage in stages:
+        for name in earlier[stage.name] & by_name.keys():
+            if _phase(by_name[name]) > _phase(stage):
+                raise PlanError(
+                    f"{_whose(by_name[name])} has the phase {by_name[name].plugin.cls.phase!r}, which comes after "
+                    f"{stage.plugin.cls.phase!r}, but is to run before {_whose(stage)}",
+                    hint="correct `before` and `after`: they order stages of one phase",
+                )
+    return [stage for phase in range(len(PHASES)) for stage in _sorted(stages, phase, earlier)]
+
+
+def _sorted(
+    stages: Sequence[_Candidate], phase: int, earlier: Mapping[str, set[str]]
+) -> list[_Candidate]:
+    waiting = [stage for stage in stages if _phase(stage) == phase]
+    done: list[_Candidate] = []
+    while waiting:
+        names = {stage.name for stage in waiting}
+        ready = [stage for stage in waiting if not earlier[stage.name] & (names - {stage.name})]
+        if not ready:
+            raise PlanError(
+                f"`before` and `after` of {' and '.join(map(_whose, waiting))} contradict each other: each is to run "
+                "before the other",
+                hint="correct one of them",
+            )
+        done.append(ready[0])
+        waiting.remove(ready[0])
+    return done
+
+
+def _phase(stage: _Candidate) -> int:
+    return PHASES.index(stage.plugin.cls.phase)
+
+
+def _checked(facts: PlanFacts, stages: Sequence[_Candidate]) -> Iterator[PlannedStage]:
+    """Every stage with the versions that it reads.
+
+    Raises:
+        PlanError: the order is not sound.
+    """
+    columns = _Columns(facts, stages)
+    for stage in stages:
+        requires = stage.requires(facts)
+        provides, rewrites = stage.provides(facts), stage.rewrites(facts)
+        if stage.plugin.cls.phase == "check" and (provides or rewrites):
+            raise PlanError(
+                f"{_whose(stage)} has the phase 'check' and writes {', '.join(sorted(provides | rewrites))}; a check changes nothing",
+                hint="give it the phase 'transform'",
+            )
+        reads = {column: columns.read(column, requires[column], stage) for column in requires}
+        for column in sorted(rewrites):
+            columns.rewrite(column, stage)
+        for column in sorted(provides):
+            columns.provide(column, stage)
+        yield _planned(facts, stage, reads, provides, rewrites)
+    for column, reader in facts.required.items():
+        columns.read(column, reader, None)
+
+
+class _Columns:
+    """The columns of a step as its stages run, one after another."""
+
+    def __init__(self, facts: PlanFacts, stages: Sequence[_Candidate]) -> None:
+        self._facts, self._stages = facts, stages
+        self._known = glossary(
+            column
+            for plugin in (*facts.plugins.values(), *(stage.plugin for stage in stages))
+            for column in plugin.cls.columns
+        )
+        self._versions = dict.fromkeys(rollout_columns(facts), 1)
+        self._providers = dict.fromkeys(self._versions, "the rollout and its rewards")
+        self._rewriters: dict[str, list[_Candidate]] = {}
+
+    def read(self, column: str, reader: str, stage: _Candidate | None) -> int:
+        """The version of a column now.
+
+        Raises:
+            PlanError: it has not been written.
+        """
+        if column not in self._versions:
+            raise _no_provider(self._facts, column, reader, stage, self._stages, self._known)
+        return self._versions[column]
+
+    def provide(self, column: str, stage: _Candidate) -> None:
+        """A stage writes a column for the first time."""
+        if column in self._providers:
+            raise PlanError(
+                f"the column {column!r} has two providers: {self._providers[column]} and {_whose(stage)}",
+                hint=f"select one of them, or let {stage.name} declare {column!r} in `rewrites` in place of `provides`",
+            )
+        if column not in self._known:
+            raise _undeclared(stage, column, self._known)
+        self._versions[column], self._providers[column] = 1, _whose(stage)
+
+    def rewrite(self, column: str, stage: _Candidate) -> None:
+        """A stage writes a column anew."""
+        self.read(column, f"{stage.plugin.title}, to rewrite it,", stage)
+        for other in self._rewriters.setdefault(column, []):
+            if _phase(other) == _phase(stage) and not _ordered(other, stage):
+                raise PlanError(
+                    f"{_whose(other)} and {_whose(stage)} both rewrite {column!r} in the phase {stage.plugin.cls.phase!r}, "
+                    "in no declared order",
+                    hint=f"name {other.name!r} in `after` or `before` of {stage.name}",
+                )
+        self._rewriters[column].append(stage)
+        self._versions[column] += 1
+
+
+def _planned(
+    facts: PlanFacts,
+    stage: _Candidate,
+    reads: Mapping[str, int],
+    provides: frozenset[str],
+    rewrites: frozenset[str],
+) -> PlannedStage:
+    plugin = stage.plugin
+    roles: tuple[str, ...] = plugin.cls.roles(plugin.config, facts)
+    who = ", ".join(f"{role} ({facts.engine(role).ref.name})" for role in roles) or "controller"
+    if plugin.ref.distribution != "dovetail-core":
+        who += f"; {plugin.ref.distribution or plugin.ref.path}"
+    return PlannedStage(
+        name=stage.name,
+        phase=plugin.cls.phase,
+        ref=plugin.ref,
+        roles=roles,
+        who=who,
+        because=str(stage.because(facts)),
+        reads=reads,
+        provides=provides,
+        rewrites=rewrites,
+    )
+
+
+def _ordered(one: _Candidate, other: _Candidate) -> bool:
+    """Whether two stages name each other, in either direction."""
+    return any(
+        a.name in (*b.plugin.cls.before, *b.plugin.cls.after)
+        for a, b in ((one, other), (other, one))
+    )
+
+
+def _whose(stage: _Candidate) -> str:
+    ref = stage.plugin.ref
+    return f"stage {stage.name!r} of {ref.distribution or ref.path}"
+
+
+def _undeclared(stage: _Candidate, column: str, known: Iterable[str]) -> PlanError:
+    near = nearest(column, known)
+    return PlanError(
+        f"{_whose(stage)} provides the column {column!r}, which no plugin declares",
+        hint=f"did its author mean {near!r}?"
+        if near
+        else "declare it in the class attribute `columns`, with its dtype and shape",
+    )
+
+
+def _no_provider(
+    facts: PlanFacts,
+    column: str,
+    reader: str,
+    stage: _Candidate | None,
+    stages: Sequence[_Candidate],
+    known: Mapping[str, Any],
+) -> PlanError:
+    later = [other for other in stages if column in other.provides(facts)]
+    if later and stage is not None:
+        return PlanError(
+            f"{reader} requires the column {column!r} in {_whose(stage)}, but {_whose(later[0])}, which writes it, runs after that",
+            hint=f"name {later[0].name!r} in `after` of {stage.name}, or give {stage.name} a later phase than {stage.plugin.cls.phase!r}",
+        )
+    if column not in known:
+        near = nearest(column, known)
+        return PlanError(
+            f"{reader} requires the column {column!r}, which no plugin declares",
+            hint=f"did its author mean {near!r}?" if near else None,
+        )
+    return PlanError(
+        f"{reader} requires the column {column!r} ({known[column].meaning}), but "
+        + _why_not(facts, column, known[column].owner),
+        hint="choose another plugin on one of the two sides",
+    )
+
+
+def _why_not(facts: PlanFacts, column: str, owner: str) -> str:
+    if column in ON_REQUEST:
+        lacks, capability = facts.plugins["rollout"], ON_REQUEST[column]
+    elif column == "values":
+        lacks, capability = facts.engine("critic"), VALUE_HEAD
+    elif column in ("advantages", "returns"):
+        return f"{facts.plugins['algorithm.advantage'].title} does not provide it"
+    else:
+        return f"nothing that this config selects provides it (owner: {owner})"
+    return f"{lacks.title} lacks the capability {capability!r}"

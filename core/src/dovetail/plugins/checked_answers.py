@@ -1,0 +1,124 @@
+"""Answers of plugins on the controller, checked: an estimator's advantages, a filter's choice."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.errors import DovetailError, PluginBrokenError
+from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
+from dovetail.plugins.titles import title_of
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool
+
+    from dovetail.interfaces.sample_filter import SampleFilter
+
+
+def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:
+    """The estimator's answer. It sees the batch, and can't write into it.
+
+    Raises:
+        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
+    """
+    name = title_of("advantage", estimator)
+    result = _answer(name, estimator.estimate, _read_only(batch), groups)
+    if not isinstance(result, Advantages):
+        raise PluginBrokenError(
+            f"{name} returned {type(result).__name__}",
+            hint="`estimate` returns dovetail.interfaces.Advantages(advantages=…)",
+        )
+    promised = "returns" in type(estimator).provides(estimator.config)
+    for what, values, needed in (
+        ("advantages", result.advantages, True),
+        ("returns", result.returns, promised),
+    ):
+        if (values is not None or needed) and (why := _misfit(values, batch)):
+            raise PluginBrokenError(
+                f"{name} returned {what} that are {why}",
+                hint="float32, [N] for a figure a sample, or a Ragged that lines up with response_mask",
+            )
+    for metric, figure in result.metrics.items():
+        if isinstance(figure, bool) or not isinstance(figure, int | float | np.number):
+            raise PluginBrokenError(
+                f"{name} returned the metric {metric!r} as {type(figure).__name__} {figure!r}",
+                hint="metrics are numbers",
+            )
+    return result
+
+
+def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+    """The filter's answer, bool [N].
+
+    Raises:
+        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
+    """
+    name = title_of("sample_filter", chosen)
+    result = _answer(name, chosen.keep, columns, groups)
+    if (
+        not isinstance(result, np.ndarray)
+        or result.dtype != np.bool_
+        or result.shape != (len(columns),)
+    ):
+        found = (
+            f"{result.dtype} of shape {result.shape}"
+            if isinstance(result, np.ndarray)
+            else type(result).__name__
+        )
+        raise PluginBrokenError(
+            f"{name} returned {found} for {len(columns)} samples",
+            hint="`keep` returns a NumPy array of bool, one a sample",
+        )
+    return result
+
+
+def _misfit(values: object, batch: Batch) -> str | None:
+    """Why this is no column of advantages or returns; None where it is one."""
+    if isinstance(values, Ragged):
+        if values.dtype != np.float32:
+            return f"ragged {values.dtype}"
+        mask = batch["response_mask"]
+        fits = np.array_equal(values.offsets, mask.offsets)
+        return None if fits else f"{len(values.values)} values for {len(mask.values)} tokens"
+    if not isinstance(values, np.ndarray):
+        return "absent" if values is None else f"a {type(values).__name__}"
+    if values.dtype != np.float32 or values.shape != (len(batch),):
+        return f"{values.dtype} of shape {values.shape} for {len(batch)} samples"
+    return None
+
+
+def _read_only(batch: Batch) -> Batch:
+    """The same columns, in arrays that refuse to be written to."""
+    return Batch(
+        {name: _locked(column) for name, column in batch.columns.items()}, length=len(batch)
+    )
+
+
+def _locked(column: Any) -> Any:
+    if isinstance(column, Ragged):
+        return column.read_only()
+    if not isinstance(column, np.ndarray):
+        return column
+    view = column.view()
+    view.flags.writeable = False
+    return view
+
+
+def _answer(name: str, method: Callable[..., Any], *arguments: object) -> object:
+    """What a plugin's method returns; what it raises besides Dovetail's own errors names its place."""
+    try:
+        return method(*arguments)
+    except DovetailError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+        raise PluginBrokenError(
+            f"{name} raised {type(error).__name__}: {error} ({where})",
+            hint="DOVETAIL_TRACEBACK=1 shows the whole traceback",
+        ) from error

@@ -1,0 +1,126 @@
+"""Where a run stands, and how that is written to and read from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.checkpoint.plugin_states import read_states, write_states
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.errors import CheckpointError, RunDirectoryError
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import PromptLoader
+    from dovetail.telemetry.run_directory import RunDirectory
+
+STATE_SCHEMA = 1
+
+
+@attrs.frozen(kw_only=True)
+class RunState:
+    """The run's position. Everything else that a checkpoint keeps belongs to a part of the run."""
+
+    step: int = 0
+    """Finished steps."""
+    weight_version: int = 0
+    """Version of the weights that the rollout holds."""
+    accuracy_metric: str | None = None
+    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right. Older
+    checkpoints lack it; theirs are values of `val/mean@n`."""
+    accuracy_before: float | None = None
+    """Before the first step."""
+    accuracy_after: float | None = None
+    """The latest."""
+    train_seconds: float = 0.0
+    """Wall time of the run so far, over all its sittings, including steps that a resumed sitting did anew."""
+
+
+class RunCheckpoints:
+    """Writes and reads what a run needs to continue as if it had not been interrupted.
+
+    Args:
+        store: where checkpoints are.
+        groups: worker groups whose weights change, by role.
+        loader: of the training prompts.
+        ledger: of the training prompts.
+        plugins: plugins on the controller whose `state()` is kept, by name.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        groups: Mapping[str, Any],
+        loader: PromptLoader,
+        ledger: Ledger,
+        plugins: Mapping[str, Plugin],
+    ) -> None:
+        self.store = store
+        self._groups, self._plugins = groups, plugins
+        self._loader, self._ledger = loader, ledger
+
+    def save(self, state: RunState) -> Path:
+        """Write model, optimizer, loader, ledger and every plugin's state, atomically.
+
+        Raises:
+            CheckpointError: the disk is full or not writable, or a plugin's state holds what a checkpoint can't keep.
+        """
+
+        def write(directory: Path) -> None:
+            # First, since it may refuse a state: weights take long to write.
+            plugins = write_states(directory, self._plugins)
+            for role, group in self._groups.items():
+                group.save(directory / role).result()
+            document = {
+                "schema": STATE_SCHEMA,
+                "run": attrs.asdict(state),
+                "loader": self._loader.state(),
+                "ledger": self._ledger.state(),
+                "plugins": plugins,
+            }
+            (directory / "state.json").write_text(json.dumps(document, indent=1))
+
+        return self.store.save(state.step, write)
+
+    def restore(self, path: Path) -> RunState:
+        """Bring every part back to where the checkpoint was written.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or written by an unknown version.
+        """
+        self.store.verify(path)
+        document: dict[str, Any] = json.loads((path / "state.json").read_text())
+        if document.get("schema") != STATE_SCHEMA:
+            raise CheckpointError(
+                f"{path} has state schema {document.get('schema')!r}; this version reads {STATE_SCHEMA}"
+            )
+        for role, group in self._groups.items():
+            if not (path / role).is_dir():
+                raise CheckpointError(
+                    f"{path} holds no {role}: the run that wrote it had none",
+                    hint="resume with the algorithm of the run, or start a new run",
+                )
+            group.load(path / role).result()
+        self._loader.load_state(document["loader"])
+        self._ledger.load_state(document["ledger"])
+        for name, plugin_state in read_states(path, document["plugins"]).items():
+            if name in self._plugins:
+                self._plugins[name].load_state(plugin_state)
+        return RunState(**document["run"])
+
+
+def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
+    """The state with the whole time of the sittings before, also what passed after the checkpoint was written: the
+    last validation, steps that came to nothing. The earlier summary knows it; a killed process leaves none.
+    """
+    try:
+        seconds = float(directory.read_json("summary.json")["train_seconds"])
+    except (RunDirectoryError, KeyError, TypeError, ValueError):
+        return state
+    return attrs.evolve(state, train_seconds=max(state.train_seconds, seconds))

@@ -1,0 +1,70 @@
+"""The data of a run: tokenizer and prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.run.data_checks import CheckedDataset
+from dovetail.sections import RunConfig
+
+if TYPE_CHECKING:
+    from dovetail.data.prompts import PromptSet
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Data:
+    """Tokenizer and prompts."""
+
+    tokenizer: Any
+    train: PromptSet
+    val: PromptSet | None
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a prompt has an image, to train on or held out."""
+        return any(prompts is not None and prompts.has_images for prompts in (self.train, self.val))
+
+
+def load_data(config: RunConfig) -> Data:
+    """Read the tokenizer and every prompt.
+
+    Raises:
+        DataError, ModelError: what is missing or wrong, with file and row.
+        ConfigError: no training files are named.
+    """
+    from dovetail.data.prompts import load_prompts
+    from dovetail.data.tokenizer import load_tokenizer
+    from dovetail.plugins.load import make_plugin, ref_for
+
+    _no_progress_bars()
+    if not config.data.train_files:
+        raise ConfigError(
+            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+        )
+    tokenizer = load_tokenizer(config.model)
+    made: Any = make_plugin(
+        ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
+    )
+    source = CheckedDataset(made)
+
+    def read(paths: tuple[str, ...]) -> PromptSet:
+        media_dir = Path(config.data.media_dir or Path(config.output_dir) / "media")
+        return load_prompts(
+            source, paths, tokenizer, config.data, config.model, media_dir=media_dir
+        )
+
+    train = read(config.data.train_files)
+    val = read(config.data.val_files) if config.data.val_files else None
+    return Data(tokenizer=tokenizer, train=train, val=val)
+
+
+def _no_progress_bars() -> None:
+    """The run has a display of its own; transformers' bars would only tear it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

@@ -1,0 +1,101 @@
+"""Evaluator: validation on held-out prompts, the run's accuracy, and the best checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dovetail.checkpoint.best import Best
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.experience.generation import Sample
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.validation import validation_metrics
+from dovetail.interfaces.reward import Failure
+from dovetail.run.accuracy import AccuracyKeeper
+from dovetail.run.publisher import WeightPublisher
+from dovetail.run.record import RunRecord
+from dovetail.run.rollouts import RolloutService, shown
+from dovetail.stages.sampling import validation_sampling
+
+if TYPE_CHECKING:
+    from dovetail.data.loader import Issued
+
+
+class Evaluator:
+    """Scores held-out prompts.
+
+    Args:
+        record: of the run.
+        publisher: sees that replicas have weights before they generate.
+        rollouts: generates and scores.
+        pool: the replicas, for their metrics.
+        prompts: held out; none means that nothing is validated.
+        store: of checkpoints, which remembers the best one.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        publisher: WeightPublisher,
+        rollouts: RolloutService,
+        *,
+        pool: RolloutPool,
+        prompts: Sequence[Issued],
+        store: CheckpointStore,
+    ) -> None:
+        self._record, self._publisher, self._rollouts = record, publisher, rollouts
+        self._pool, self._prompts = pool, prompts
+        self._best = Best.of(record.config.trainer, store, record.logger)
+        self._accuracy = AccuracyKeeper(record.logger)
+
+    def validate(self) -> dict[str, float]:
+        """Score the held-out prompts and return the metrics; nothing where there are none."""
+        record, config = self._record, self._record.config
+        if not self._prompts:
+            return {}
+        how = config.rollout.validation
+        sampling = validation_sampling(config)
+        size = config.data.val_batch_size or len(self._prompts)
+        samples: list[Sample] = []
+        began = time.monotonic()
+        self._publisher.ready()
+        with record.phase("validation"):
+            for start in range(0, len(self._prompts), size):
+                chunk = self._prompts[start : start + size]
+                generated, _ = self._rollouts.generate(chunk, how.n, sampling, "validation")
+                samples += generated.samples
+        metrics = validation_metrics(
+            samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
+        )
+        if failures := [s.outcome for s in samples if isinstance(s.outcome, Failure)]:
+            record.logger.warning(_unscored(failures, len(samples)), step=record.state.step)
+        metrics["time/validation"] = time.monotonic() - began
+        self._pool.figures()  # what validation did is not the next step's
+        record.state = self._accuracy.updated(record.state, metrics, how.n)
+        rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
+        record.directory.write_samples(record.state.step, rows, name="validation")
+        record.trackers.log(record.state.step, metrics)
+        self._mark_best(metrics)
+        record.stop.check()
+        return metrics
+
+    def _mark_best(self, metrics: Mapping[str, float]) -> None:
+        """Keep this step's checkpoint where the validation was the best so far by `trainer.best_metric`."""
+        if self._best is None:
+            return
+        value = self._best.improved(metrics)
+        if value is not None:
+            self._record.save()
+            self._best.mark(self._record.state.step, value)
+
+
+def _unscored(failures: Sequence[Failure], responses: int) -> str:
+    """The warning about a validation of which some responses have no score."""
+    counts = Counter(failure.kind.value for failure in failures)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+    why = f"({kinds}); the first: {failures[0].message}"
+    if len(failures) == responses:
+        return f"validation has no figures: none of its {responses} responses could be scored {why}"
+    return f"a validation leaves out {len(failures)} of its {responses} responses, which could not be scored {why}"

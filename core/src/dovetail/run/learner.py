@@ -1,0 +1,198 @@
+"""Learner: executes the stages of the plan over the experience of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.columns import check_batch, glossary
+from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
+from dovetail.interfaces.stage import Stage, StepContext
+from dovetail.planning.stage_list import PlannedStage
+from dovetail.plugins.titles import describe, title_of
+from dovetail.run.finite import check_finite, with_fault_file
+from dovetail.run.publisher import WeightPublisher
+from dovetail.run.record import RunRecord
+from dovetail.stages.sampling import ON_REQUEST
+from dovetail.weights.residency import Residency
+
+if TYPE_CHECKING:
+    from dovetail.data.ledger import Ledger
+
+PUBLISHED = "actor"
+"""The role whose weights the rollout follows."""
+
+
+class Learner:
+    """Runs what `dovetail plan` prints. Around each stage: timing, offloading, checks of its columns, clean stops.
+
+    Args:
+        record: of the run.
+        stages: of the plan, in its order.
+        residency: brings the models of a stage's roles onto the accelerator.
+        publisher: is told before the actor's weights move.
+        ledger: accounts for the prompts.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        stages: Sequence[Stage],
+        *,
+        residency: Residency,
+        publisher: WeightPublisher,
+        ledger: Ledger,
+    ) -> None:
+        self._record, self._residency = record, residency
+        self._publisher, self._ledger = publisher, ledger
+        self._stages = list(zip(record.plan.stages, stages, strict=True))
+        plugins = [plugin.cls for plugin in record.plan.facts.plugins.values()]
+        self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)
+
+    def asks(self, number: int) -> frozenset[str]:
+        """Return the columns that the rollout is asked for in a step."""
+        facts = self._record.plan.facts
+        asked = (stage.asks(number, facts) for _, stage in self._stages)
+        return self._record.plan.wanted_log_probs.union(*asked)
+
+    def learn(self, step: StepContext) -> None:
+        """Run every stage, account for the prompts, and let the stages learn from what came of the step.
+
+        Raises:
+            NumericsError: a column, loss or gradient is not finite, or rollout and trainer differ too much.
+            PluginBrokenError: a stage does not return what it declares.
+        """
+        record = self._record
+        assert step.experience is not None
+        batch = step.experience.batch()
+        columns: Collection[str] = batch.names
+        if len(batch):
+            check_finite(batch, columns, step=step, directory=record.directory)
+            batch, before_updates = self._run_stages(batch, step)
+        else:
+            before_updates = set(step.metrics)
+            record.logger.warning(
+                "no group is left to train on: the step changes no weight",
+                step=step.number,
+                prompts=len(step.experience.reasons),
+            )
+        self._account(batch, step)
+        record.weights_dirty, step.counted = False, True
+        step.metrics |= {f"{role}/updates": float(count) for role, count in step.updates.items()}
+        for _, stage in self._stages:
+            stage.step_counted(batch, step)
+        metrics = {n: value for n, value in step.metrics.items() if n not in before_updates}
+        record.observers.emit("update_finished", step=step.number, metrics=metrics)
+        record.stop.check()
+
+    def _run_stages(self, batch: Batch, step: StepContext) -> tuple[Batch, set[str]]:
+        """The batch after all stages, and the names of the metrics that were there before the first update."""
+        unread = frozenset(ON_REQUEST) - self._record.plan.wanted_log_probs
+        before_updates: set[str] = set()
+        for planned, stage in self._stages:
+            if planned.phase not in ("score", "check"):
+                batch = batch.drop(unread)  # what was asked for to be checked, and nothing requires
+            if stage.skips(batch, step):
+                self._check_skipped(planned, stage)
+                continue
+            with self._around(planned, step):
+                result = stage.run(batch, step)
+            self._check_columns(planned, stage, batch, result, step)
+            written = planned.provides | planned.rewrites
+            check_finite(result, written, step=step, directory=self._record.directory)
+            self._record.observers.emit(
+                "stage_finished", step=step.number, stage=planned.name, before=batch, after=result
+            )
+            batch = result
+            if planned.phase != "update":
+                before_updates = set(step.metrics)
+                self._record.stop.check()
+        return batch, before_updates
+
+    @contextmanager
+    def _around(self, planned: PlannedStage, step: StepContext) -> Iterator[None]:
+        """The stage's models are there; its time is taken; the samples that a NumericsError names are written."""
+        record = self._record
+        try:
+            with ExitStack() as inside:
+                for role in planned.roles:
+                    inside.enter_context(self._residency.present(role))
+                inside.enter_context(record.phase(planned.name))
+                if planned.phase == "update":
+                    record.weights_dirty = True
+                    self._publisher.stale |= PUBLISHED in planned.roles
+                yield
+        except NumericsError as error:
+            # The engine took no step with what was at fault: before a step's first one, all weights are whole.
+            record.weights_dirty = any(step.updates.values())
+            if not error.sample_ids:
+                raise
+            raise with_fault_file(error, step=step, directory=record.directory) from error
+
+    def _check_skipped(self, planned: PlannedStage, stage: Stage) -> None:
+        for other, column in self._readers(planned):
+            raise PluginBrokenError(
+                f"{title_of('stage', stage)} skips a step, but {other} requires its column {column!r}",
+                hint="its `skips` may be true only where nothing later requires its columns",
+            )
+
+    def _readers(self, planned: PlannedStage) -> Iterator[tuple[str, str]]:
+        """Later stages that require a column of this one, and the column."""
+        after = False
+        for other, _ in self._stages:
+            if after:
+                written = planned.provides | planned.rewrites
+                yield from ((other.name, column) for column in sorted(written & other.reads.keys()))
+            after |= other is planned
+
+    def _check_columns(
+        self, planned: PlannedStage, stage: Stage, before: Batch, after: Any, step: StepContext
+    ) -> None:
+        """Check that a stage changed what it declares and nothing else; dtypes and shapes in the first step.
+
+        Raises:
+            PluginBrokenError: it did not; names the stage.
+        """
+        if not isinstance(after, Batch):
+            raise _broken(stage, f"returned {describe(after)}, not a Batch")
+        if len(after) != len(before):
+            raise _broken(stage, f"returned {len(after)} samples for {len(before)}")
+        old: Mapping[str, Any] = before.columns
+        new: Mapping[str, Any] = after.columns
+        declared = planned.provides | planned.rewrites
+        changed = {name for name in new if name not in old or new[name] is not old[name]}
+        if extra := sorted(changed - declared):
+            verb = "wrote" if extra[0] not in old else "changed"
+            raise _broken(stage, f"{verb} the column {extra[0]!r}, which it does not declare")
+        if gone := sorted(old.keys() - new.keys()):
+            raise _broken(stage, f"returned no column {gone[0]!r}, which was there before")
+        for other, column in self._readers(planned):
+            if column not in new:
+                raise _broken(stage, f"returned no column {column!r}, which {other} requires of it")
+        if step.first:
+            along = {self._columns[name].along for name in changed} & new.keys()
+            try:
+                check_batch(after.select({*changed, *filter(None, along)}), self._columns)
+            except ColumnError as error:
+                raise _broken(stage, error.message) from error
+
+    def _account(self, batch: Batch, step: StepContext) -> None:
+        """Tell the ledger which prompts were trained on, and why the others were not."""
+        assert step.experience is not None
+        names = (batch[column].tolist() for column in ("epoch", "prompt_id", "attempt"))
+        used = set(zip(*names, strict=True))
+        for key in self._ledger.finished():
+            if key in used:
+                self._ledger.use(*key)
+            else:
+                reason = step.experience.reasons.get(key, "reward_failures")
+                self._ledger.drop(*key, reason=reason)
+
+
+def _broken(stage: Stage, problem: str) -> PluginBrokenError:
+    return PluginBrokenError(
+        f"{title_of('stage', stage)} {problem}",
+        hint="its class methods `provides` and `rewrites` name every column that `run` writes",
+    )

@@ -1,0 +1,102 @@
+"""WeightPublisher: when the rollout gets the actor's weights, and what brings replicas back that were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.run.record import RunRecord
+from dovetail.weights.probe import Probe
+from dovetail.weights.residency import Residency
+from dovetail.weights.weight_sync import WeightSync
+
+if TYPE_CHECKING:
+    from dovetail.experience.pool_members import Fault
+
+
+class WeightPublisher:
+    """Keeps the rollout's weights at the version that the run is at.
+
+    Args:
+        record: of the run.
+        actor: the worker group that sends.
+        pool: the replicas that receive.
+        residency: which training roles are on the accelerator.
+        tokenizer: of the run.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        actor: Any,
+        pool: RolloutPool,
+        residency: Residency,
+        tokenizer: Any,
+    ) -> None:
+        self._record, self._residency = record, residency
+        self.stale = True
+        self._sync = WeightSync(
+            config=record.config,
+            plan=record.plan,
+            actor=actor,
+            pool=pool,
+            probe=Probe.of(record.config, record.plan, tokenizer),
+            residency=residency,
+            run_directory=record.directory.path,
+            logger=record.logger,
+            phase=record.phase,
+            metrics=lambda: record.metrics,
+        )
+        pool.rescue = self._rescue
+
+    stale: bool
+    """Whether the rollout does not hold the actor's weights, as before any were sent."""
+
+    def publish(self) -> None:
+        """Send the actor's weights to every replica, as a new version; nothing where they have not moved.
+
+        Raises:
+            WeightSyncError: a replica did not take them, though it was started again; see `WeightSync.bring`.
+        """
+        if not self.stale and not self._sync.discarded:
+            return
+        self._bring()
+        self._record.stop.check()
+
+    def ready(self) -> None:
+        """Before generation: the replicas have the accelerator, and their weights."""
+        if not self._sync.ready():
+            self._bring()
+            self._residency.settle()
+
+    def rest(self) -> None:
+        """After the generation of a step: the replicas leave the accelerator, where `rollout.offload` says so."""
+        self._sync.rest()
+
+    def generated(self) -> None:
+        """Generation went well: replicas that fail from now on do so anew."""
+        self._sync.generated()
+
+    def _bring(self) -> None:
+        version = self._version()
+        self._sync.bring(version)
+        self._sent(version)
+
+    def _rescue(self, lost: Sequence[Fault]) -> None:
+        """Every replica was lost while it generated."""
+        version = self._version()
+        self._sync.rescue(lost, version)
+        self._sent(version)
+        self._residency.settle()
+
+    def _version(self) -> int:
+        """The version of the actor's weights: the one in force while they have not moved."""
+        return self._record.state.weight_version + (1 if self.stale else 0)
+
+    def _sent(self, version: int) -> None:
+        self._record.state = attrs.evolve(self._record.state, weight_version=version)
+        self.stale = False

@@ -1,0 +1,220 @@
+"""RunRecord: where a run stands, and what is told to hooks, trackers, the run directory and its checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.errors import (
+    CheckpointError,
+    DovetailError,
+    RolloutError,
+    StopRequested,
+    WeightSyncError,
+    WorkerError,
+)
+from dovetail.interfaces.stage import StepContext
+from dovetail.planning.plan import Plan
+from dovetail.run.broadcast import Trackers
+from dovetail.run.checkpoints import RunCheckpoints, RunState
+from dovetail.run.interrupt import StopSwitch
+from dovetail.run.profile import StepProfile
+from dovetail.sections import RunConfig
+from dovetail.telemetry.logging import set_step
+from dovetail.telemetry.timers import Timers
+
+if TYPE_CHECKING:
+    from dovetail.data.loader import PromptLoader
+    from dovetail.hooks import Observers
+    from dovetail.telemetry.run_directory import RunDirectory
+
+
+class RunRecord:
+    """Runs steps with timers, metrics, hooks, clean stops and checkpoints around them.
+
+    Args:
+        config: of the run.
+        plan: of the run.
+        state: where the run stands: fresh, or read from a checkpoint.
+        directory: the run's.
+        checkpoints: writes them.
+        loader: of the training prompts.
+        trackers: where metrics go.
+        observers: of the run's hooks.
+        logger: with the standard methods.
+        profile: what records some steps of some roles.
+        stop: what asks for a stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        plan: Plan,
+        state: RunState,
+        directory: RunDirectory,
+        checkpoints: RunCheckpoints,
+        loader: PromptLoader,
+        trackers: Trackers,
+        observers: Observers,
+        logger: Any,
+        profile: StepProfile,
+        stop: StopSwitch,
+    ) -> None:
+        self.config, self.plan, self.state = config, plan, state
+        self.directory, self.trackers, self.observers = directory, trackers, observers
+        self.logger, self.stop = logger, stop
+        self.timers = Timers()
+        self.metrics: dict[str, float] = {}
+        self.weights_dirty = False
+        self._checkpoints, self._loader, self._profile = checkpoints, loader, profile
+        self._status = "running"
+        self._began = time.monotonic()
+        self._seconds_before = 0.0
+
+    state: RunState
+    """Where the run stands."""
+    metrics: dict[str, float]
+    """Of the step that is under way, or of what comes before the first."""
+    weights_dirty: bool
+    """Whether some weights are those of an update that broke off: no checkpoint may keep them."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        steps = self.plan.counts.steps
+        if steps is None:
+            raise DovetailError(
+                "a run needs a plan made from the data, so that it knows its number of steps"
+            )
+        return steps
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `summary.json` holds."""
+        return {
+            "status": self._status,
+            "seed": self.config.seed,
+            "steps": self.state.step,
+            "total_steps": self.total_steps,
+            "accuracy_metric": self.state.accuracy_metric,
+            "accuracy_before": self.state.accuracy_before,
+            "accuracy_after": self.state.accuracy_after,
+            "best": self._best_checkpoint(),
+            "train_seconds": self.state.train_seconds,
+            "directory": str(self.directory.path),
+        }
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The whole run: hooks, trackers, signals. However it ends, its finished steps are saved."""
+        self._began = time.monotonic()
+        self._seconds_before = self.state.train_seconds
+        try:
+            with self.stop:
+                self.trackers.begin(
+                    {
+                        "config": self.config,
+                        "plan": self.plan,
+                        "directory": self.directory.path,
+                        "start_step": self.state.step,
+                        "total_steps": self.total_steps,
+                    }
+                )
+                self.logger.info("run started", total_steps=self.total_steps, done=self.state.step)
+                self.observers.emit("run_started", config=self.config, plan=self.plan)
+                yield
+                self._status = "completed"
+        except StopRequested:
+            self._status = "stopped"
+            self.save()
+            raise
+        except BaseException as error:
+            self._status = "failed"
+            if isinstance(error, Exception):
+                self._save_what_is_whole()
+            # The command prints the error; the log keeps it with its traceback.
+            self.logger.info("run failed", error=repr(error), exc_info=error)
+            self.observers.emit("failure", step=self.state.step, error=error)
+            raise
+        finally:
+            self._update_seconds()
+            self.logger.info("run finished", status=self._status, steps=self.state.step)
+            self.observers.emit("run_finished", summary=self.summary())
+
+    @contextmanager
+    def step(self, context: StepContext) -> Iterator[None]:
+        """One step. What ends it before it counts leaves no trace of it; afterwards it counts."""
+        before = self._loader.state()
+        self.metrics = context.metrics
+        self.timers.reset()
+        set_step(context.number)
+        self.observers.emit("step_started", step=context.number)
+        with self._profile.step(context.number):
+            began = time.monotonic()
+            try:
+                yield
+            except Exception as error:
+                if isinstance(error, WorkerError | RolloutError | WeightSyncError):
+                    error.during(f"step {context.number}")
+                if context.counted:
+                    self._finish(context, began)
+                else:
+                    self._loader.load_state(before)
+                raise
+            self._finish(context, began)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A timed part of a step, shown by trackers that show progress."""
+        self.trackers.phase(self.state.step, name)
+        with self.timers(name):
+            yield
+
+    def save(self) -> None:
+        """Write a checkpoint of the finished steps; nothing where one is there already."""
+        self._update_seconds()
+        if self._checkpoints.store.has(self.state.step):
+            return
+        self.trackers.phase(self.state.step, "checkpoint")
+        path = self._checkpoints.save(self.state)
+        self.logger.info("checkpoint saved", path=str(path))
+        self.observers.emit("checkpoint_saved", step=self.state.step, path=path)
+
+    def _best_checkpoint(self) -> dict[str, Any] | None:
+        """The marked one, for the summary; a mark that can't be read must not hide how the run ended."""
+        try:
+            best = self._checkpoints.store.best()
+        except CheckpointError:
+            return None
+        return None if best is None else best.to_summary()
+
+    def _finish(self, context: StepContext, began: float) -> None:
+        seconds = time.monotonic() - began
+        self.state = attrs.evolve(self.state, step=context.number)
+        self._update_seconds()
+        metrics = {
+            **context.metrics,
+            **self.timers.metrics(),
+            "time/step": seconds,
+            "perf/tokens_per_second": context.tokens / seconds,
+            "data/epoch": float(self._loader.epoch),
+        }
+        self.trackers.log(context.number, metrics)
+        self.observers.emit("step_finished", step=context.number, metrics=metrics)
+
+    def _save_what_is_whole(self) -> None:
+        """After a failure: the finished steps, unless an update broke off; a second fault is only reported."""
+        if self.weights_dirty or not self.state.step:
+            return
+        try:
+            self.save()
+        except Exception as error:  # noqa: BLE001 - the run's own error must be the one that is seen
+            self.logger.warning("the failed run could not be saved", error=repr(error))
+
+    def _update_seconds(self) -> None:
+        seconds = self._seconds_before + time.monotonic() - self._began
+        self.state = attrs.evolve(self.state, train_seconds=seconds)

@@ -1,0 +1,147 @@
+"""TrainingRun: the run that trainers drive, over real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from dovetail.errors import PluginBrokenError
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.run import Run, RunPosition
+from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
+from dovetail.interfaces.stage import StepContext
+from dovetail.interfaces.trainer import Trainer
+from dovetail.plugins.titles import title_of
+from dovetail.run.checkpoints import RunCheckpoints
+from dovetail.run.evaluator import Evaluator
+from dovetail.run.learner import Learner
+from dovetail.run.publisher import WeightPublisher
+from dovetail.run.record import RunRecord
+from dovetail.run.rollouts import RolloutService
+
+if TYPE_CHECKING:
+    from dovetail.data.loader import PromptLoader
+
+OFF_POLICY = "off_policy"
+"""The capability of a trainer that collects with weights older than the actor's."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class TrainingRun(Run):
+    """Composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
+
+    record: RunRecord
+    rollouts: RolloutService
+    learner: Learner
+    publisher: WeightPublisher
+    evaluator: Evaluator
+    checkpoints: RunCheckpoints
+    loader: PromptLoader
+    trainer: Trainer
+    roles: Mapping[str, WorkerGroupHandle]
+    """Worker groups by role."""
+    plugins: Mapping[str, Plugin]
+    """Plugins on the controller that stages use, by key path."""
+    runtime: Runtime
+    started: ExitStack
+    """Closes what was started, the latest first."""
+    _steps_begun: int = 0
+
+    @property
+    def position(self) -> RunPosition:
+        """Where the run stands now."""
+        state = self.record.state
+        return RunPosition(
+            step=state.step,
+            total_steps=self.record.total_steps,
+            epoch=float(self.loader.epoch),
+            weight_version=state.weight_version,
+            validated=state.step > 0 or state.accuracy_before is not None,
+        )
+
+    @contextmanager
+    def step(self) -> Iterator[StepContext]:
+        """One step; see `Run.step`."""
+        record = self.record
+        self._steps_begun += 1
+        trained = [model.role for model in record.plan.models if model.trained]
+        step = StepContext(
+            number=record.state.step + 1,
+            facts=record.plan.facts,
+            roles=self.roles,
+            plugins=self.plugins,
+            logger=record.logger,
+            timer=record.timers,
+            weight_version=record.state.weight_version,
+            first=self._steps_begun == 1,
+            updates=dict.fromkeys(trained, 0),
+        )
+        with record.step(step):
+            yield step
+            if not step.counted:
+                raise self._broken(
+                    f"ended step {step.number} without `run.learn(step)`", "call it inside the step"
+                )
+
+    def collect(self, step: StepContext) -> None:
+        """Generate and score the samples of a step; see `Run.collect`."""
+        if self.publisher.stale and OFF_POLICY not in self.trainer.capabilities:
+            raise self._broken(
+                f"collects samples for step {step.number} with weights that are not the actor's",
+                f"call `run.publish_weights()` before, or declare the capability {OFF_POLICY!r}",
+            )
+        asked = self.learner.asks(step.number)
+        step.experience = self.rollouts.collect(step, asked)
+        step.weight_version = self.record.state.weight_version
+
+    def learn(self, step: StepContext) -> None:
+        """Run the stages of the plan; see `Run.learn`."""
+        if step.experience is None or step.counted:
+            problem = "learns twice from" if step.counted else "learns before it collects in"
+            raise self._broken(
+                f"{problem} step {step.number}",
+                "call `run.collect(step)` and then `run.learn(step)`, once each",
+            )
+        self.learner.learn(step)
+
+    def publish_weights(self) -> None:
+        """Send the actor's weights; see `Run.publish_weights`."""
+        self.publisher.publish()
+
+    def validate(self) -> Mapping[str, float]:
+        """Score held-out prompts; see `Run.validate`."""
+        return self.evaluator.validate()
+
+    def save(self) -> None:
+        """Write a checkpoint; see `Run.save`."""
+        self.record.save()
+
+    def train(self) -> None:
+        """Let the trainer drive the run to its end.
+
+        Raises:
+            PluginBrokenError: the trainer returned without a finished step, though there were steps to do.
+        """
+        before = self.position
+        with self.record.running():
+            self.trainer.run(self)
+            if not before.finished and self.position.step == before.step:
+                raise self._broken(
+                    f"returned at step {before.step} of {before.total_steps} without finishing one",
+                    "run steps until `run.position.finished`",
+                )
+
+    def restore(self, checkpoint: Path) -> None:
+        """Bring every part back to where a checkpoint was written."""
+        self.record.state = self.checkpoints.restore(checkpoint)
+
+    def close(self) -> None:
+        """Stop everything that was started, in the reverse order, even where one part fails."""
+        self.started.close()
+
+    def _broken(self, problem: str, hint: str) -> PluginBrokenError:
+        return PluginBrokenError(f"{title_of('trainer', self.trainer)} {problem}", hint=hint)

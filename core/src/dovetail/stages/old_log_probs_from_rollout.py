@@ -1,0 +1,35 @@
+"""OldLogProbsFromRollout: the rollout policy is the old one, which saves the actor's pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.stages.algorithm import correction_of, rollout_is_old
+
+
+class OldLogProbsFromRollout(Stage):
+    """old_log_probs = rollout_log_probs, where a rollout correction in bypass mode says so."""
+
+    name = "old_log_probs_from_rollout"
+    api = ">=1.0,<2"
+    phase = "score"
+
+    @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"rollout_log_probs"})
+
+    @classmethod
+    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"old_log_probs"})
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        correction = correction_of(facts)
+        if correction is None or not rollout_is_old(facts) or "old_log_probs" not in facts.required:
+            return None
+        return f"{correction.ref.name} takes the rollout policy for the old one; required by {facts.required['old_log_probs']}"
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        return batch.with_columns({"old_log_probs": batch["rollout_log_probs"]})

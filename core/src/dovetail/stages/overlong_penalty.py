@@ -1,0 +1,104 @@
+"""OverlongPenalty: DAPO's soft penalty on responses that come near the length limit (arXiv 2503.14476, eq. 13).
+
+R'_t = R_t + penalty · [t is the last token with mask 1]. Legend: N samples, T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+
+if TYPE_CHECKING:
+    from dovetail.sections.algorithm import OverlongPenaltySection
+
+
+class OverlongPenalty(Stage):
+    """Writes `token_rewards` and `scores` anew. A sample without a token has its penalty in `scores` alone."""
+
+    name = "overlong_penalty"
+    api = ">=1.0,<2"
+    phase = "transform"
+
+    @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"token_rewards", "scores", "response_mask"})
+
+    @classmethod
+    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"token_rewards", "scores"})
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        penalty = facts.config.algorithm.overlong_penalty
+        if penalty is None:
+            return None
+        return f"algorithm.overlong_penalty (buffer {penalty.buffer}, factor {penalty.factor:g})"
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        section = step.config.algorithm.overlong_penalty
+        assert section is not None
+        lengths_N = batch["response_mask"].lengths
+        penalty_N = overlong_penalty(lengths_N, step.config.data.max_response_length, section)
+        step.metrics |= {
+            "reward/overlong_penalty": float(penalty_N.mean()),
+            "reward/overlong_share": float((penalty_N < 0).mean()),
+        }
+        return with_sample_penalty(batch, penalty_N)
+
+
+def overlong_penalty(
+    lengths_N: Int64[np.ndarray, "N"], max_response_length: int, section: OverlongPenaltySection
+) -> Float64[np.ndarray, "N"]:
+    """Return the penalty of each sample.
+
+    penalty = clip(−(length − (max − buffer)) / buffer, −1, 0) · factor
+
+    Args:
+        lengths_N: int64 [N], response tokens.
+        max_response_length: the longest response allowed, in tokens.
+        section: buffer in tokens, and factor.
+
+    Returns:
+        float64 [N], from −factor to 0.
+    """
+    expected = max_response_length - section.buffer
+    share_N = np.clip((lengths_N - expected) / section.buffer, 0.0, 1.0)
+    # 0 − x and not −x: no penalty is 0, not −0.
+    return np.asarray(0.0 - share_N * section.factor)
+
+
+def last_policy_tokens(
+    mask: Ragged,
+) -> tuple[Int64[np.ndarray, "M"], Int64[np.ndarray, "M"]]:
+    """Return where rewards of whole samples sit: on each sample's last token with mask 1.
+
+    Args:
+        mask: bool, ragged: the response mask.
+
+    Returns:
+        The samples that have such a token, int64 [M], and its place among all T tokens, int64 [M].
+    """
+    places_K = np.flatnonzero(mask.values)
+    samples_K = mask.row_index[places_K]
+    last_K = np.append(samples_K[1:] != samples_K[:-1], True)[: len(samples_K)]
+    return samples_K[last_K], places_K[last_K]
+
+
+def with_sample_penalty(batch: Batch, penalty_N: Float64[np.ndarray, "N"]) -> Batch:
+    """Return the batch with a penalty, float64 [N], added to each sample's last `token_rewards` and to its `scores`."""
+    rewards = batch["token_rewards"]
+    samples_M, places_M = last_policy_tokens(batch["response_mask"])
+    rewards_T = rewards.values.astype(np.float64)
+    rewards_T[places_M] += penalty_N[samples_M]
+    return batch.with_columns(
+        {
+            "token_rewards": rewards.with_values(rewards_T.astype(np.float32)),
+            "scores": (batch["scores"].astype(np.float64) + penalty_N).astype(np.float32),
+        }
+    )

@@ -1,0 +1,63 @@
+"""CorrectRollout: weighs and rejects tokens by how far rollout and training policy are apart, over the whole batch."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.metrics import values
+from dovetail.numerics.rollout_correction import correct_batch
+from dovetail.stages.algorithm import correction_of, corrects_before
+
+
+class CorrectRollout(Stage):
+    """Rejection changes the loss's denominators, and normalising needs every weight: both must see the whole batch."""
+
+    name = "rollout_correction"
+    api = ">=1.0,<2"
+    phase = "transform"
+
+    @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+        correction = correction_of(facts)
+        assert correction is not None
+        columns = {"old_log_probs", "response_mask", *correction.requires()}
+        return dict.fromkeys(sorted(columns), correction.title)
+
+    @classmethod
+    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return _written(facts) - cls.rewrites(config, facts)
+
+    @classmethod
+    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"loss_mask"}) if filters_mask(facts) else frozenset()
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        correction = correction_of(facts)
+        if correction is None or not corrects_before(facts):
+            return None
+        return f"algorithm.rollout_correction ({correction.ref.name})"
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        batch, metrics = correct_batch(step.plugins["algorithm.rollout_correction"], batch)
+        step.metrics |= values(metrics)
+        return batch
+
+
+def filters_mask(facts: PlanFacts) -> bool:
+    """Whether a sample filter may take the loss of samples, so that the rollout's columns have a `loss_mask`."""
+    filters = [
+        p for path, p in facts.plugins.items() if path.startswith("algorithm.sample_filters[")
+    ]
+    # An action may be a property, which depends on the filter's config.
+    actions = [inspect.getattr_static(plugin.cls, "action") for plugin in filters]
+    return any(action == "mask" or isinstance(action, property) for action in actions)
+
+
+def _written(facts: PlanFacts) -> frozenset[str]:
+    correction = correction_of(facts)
+    assert correction is not None
+    return correction.provides()

@@ -1,0 +1,58 @@
+"""ScoreActor: the actor's pass before the update, for all columns that something requires of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.stages.algorithm import rollout_is_old
+from dovetail.stages.forward_pass import forward
+
+OUTPUTS = {
+    "old_log_probs": "log_probs",
+    "sum_pi_squared": "sum_pi_squared",
+    "entropies": "entropies",
+    "ref_log_probs": "ref_log_probs",
+}
+"""Columns of the pass, and the engine's output that each is."""
+
+
+class ScoreActor(Stage):
+    """Scores every response token with the actor as it is before this step's updates."""
+
+    name = "score_actor"
+    api = ">=1.0,<2"
+    phase = "score"
+
+    @classmethod
+    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        columns = {column for column in OUTPUTS if column in facts.required}
+        if rollout_is_old(facts):
+            columns.discard("old_log_probs")
+        if not reference_is_actor(facts):
+            columns.discard("ref_log_probs")
+        return frozenset(columns)
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        columns = sorted(cls.provides(config, facts))
+        reasons = [f"{column} required by {facts.required[column]}" for column in columns]
+        if "ref_log_probs" in columns:
+            reasons.append("ref_log_probs with the actor's adapters off")
+        return "; ".join(reasons) or None
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        return ("actor",)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        columns = self.provides(self.config, step.facts)
+        return forward(batch, step, "actor", {column: OUTPUTS[column] for column in columns})
+
+
+def reference_is_actor(facts: PlanFacts) -> bool:
+    """Whether the actor's engine computes `ref_log_probs` itself, with its adapters off."""
+    ref = facts.config.ref
+    actor = facts.plugins["actor.engine"]
+    return "ref_log_probs" in actor.provides() and ref.path is None and ref.engine is None

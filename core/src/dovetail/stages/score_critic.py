@@ -1,0 +1,37 @@
+"""ScoreCritic: the critic's pass before the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.stages.algorithm import uses_critic
+from dovetail.stages.forward_pass import forward
+
+VALUE_HEAD = "value_head"
+"""The capability of an engine that can train a critic."""
+
+
+class ScoreCritic(Stage):
+    """Computes the value of the state before every response token."""
+
+    name = "score_critic"
+    api = ">=1.0,<2"
+    phase = "score"
+
+    @classmethod
+    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        able = VALUE_HEAD in facts.engine("critic").cls.capabilities
+        return frozenset({"values"}) if able else frozenset()
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        return f"values required by {facts.required['values']}" if uses_critic(facts) else None
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        return ("critic",)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        return forward(batch, step, "critic", {"values": "values"})

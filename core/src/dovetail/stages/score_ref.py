@@ -1,0 +1,35 @@
+"""ScoreRef: the reference policy's pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.stages.forward_pass import forward
+from dovetail.stages.score_actor import reference_is_actor
+
+
+class ScoreRef(Stage):
+    """Scores every response token with the frozen reference policy."""
+
+    name = "score_ref"
+    api = ">=1.0,<2"
+    phase = "score"
+
+    @classmethod
+    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"ref_log_probs"})
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        if "ref_log_probs" not in facts.required or reference_is_actor(facts):
+            return None
+        return f"ref_log_probs required by {facts.required['ref_log_probs']}"
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        return ("ref",)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        return forward(batch, step, "ref", {"ref_log_probs": "log_probs"})

@@ -1,0 +1,151 @@
+"""UpdateActor: trains the policy on this step's advantages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.objective import KlTerm, ObjectiveSpec
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.stages.algorithm import (
+    correction_of,
+    corrects_before,
+    corrects_within,
+    current_is_old,
+    rollout_is_old,
+    uses_critic,
+)
+from dovetail.stages.mini_batches import train_role
+from dovetail.stages.wording import clips, update_words
+
+CONTROLLER = "algorithm.kl.in_loss.controller"
+
+
+class UpdateActor(Stage):
+    """Takes the actor's optimizer steps; none while the critic warms up."""
+
+    name = "update_actor"
+    api = ">=1.0,<2"
+    phase = "update"
+    after = ("update_critic",)
+
+    @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+        loss, correction = facts.plugins["algorithm.policy_loss"], correction_of(facts)
+        columns = dict.fromkeys(sorted(_columns_of_loss(facts)), loss.title)
+        if _kl_term(facts) is not None:
+            columns["ref_log_probs"] = "algorithm.kl.in_loss"
+        if correction is not None and corrects_within(facts):
+            columns |= dict.fromkeys(sorted(correction.requires()), correction.title)
+        return {"advantages": loss.title, "response_mask": loss.title} | columns
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        because = f"{update_words(facts)}; every step"
+        if warmup := _warmup_steps(facts):
+            because += f" after the critic's {warmup} steps of warm-up"
+        loss = facts.plugins["algorithm.policy_loss"]
+        if current_is_old(facts) and "old_log_probs" in loss.requires():
+            because += "; one update a rollout, so no pass for old log-probabilities"
+            if clips(loss):
+                because += ": every ratio is 1, and no clip acts"
+        if rollout_is_old(facts):
+            because += "; the rollout policy is the old one, so no pass for old log-probabilities"
+        return because
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        return ("actor",)
+
+    def skips(self, batch: Batch, step: StepContext) -> bool:
+        return step.number <= _warmup_steps(step.facts)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        config = step.config
+        done = train_role(
+            "actor",
+            with_loss_mask(batch),
+            step,
+            self._objective(step),
+            prompts=config.actor.mini_batch_size or config.data.train_batch_size,
+            epochs=config.actor.epochs,
+            max_kl=config.actor.max_kl,
+        )
+        step.metrics |= done.metrics
+        if config.actor.max_kl is not None:
+            step.metrics["actor/early_stop"] = float(done.stopped)
+        return batch
+
+    def step_counted(self, batch: Batch, step: StepContext) -> None:
+        """Let the controller of the KL in the loss learn; a policy that stayed as it was teaches nothing."""
+        kl = self._objective(step).kl
+        if step.updates["actor"] and kl is not None and "actor/kl" in step.metrics:
+            step.metrics["actor/kl_coef"] = kl.coef
+            step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))
+
+    def _objective(self, step: StepContext) -> ObjectiveSpec:
+        """What this step minimises: the KL weight as its controller has it."""
+        objective = policy_objective(step.facts)
+        if objective.kl is None:
+            return objective
+        coef = objective.kl.coef * step.plugins[CONTROLLER].value
+        return attrs.evolve(objective, kl=attrs.evolve(objective.kl, coef=coef))
+
+
+def policy_objective(facts: PlanFacts) -> ObjectiveSpec:
+    """Return what the actor minimises, with the KL weight of the config."""
+    algorithm, loss = facts.config.algorithm, facts.plugins["algorithm.policy_loss"]
+    correction, kl = correction_of(facts), _kl_term(facts)
+    within = correction if correction is not None and corrects_within(facts) else None
+    weighted = (
+        correction is not None
+        and corrects_before(facts)
+        and "rollout_is_weights" in correction.provides()
+        # A loss with a ratio to the rollout policy corrects for it itself.
+        and "rollout_log_probs" not in loss.requires()
+    )
+    requires = set(_columns_of_loss(facts))
+    if kl is not None:
+        requires.add("ref_log_probs")
+    if within is not None:
+        requires |= within.requires()
+    if weighted:
+        requires.add("rollout_is_weights")
+    return ObjectiveSpec(
+        policy_loss=loss.ref,
+        loss_aggregation=facts.plugins["algorithm.loss_aggregation"].ref,
+        kl=kl,
+        entropy_coef=algorithm.entropy.coef,
+        measure_entropy=algorithm.entropy.measure,
+        old_log_probs_from_current=current_is_old(facts) and "old_log_probs" in loss.requires(),
+        correction=within.ref if within is not None else None,
+        weighted=weighted,
+        requires=frozenset(requires),
+    )
+
+
+def with_loss_mask(batch: Batch) -> Batch:
+    """Return the batch as the actor trains on it: `loss_mask`, where there is one, in place of `response_mask`."""
+    if "loss_mask" not in batch:
+        return batch
+    return batch.with_columns({"response_mask": batch["loss_mask"]}).drop(["loss_mask"])
+
+
+def _columns_of_loss(facts: PlanFacts) -> frozenset[str]:
+    """What the loss reads of a mini-batch. Entropies, and old log-probabilities that are the current ones, come with the update."""
+    loss = facts.plugins["algorithm.policy_loss"]
+    prepared: frozenset[str] = loss.cls.prepares(loss.config)
+    columns = (loss.requires() - {"entropies"}) | prepared
+    return columns - {"old_log_probs"} if current_is_old(facts) else columns
+
+
+def _kl_term(facts: PlanFacts) -> KlTerm | None:
+    kl = facts.config.algorithm.kl.in_loss
+    return KlTerm(estimator=kl.estimator, coef=kl.coef) if kl is not None and kl.coef else None
+
+
+def _warmup_steps(facts: PlanFacts) -> int:
+    """First steps in which the critic alone is trained."""
+    return facts.config.critic.warmup_steps if uses_critic(facts) else 0

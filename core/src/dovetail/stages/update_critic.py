@@ -1,0 +1,54 @@
+"""UpdateCritic: trains the value function on this step's returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.objective import ValueObjectiveSpec
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.stages.algorithm import uses_critic
+from dovetail.stages.mini_batches import train_role
+from dovetail.stages.wording import with_settings
+
+
+class UpdateCritic(Stage):
+    """Takes the critic's optimizer steps, before the actor's."""
+
+    name = "update_critic"
+    api = ">=1.0,<2"
+    phase = "update"
+
+    @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+        return dict.fromkeys(("values", "returns", "response_mask"), "the critic")
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        if not uses_critic(facts):
+            return None
+        clip = facts.config.critic.value_clip
+        bound = "unclipped" if clip is None else f"value_clip {clip:g}"
+        aggregation = with_settings(facts.plugins["critic.loss_aggregation"])
+        return f"the critic follows the returns; {bound}, {aggregation}"
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        return ("critic",)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        critic, actor, data = step.config.critic, step.config.actor, step.config.data
+        objective = ValueObjectiveSpec(
+            loss_aggregation=step.facts.plugins["critic.loss_aggregation"].ref,
+            clip=critic.value_clip,
+        )
+        done = train_role(
+            "critic",
+            batch,
+            step,
+            objective,
+            prompts=critic.mini_batch_size or actor.mini_batch_size or data.train_batch_size,
+            epochs=critic.epochs or actor.epochs,
+        )
+        step.metrics |= done.metrics
+        return batch

@@ -1,0 +1,1 @@
+"""Trainers: the schedules of a run."""

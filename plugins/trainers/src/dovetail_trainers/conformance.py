@@ -1,0 +1,12 @@
+"""The conformance suites of this package's plugins, which `dovetail plugins check` runs."""
+
+from __future__ import annotations
+
+from dovetail_sdk.testing.conformance import TrainerConformance
+from dovetail_trainers.on_policy import OnPolicyTrainer
+
+
+class TestOnPolicy(TrainerConformance):
+    """Collect, learn, publish."""
+
+    plugin = OnPolicyTrainer

@@ -1,0 +1,36 @@
+"""OnPolicyTrainer: collect, learn, publish, one after another."""
+
+from __future__ import annotations
+
+from dovetail.interfaces import Run, Trainer
+from dovetail_trainers.config import OnPolicyConfig
+
+
+class OnPolicyTrainer(Trainer):
+    """Every step trains on samples of the weights that it is about to change."""
+
+    name = "on_policy"
+    api = ">=2.0,<3"
+    capabilities = frozenset({"deterministic"})
+    Config = OnPolicyConfig
+
+    def run(self, run: Run) -> None:
+        run.publish_weights()
+        if self.config.validate_before and not run.position.validated:
+            run.validate()
+        while not run.position.finished:
+            with run.step() as step:
+                run.collect(step)
+                run.learn(step)
+                run.publish_weights()
+            if self._due(run, self.config.validate_every):
+                run.validate()
+            if self._due(run, self.config.save_every):
+                run.save()
+        if self.config.save_last:
+            run.save()
+        if self.config.validate_after:
+            run.validate()
+
+    def _due(self, run: Run, every: int) -> bool:
+        return bool(every) and run.position.step % every == 0 and not run.position.finished
