@@ -9,13 +9,13 @@ from typing import Any, Literal
 import attrs
 import pytest
 import torch
+from dovetail.planning.stages import ModelRole
 
 from dovetail.config.builtin import InlineConfig
 from dovetail.errors import PlanError
 from dovetail.interfaces import PluginRef
 from dovetail.planning.placement import place
 from dovetail.planning.resolved_plugins import default_transport
-from dovetail.planning.stages import ModelRole
 from dovetail.sections import EngineSection, PlannedAdapter, Pool, RolloutSection, RuntimeSection
 from dovetail.serving import AdaptedSection
 

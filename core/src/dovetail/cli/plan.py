@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option("--columns", is_flag=True, help="Print which columns each stage reads and writes.")
+def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool) -> None:
     """Print which stages and models a run of CONFIG needs, with resolved counts and a memory estimate.
 
     What the preflight rules find in the config follows, as `dovetail check` prints it. Exits with 2 where that is an
@@ -65,6 +66,8 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         )
     else:
         render(made, loaded.config)
+        if columns:
+            render_columns(made)
         parts = "; ".join(f"{what} {_bytes(size)}" for what, size in memory.items())
         where = "" if made.placement.in_process else " of the fullest rank"
         total = _bytes(sum(memory.values()))
@@ -106,9 +109,13 @@ def render(made: Plan, config: RunConfig) -> None:
     preset = made.refs.get("algorithm.preset")
     if preset is not None:
         console.print(f"algorithm: preset {preset.name!r}")
-    table = Table("stage", "who", "because", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table("phase", "stage", "who", "because", box=SIMPLE_HEAD, pad_edge=False)
+    for part in made.collection:
+        table.add_row("collect", part.name, part.who, part.because)
     for stage in made.stages:
-        table.add_row(stage.name, stage.who, stage.because)
+        table.add_row(stage.phase, stage.name, stage.who, stage.because)
+    sync = made.publication
+    table.add_row("publish", sync.name, sync.who, sync.because)
     console.print(table)
     for model in made.models:
         verb = "trained" if model.trained else "frozen"
@@ -124,3 +131,26 @@ def render(made: Plan, config: RunConfig) -> None:
     for line in made.placement.lines(made.models):
         console.print(f"placement: {line}")
     console.print(f"seed {config.seed}")
+
+
+def render_columns(made: Plan) -> None:
+    """Print the columns of every stage, each that it reads with its version: 1 as first written, 1 more after each rewrite."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("stage", "reads", "writes", box=SIMPLE_HEAD, pad_edge=False)
+    versions: dict[str, int] = {}
+    for part in made.collection:
+        versions |= dict.fromkeys(part.provides, 1)
+        table.add_row(part.name, "", ", ".join(sorted(part.provides)))
+    for stage in made.stages:
+        for column in stage.provides | stage.rewrites:
+            versions[column] = versions.get(column, 0) + 1
+        written = sorted(stage.provides | stage.rewrites)
+        table.add_row(
+            stage.name,
+            ", ".join(f"{column} {version}" for column, version in sorted(stage.reads.items())),
+            ", ".join(f"{column} {versions[column]}" for column in written),
+        )
+    Console(highlight=False).print(table)

@@ -233,7 +233,7 @@ def correct_batch(
 
     Returns:
         The batch with `rollout_is_weights` (float32) where the correction weighs, and `loss_mask` (bool) where
-        it rejects a token or there was one; and the metrics, resolved.
+        it can reject tokens; and the metrics, resolved.
 
     Raises:
         ColumnError: a column is missing, or does not line up with `response_mask`.
@@ -258,10 +258,9 @@ def correct_batch(
     columns: dict[str, Ragged] = {}
     if done.weights_T is not None:
         columns["rollout_is_weights"] = mask.with_values(done.weights_T.float().numpy())
-    if done.keep_T is not None:
-        keep_T = (done.keep_T & mask_T).numpy()
-        if "loss_mask" in batch or not np.array_equal(keep_T, mask.values):
-            columns["loss_mask"] = mask.with_values(keep_T)
+    if done.keep_T is not None or "loss_mask" in correction.provides(correction.config):
+        keep_T = mask_T if done.keep_T is None else done.keep_T & mask_T
+        columns["loss_mask"] = mask.with_values(keep_T.numpy())
     return batch.with_columns(columns), resolve_metrics([done.metrics])
 
 

@@ -89,6 +89,10 @@ class _Candidate:
     def name(self) -> str:
         return str(self.plugin.cls.name)
 
+    @property
+    def title(self) -> str:
+        return f"stage {self.name!r} ({self.plugin.path})"
+
     def because(self, facts: PlanFacts) -> str | None:
         reason: str | None = self.plugin.cls.because(self.plugin.config, facts)
         return reason or self.chosen_because
@@ -98,7 +102,7 @@ class _Candidate:
         found = self.plugin.cls.requires(self.plugin.config, facts)
         if isinstance(found, Mapping):
             return dict(found)
-        return dict.fromkeys(sorted(found), self.plugin.title)
+        return dict.fromkeys(sorted(found), self.title)
 
     def provides(self, facts: PlanFacts) -> frozenset[str]:
         return frozenset(self.plugin.cls.provides(self.plugin.config, facts))
@@ -321,7 +325,7 @@ class _Columns:
         if column in self._providers:
             raise PlanError(
                 f"the column {column!r} has two providers: {self._providers[column]} and {_whose(stage)}",
-                hint=f"select one of them, or let {stage.name} declare {column!r} in `rewrites` in place of `provides`",
+                hint=f"remove one of them, or declare {column!r} in `rewrites`, not in `provides`, of one that runs later",
             )
         if column not in self._known:
             raise _undeclared(stage, column, self._known)
@@ -329,7 +333,7 @@ class _Columns:
 
     def rewrite(self, column: str, stage: _Candidate) -> None:
         """A stage writes a column anew."""
-        self.read(column, f"{stage.plugin.title}, to rewrite it,", stage)
+        self.read(column, f"{stage.title}, to rewrite it,", stage)
         for other in self._rewriters.setdefault(column, []):
             if _phase(other) == _phase(stage) and not _ordered(other, stage):
                 raise PlanError(
@@ -383,9 +387,8 @@ def _undeclared(stage: _Candidate, column: str, known: Iterable[str]) -> PlanErr
     near = nearest(column, known)
     return PlanError(
         f"{_whose(stage)} provides the column {column!r}, which no plugin declares",
-        hint=f"did its author mean {near!r}?"
-        if near
-        else "declare it in the class attribute `columns`, with its dtype and shape",
+        hint="declare it in the class attribute `columns`, with its dtype and shape"
+        + (f", or did its author mean {near!r}?" if near else ""),
     )
 
 
@@ -399,9 +402,12 @@ def _no_provider(
 ) -> PlanError:
     later = [other for other in stages if column in other.provides(facts)]
     if later and stage is not None:
+        fix = f"name {later[0].name!r} in `after` of {stage.name}"
+        if _phase(later[0]) != _phase(stage):
+            fix = f"give {stage.name} the phase {later[0].plugin.cls.phase!r} or a later one"
         return PlanError(
-            f"{reader} requires the column {column!r} in {_whose(stage)}, but {_whose(later[0])}, which writes it, runs after that",
-            hint=f"name {later[0].name!r} in `after` of {stage.name}, or give {stage.name} a later phase than {stage.plugin.cls.phase!r}",
+            f"{reader} requires the column {column!r}, but {_whose(later[0])}, which writes it, runs after {_whose(stage)}",
+            hint=fix,
         )
     if column not in known:
         near = nearest(column, known)

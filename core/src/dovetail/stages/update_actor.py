@@ -18,6 +18,7 @@ from dovetail.stages.algorithm import (
     uses_critic,
 )
 from dovetail.stages.mini_batches import train_role
+from dovetail.stages.rollout_correction import filters_mask
 from dovetail.stages.wording import clips, update_words
 
 CONTROLLER = "algorithm.kl.in_loss.controller"
@@ -34,12 +35,20 @@ class UpdateActor(Stage):
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
         loss, correction = facts.plugins["algorithm.policy_loss"], correction_of(facts)
-        columns = dict.fromkeys(sorted(_columns_of_loss(facts)), loss.title)
+        columns = {"advantages", "response_mask"} | _columns_of_loss(facts)
+        readers = dict.fromkeys(sorted(columns), loss.title)
         if _kl_term(facts) is not None:
-            columns["ref_log_probs"] = "algorithm.kl.in_loss"
+            readers["ref_log_probs"] = "algorithm.kl.in_loss"
         if correction is not None and corrects_within(facts):
-            columns |= dict.fromkeys(sorted(correction.requires()), correction.title)
-        return {"advantages": loss.title, "response_mask": loss.title} | columns
+            readers |= dict.fromkeys(sorted(correction.requires()), correction.title)
+        if correction is not None and corrects_before(facts):
+            made = (
+                correction.provides() if _weighted(facts) else correction.provides() & {"loss_mask"}
+            )
+            readers |= dict.fromkeys(sorted(made), correction.title)
+        if filters_mask(facts):
+            readers["loss_mask"] = "algorithm.sample_filters"
+        return readers
 
     @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
@@ -99,13 +108,7 @@ def policy_objective(facts: PlanFacts) -> ObjectiveSpec:
     algorithm, loss = facts.config.algorithm, facts.plugins["algorithm.policy_loss"]
     correction, kl = correction_of(facts), _kl_term(facts)
     within = correction if correction is not None and corrects_within(facts) else None
-    weighted = (
-        correction is not None
-        and corrects_before(facts)
-        and "rollout_is_weights" in correction.provides()
-        # A loss with a ratio to the rollout policy corrects for it itself.
-        and "rollout_log_probs" not in loss.requires()
-    )
+    weighted = _weighted(facts)
     requires = set(_columns_of_loss(facts))
     if kl is not None:
         requires.add("ref_log_probs")
@@ -139,6 +142,18 @@ def _columns_of_loss(facts: PlanFacts) -> frozenset[str]:
     prepared: frozenset[str] = loss.cls.prepares(loss.config)
     columns = (loss.requires() - {"entropies"}) | prepared
     return columns - {"old_log_probs"} if current_is_old(facts) else columns
+
+
+def _weighted(facts: PlanFacts) -> bool:
+    """Whether token losses are multiplied by weights that were computed over the whole batch."""
+    correction = correction_of(facts)
+    return (
+        correction is not None
+        and corrects_before(facts)
+        and "rollout_is_weights" in correction.provides()
+        # A loss with a ratio to the rollout policy corrects for it itself.
+        and "rollout_log_probs" not in facts.plugins["algorithm.policy_loss"].requires()
+    )
 
 
 def _kl_term(facts: PlanFacts) -> KlTerm | None:

@@ -1,0 +1,260 @@
+"""The learner runs exactly what the plan says, for every preset, and refuses a stage that does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from dovetail.batch import Batch, Ragged
+from dovetail.batch.columns import GLOSSARY
+from dovetail.config import config_from_mapping
+from dovetail.data.ledger import Ledger
+from dovetail.dispatch import Future
+from dovetail.errors import NumericsError, PluginBrokenError
+from dovetail.interfaces import PluginContext, StepContext
+from dovetail.metrics import Last
+from dovetail.planning.plan import Plan, make_plan
+from dovetail.planning.stage_list import rollout_columns
+from dovetail.plugins import make_plugin
+from dovetail.plugins.index import default_index
+from dovetail.run.build import _plugins_of_stages
+from dovetail.run.interrupt import StopSwitch
+from dovetail.run.learner import Learner
+from dovetail.telemetry import RunDirectory
+from dovetail.weights.residency import Residency
+
+GROUPS, SAMPLES = 3, 4
+
+
+class Group:
+    """A worker group whose passes give random columns, and whose updates change nothing."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> Future[Batch]:
+        mask = batch["response_mask"]
+        return Future.completed(
+            Batch({name: log_probs(mask, self.rng) for name in sorted(outputs)})
+        )
+
+    def update(self, mini_batch: Batch, objective: Any) -> Future[Any]:
+        missing = objective.requires - set(mini_batch.names)
+        assert not missing, missing
+        return Future.completed({"actor/approx_kl": Last(0.0), "actor/kl": Last(0.1)})
+
+
+def log_probs(mask: Ragged, rng: np.random.Generator) -> Ragged:
+    values_T = np.where(mask.values, -rng.exponential(size=len(mask.values)), 0)
+    return mask.with_values(values_T.astype(np.float32))
+
+
+def rollout_batch(names: frozenset[str]) -> Batch:
+    """Random values for the columns of a rollout."""
+    rng = np.random.default_rng(1)
+    size = GROUPS * SAMPLES
+    mask = Ragged.from_list(
+        [np.ones(n, np.bool_) for n in rng.integers(1, 9, size)], dtype=np.bool_
+    )
+    scores_N = rng.normal(size=size).astype(np.float32)
+    known: dict[str, Any] = {
+        "sample_id": [f"s{i}" for i in range(size)],
+        "group_id": np.repeat(np.arange(GROUPS), SAMPLES),
+        "prompt_id": np.repeat(np.arange(GROUPS), SAMPLES),
+        "trajectory_id": np.arange(size),
+        "sample_index": np.tile(np.arange(SAMPLES), GROUPS),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "scores": scores_N,
+        "finish_reason": ["stop"] * size,
+        "reward_components": [{"accuracy": 1.0, "format": float(i % 2)} for i in range(size)],
+        "rollout_log_probs": log_probs(mask, np.random.default_rng(2)),
+        "raw_rollout_log_probs": log_probs(mask, np.random.default_rng(2)),
+    }
+    columns = {}
+    for name in sorted(names):
+        column = GLOSSARY[name]
+        if name in known:
+            columns[name] = known[name]
+        elif column.shape == "ragged":
+            columns[name] = mask.with_values(np.ones(len(mask.values), column.dtype))
+        else:
+            columns[name] = np.zeros(size, column.dtype)
+    return Batch(columns)
+
+
+@attrs.define
+class Seen:
+    """What the hook `stage_finished` told."""
+
+    stages: list[tuple[str, Batch, Batch]] = attrs.field(factory=list)
+
+    def emit(self, hook: str, **told: Any) -> None:
+        if hook == "stage_finished":
+            self.stages.append((told["stage"], told["before"], told["after"]))
+
+
+def learn(
+    plan: Plan, directory: RunDirectory, change: Callable[[Batch], Batch] = lambda batch: batch
+) -> tuple[Seen, StepContext]:
+    """One step of the real stages over stub engines."""
+    context = PluginContext(seed=1)
+    stages: list[Any] = [make_plugin(stage.ref, context) for stage in plan.stages]
+    seen = Seen()
+    groups = {model.role: Group() for model in plan.models}
+    record: Any = SimpleNamespace(
+        plan=plan,
+        config=plan.facts.config,
+        directory=directory,
+        observers=seen,
+        stop=StopSwitch(),
+        logger=SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None),
+        phase=lambda name: nullcontext(),
+        weights_dirty=False,
+    )
+    learner = Learner(
+        record,
+        stages,
+        residency=Residency(plan.facts.config, groups, record.phase),
+        publisher=SimpleNamespace(stale=False),  # type: ignore[arg-type]
+        ledger=Ledger(),
+    )
+    batch = change(rollout_batch(rollout_columns(plan.facts)))
+    step = StepContext(
+        number=1,
+        facts=plan.facts,
+        roles=groups,
+        plugins=_plugins_of_stages(plan, context),
+        logger=record.logger,
+        timer=record.phase,
+        first=True,
+        updates={model.role: 0 for model in plan.models if model.trained},
+        experience=SimpleNamespace(batch=lambda: batch, samples=(), reasons={}),
+    )
+    learner.learn(step)
+    return seen, step
+
+
+def planned(*overrides: str, **algorithm: Any) -> Plan:
+    mapping = {
+        "model": {"path": "tiny"},
+        "rollout": {"n": SAMPLES},
+        "data": {"train_batch_size": GROUPS},
+        "algorithm": {"gate": {"stop_above": None}, **algorithm},
+    }
+    return make_plan(config_from_mapping(mapping, overrides).config)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return RunDirectory.create(tmp_path_factory.mktemp("runs") / "run")
+
+
+PRESETS = [(f"algorithm.preset={e.name}",) for e in default_index().entries("preset")]
+OTHERS = [
+    ("algorithm.kl.in_reward.coef=0.1", "algorithm.overlong_penalty.buffer=4"),
+    ("algorithm.rollout_correction=decoupled_k3_rs_token_tis", "actor.epochs=2"),
+    ("algorithm.rollout_correction=bypass_ppo_clip", "algorithm.advantage=optimal_token_baseline"),
+    ("algorithm.sample_filters=[{name: overlong, action: mask}]", "algorithm.kl.in_loss.coef=0.1"),
+]
+
+
+@pytest.mark.parametrize("overrides", [*PRESETS, *OTHERS], ids=lambda o: o[0].partition(".")[2])
+def test_the_stages_that_ran_are_those_of_the_plan_with_the_versions_that_it_prints(
+    overrides, directory
+):
+    plan = planned(*overrides)
+    seen, step = learn(plan, directory)
+    assert [name for name, _, _ in seen.stages] == [stage.name for stage in plan.stages]
+    versions = dict.fromkeys(seen.stages[0][1].names, 1)
+    for stage, (_, before, after) in zip(plan.stages, seen.stages, strict=True):
+        assert {column: versions[column] for column in stage.reads} == dict(stage.reads)
+        changed = {
+            name
+            for name, column in after.columns.items()
+            if name not in before or column is not before[name]
+        }
+        assert changed == stage.provides | stage.rewrites
+        for column in changed:
+            versions[column] = versions.get(column, 0) + 1
+    assert step.counted
+    assert all(step.updates.values())
+
+
+HEAD = """
+import numpy as np
+from dovetail.interfaces import Stage
+
+
+class Own(Stage):
+    name = "own"
+    api = ">=1.0,<2"
+    phase = "transform"
+
+"""
+REWRITES = """
+    @classmethod
+    def rewrites(cls, config, facts):
+        return frozenset({"scores"})
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "fact"),
+    [
+        (
+            "return batch.with_columns({'scores': batch['scores'] + 1})",
+            "changed the column 'scores'",
+        ),
+        ("return batch.with_columns({'values': batch['scores']})", "wrote the column 'values'"),
+        ("return batch.drop(['scores'])", "no column 'scores'"),
+        ("return batch.slice(0, 4)", "4 samples for 12"),
+        ("return batch.take(np.arange(12)[::-1])", "changed the column"),
+        ("return None", "NoneType"),
+    ],
+    ids=["undeclared change", "undeclared column", "column gone", "rows", "order", "no batch"],
+)
+def test_a_stage_that_changes_what_it_does_not_declare_is_refused(tmp_path, directory, body, fact):
+    plan = own(tmp_path, f"    def run(self, batch, step):\n        {body}\n")
+    with pytest.raises(PluginBrokenError, match=fact) as caught:
+        learn(plan, directory)
+    assert "own" in str(caught.value)
+
+
+def own(tmp_path: Path, body: str) -> Plan:
+    file = tmp_path / "own_stage.py"
+    file.write_text(HEAD + body)
+    return planned(stages=[{"path": str(file), "attribute": "Own"}])
+
+
+def test_a_rewritten_column_of_another_dtype_is_refused_in_the_first_step(tmp_path, directory):
+    body = "    def run(self, batch, step):\n        return batch.with_columns({'scores': batch['scores'].astype(np.float64)})\n"
+    with pytest.raises(PluginBrokenError, match="float64"):
+        learn(own(tmp_path, REWRITES + body), directory)
+
+
+def test_a_rewritten_column_is_looked_at_for_numbers_that_are_not_finite(tmp_path, directory):
+    body = "    def run(self, batch, step):\n        return batch.with_columns({'scores': batch['scores'] / np.float32(0)})\n"
+    with pytest.raises(NumericsError, match="scores is not finite in 12 of 12"):
+        learn(own(tmp_path, REWRITES + body), directory)
+
+
+def test_a_stage_whose_column_is_required_may_not_skip(tmp_path, directory):
+    body = "    def skips(self, batch, step):\n        return True\n\n    def run(self, batch, step):\n        return batch\n"
+    with pytest.raises(
+        PluginBrokenError, match="skips a step, but advantage requires its column 'scores'"
+    ):
+        learn(own(tmp_path, REWRITES + body), directory)
+
+
+def test_a_stage_that_skips_where_nothing_reads_it_is_left_out(tmp_path, directory):
+    body = "    def skips(self, batch, step):\n        return True\n\n    def run(self, batch, step):\n        raise AssertionError\n"
+    seen, _ = learn(own(tmp_path, body), directory)
+    assert "own" not in [name for name, _, _ in seen.stages]
