@@ -22,4 +22,5 @@ from .runtime import (
     RuntimeConformance as RuntimeConformance,
 )
 from .sample_filter import SampleFilterConformance as SampleFilterConformance
+from .stage import StageConformance as StageConformance
 from .transport import WeightTransportConformance as WeightTransportConformance
