@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.hooks import HOOKS, HookSpec, Observers
-from dovetail.interfaces import Plugin
+from dovetail.interfaces import Plugin, Run, RunPosition
 from dovetail.plugins.conformance import TIERS
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
@@ -91,6 +91,13 @@ def test_what_every_plugin_has_is_on_a_page_of_its_own(texts):
         assert text
 
 
+def test_the_page_of_a_run_has_all_that_a_trainer_calls(texts):
+    assert markdown(Run.__doc__) in texts["run.md"]
+    for name, member in members(Run).items():
+        assert markdown(bare(member).__doc__) in section(texts["run.md"], name), name
+    assert all(f"| `{name}: " in texts["run.md"] for name in attribute_docs(RunPosition))
+
+
 def test_every_class_attribute_of_an_interface_is_documented():
     for kind in KINDS.values():
         interface = import_object(kind.interface)
@@ -155,7 +162,7 @@ def test_every_capability_that_is_claimed_or_asked_for_is_explained():
 
 def test_writing_leaves_other_files_and_removes_pages_of_what_is_gone(tmp_path):
     assert drift(tmp_path)
-    assert write(tmp_path) == len(KINDS) + 4
+    assert write(tmp_path) == len(KINDS) + 5
     assert drift(tmp_path) == []
     page = (tmp_path / "rollout.md").read_text()
     (tmp_path / "gone.md").write_text(page)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,9 +100,7 @@ class Seen:
             self.stages.append((told["stage"], told["before"], told["after"]))
 
 
-def learn(
-    plan: Plan, directory: RunDirectory, change: Callable[[Batch], Batch] = lambda batch: batch
-) -> tuple[Seen, StepContext]:
+def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
     """One step of the real stages over stub engines."""
     context = PluginContext(seed=1)
     stages: list[Any] = [make_plugin(stage.ref, context) for stage in plan.stages]
@@ -126,7 +123,7 @@ def learn(
         publisher=SimpleNamespace(stale=False),  # type: ignore[arg-type]
         ledger=Ledger(),
     )
-    batch = change(rollout_batch(rollout_columns(plan.facts)))
+    batch = rollout_batch(rollout_columns(plan.facts) | learner.asks(1))
     step = StepContext(
         number=1,
         facts=plan.facts,
@@ -136,7 +133,7 @@ def learn(
         timer=record.phase,
         first=True,
         updates={model.role: 0 for model in plan.models if model.trained},
-        experience=SimpleNamespace(batch=lambda: batch, samples=(), reasons={}),
+        collected=SimpleNamespace(batch=lambda: batch, samples=(), reasons={}),
     )
     learner.learn(step)
     return seen, step
@@ -162,7 +159,7 @@ OTHERS = [
     ("algorithm.kl.in_reward.coef=0.1", "algorithm.overlong_penalty.buffer=4"),
     ("algorithm.rollout_correction=decoupled_k3_rs_token_tis", "actor.epochs=2"),
     ("algorithm.rollout_correction=bypass_ppo_clip", "algorithm.advantage=optimal_token_baseline"),
-    ("algorithm.sample_filters=[{name: overlong, action: mask}]", "algorithm.kl.in_loss.coef=0.1"),
+    ("algorithm.sample_filters=[overlong]", "algorithm.kl.in_loss.coef=0.1"),
 ]
 
 

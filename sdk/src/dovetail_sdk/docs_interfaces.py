@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.config.keys import format_path
 from dovetail.config.plugin_page import places_of
 from dovetail.hooks import HOOKS, HookSpec
-from dovetail.interfaces import Plugin
+from dovetail.interfaces import Plugin, Run
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS, Kind
 from dovetail_sdk.check.signatures import members, signature_text
@@ -30,7 +30,7 @@ _INTRODUCTION = f"""{_MARK}
 # Interfaces
 
 A page for each kind of plugin, with all that its interface asks for and offers. What plugins of every kind share is on [plugin](plugin.md); what can be observed
-without being selected, on [hooks](hooks.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
+without being selected, on [hooks](hooks.md); what a trainer drives, on [run](run.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
 [writing-plugins.md](../writing-plugins.md) builds one from nothing.
 """
 
@@ -58,6 +58,12 @@ class BestReward:
 best_reward = "my_package:BestReward"
 ```"""
 
+
+_RUN = (
+    ("import", "`from dovetail.interfaces import Run`"),
+    ("a double for tests of trainers", "`dovetail_sdk.testing.ScriptedRun`"),
+    ("conformance suite", "`dovetail_sdk.testing.conformance.RunConformance`"),
+)
 
 _PUBLIC = """Plugins import these names from these packages, and nothing else of `dovetail`: modules below them are private and may change.
 `dovetail plugins check` names every import that is not public."""
@@ -88,6 +94,15 @@ def pages() -> dict[str, str]:
         f"Version {hooks['api']} · entry-point group `dovetail.hooks` · {_BACK}",
         _HOOKS,
         *_methods("## Hooks", HOOKS, HookSpec),
+    )
+    texts["run.md"] = _joined(
+        _MARK,
+        "# Run",
+        f"{_BACK} · [trainer](trainer.md), which drives it · [stage](stage.md), of which its steps are made",
+        markdown(Run.__doc__),
+        "\n".join(table(("", ""), _RUN)),
+        *_methods("## Methods", members(Run), Run),
+        *_types("dovetail.interfaces.run", ("RunPosition",)),
     )
     texts["public.md"] = _joined(_MARK, "# What is public", _BACK, _PUBLIC, *_public())
     texts["README.md"] = _INTRODUCTION + "\n" + "\n".join(_index()) + "\n"
@@ -150,7 +165,7 @@ def _index() -> list[str]:
 
 def _page(kind: Kind, described: Mapping[str, Any]) -> str:
     interface = import_object(kind.interface)
-    own = {n: m for n, m in described["methods"].items() if n not in vars(Plugin)}
+    own = {n: m for n, m in described["methods"].items() if _owner(interface, n) is not Plugin}
     wanted = [name for name, method in own.items() if method["abstract"]]
     given = [n for n in own if _owner(interface, n).__module__.startswith("dovetail.dispatch")]
     rest = [name for name in own if name not in (*wanted, *given)]

@@ -18,7 +18,7 @@ import attrs
 from dovetail.config.plugin_page import PAPER, doc_and_example
 from dovetail.config.presets import plain_settings
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
-from dovetail.interfaces import AdvantageEstimator, ColumnPlugin, Plugin
+from dovetail.interfaces import AdvantageEstimator, ColumnPlugin, Plugin, Stage
 from dovetail.plugins.contract import check_class, config_of, public_module
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
@@ -170,6 +170,8 @@ def _settings(default: PluginSection | None) -> dict[str, Any]:
 def _facts(cls: type[Plugin], default: PluginSection | None) -> dict[str, Any]:
     """What else its kind declares that a reader of a config should know, where there is any of it."""
     found = {key: getattr(cls, key, None) for key in ("aggregation", "action")}
+    if issubclass(cls, Stage):
+        found["phase"] = cls.phase
     if issubclass(cls, AdvantageEstimator) and default is not None:
         try:
             found["min_group_size"] = cls.min_group_size(default)
@@ -260,7 +262,9 @@ def _default_config(config: type[PluginSection], declared: Declared) -> PluginSe
 def _columns(
     cls: type[Plugin], method: Literal["requires", "provides"], default: PluginSection | None
 ) -> list[str] | None:
-    """What `requires` or `provides` says of the default config; None where there is none."""
+    """What `requires` or `provides` says of the default config; None where there is none, and where the plan decides."""
+    if issubclass(cls, Stage):
+        return None
     if not issubclass(cls, ColumnPlugin):
         return []
     if default is None:

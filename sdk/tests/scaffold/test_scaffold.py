@@ -144,6 +144,22 @@ def test_the_licence_stands_in_the_metadata(tmp_path, licence):
     assert ("classifiers" in project) == licence.startswith("LicenseRef")
 
 
+def test_the_manifest_of_a_stage_has_its_phase_and_leaves_columns_to_the_plan(tmp_path):
+    package = new_plugin("stage", "phased", tmp_path)
+    [file] = package.glob("src/*/dovetail-plugin.json")
+    [plugin] = json.loads(file.read_text())["plugins"]
+    assert plugin["facts"] == {"phase": "estimate"}
+    assert plugin["requires"] is plugin["provides"] is None
+
+
+def test_the_tests_of_a_stage_install_the_plugins_of_a_default_config(tmp_path):
+    for kind, needed in (("stage", True), ("advantage", False)):
+        package = new_plugin(kind, f"needs_{kind}", tmp_path)
+        project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+        extra = project["optional-dependencies"]["test"]
+        assert any(name.startswith("dovetail-rl") for name in extra) == needed
+
+
 def test_an_existing_directory_is_left_alone(tmp_path):
     new_plugin("advantage", "mine", tmp_path)
     with pytest.raises(PluginError, match="exists already"):

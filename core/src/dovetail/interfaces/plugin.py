@@ -105,8 +105,8 @@ class Plugin(ABC):
     def state(self) -> Mapping[str, Any]:
         """Return what a checkpoint must keep.
 
-        Asked are the trainer, the advantage estimator, the reward manager, the rollout correction where it comes before the update, KL
-        controllers and sample filters. Other plugins are not: their state is not kept.
+        Asked are the trainer, stages, the advantage estimator, the reward manager, the rollout correction where it comes before the
+        update, KL controllers and sample filters. Other plugins are not: their state is not kept.
 
         Returns:
             None, bool, int, float, str, NumPy arrays of any shape and NumPy scalars, in mappings with string keys, lists and tuples, nested

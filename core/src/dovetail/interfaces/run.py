@@ -24,7 +24,7 @@ class RunPosition:
     epoch: float
     """Passes over the training prompts so far."""
     weight_version: int
-    """Version of the weights that the rollout holds; 0 before the first publication."""
+    """Version of the weights that the rollout holds; 0 in a fresh run, before the first publication."""
     validated: bool
     """Whether the validation before the first step is done, or its time is over."""
 
@@ -59,8 +59,11 @@ class Run(ABC):
     def step(self) -> AbstractContextManager[StepContext]:
         """One step. It counts once `learn` is through; whatever ends it earlier leaves no trace, and its prompts are issued again.
 
+        `position` moves when the block ends.
+
         Raises:
-            PluginBrokenError: the block ended without an error and without `learn`.
+            PluginBrokenError: the block ended without an error and without `learn`, a step is under way already, or the
+                run is finished.
         """
 
     @abstractmethod
@@ -79,6 +82,7 @@ class Run(ABC):
 
         Raises:
             NumericsError: a number is not finite, or rollout and trainer differ by more than is allowed.
+            PluginBrokenError: the step has no experience, or was learned from before; a stage does not return what it declares.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 import attrs
 
+from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.plugin import ColumnPlugin, Plugin
 from dovetail.interfaces.runtime import PluginRef, WorkerGroupHandle
 from dovetail.sections import PluginSection, RunConfig
@@ -139,8 +140,8 @@ class StepContext:
     """Version of the weights that the rollout held."""
     first: bool = False
     """Whether it is the first step of a process, in which what plugins return is checked thoroughly."""
-    experience: Experience | None = None
-    """None until the rollout has given it."""
+    collected: Experience | None = None
+    """What `Run.collect` gave; None before."""
     tokens: int = 0
     """Tokens of the step's prompts and responses."""
     counted: bool = False
@@ -154,6 +155,20 @@ class StepContext:
     def config(self) -> RunConfig:
         """The whole config."""
         return self.facts.config
+
+    @property
+    def experience(self) -> Experience:
+        """What the step trains on.
+
+        Raises:
+            PluginBrokenError: `Run.collect` was not called.
+        """
+        if self.collected is None:
+            raise PluginBrokenError(
+                f"step {self.number} has no experience",
+                hint="the trainer calls `run.collect(step)` before `run.learn(step)`",
+            )
+        return self.collected
 
 
 class Stage(Plugin):

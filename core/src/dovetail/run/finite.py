@@ -159,7 +159,7 @@ def _write(
 ) -> Path:
     """`faults/step_N.json`: all names, and the first samples with prompt, response and what is wrong in them."""
     (directory.path / "faults").mkdir(exist_ok=True)
-    samples: Iterable[ScoredSample] = step.experience.samples if step.experience else ()
+    samples: Iterable[ScoredSample] = step.collected.samples if step.collected else ()
     texts = {sample.sample_id: sample for sample in samples}
     described = []
     for sample_id in ids[:ROWS]:

@@ -65,7 +65,6 @@ class Learner:
             PluginBrokenError: a stage does not return what it declares.
         """
         record = self._record
-        assert step.experience is not None
         batch = step.experience.batch()
         columns: Collection[str] = batch.names
         if len(batch):
@@ -180,7 +179,6 @@ class Learner:
 
     def _account(self, batch: Batch, step: StepContext) -> None:
         """Tell the ledger which prompts were trained on, and why the others were not."""
-        assert step.experience is not None
         names = (batch[column].tolist() for column in ("epoch", "prompt_id", "attempt"))
         used = set(zip(*names, strict=True))
         for key in self._ledger.finished():

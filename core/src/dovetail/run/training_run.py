@@ -50,6 +50,7 @@ class TrainingRun(Run):
     started: ExitStack
     """Closes what was started, the latest first."""
     _steps_begun: int = 0
+    _under_way: bool = False
 
     @property
     def position(self) -> RunPosition:
@@ -66,11 +67,18 @@ class TrainingRun(Run):
     @contextmanager
     def step(self) -> Iterator[StepContext]:
         """One step; see `Run.step`."""
-        record = self.record
+        record, number = self.record, self.record.state.step + 1
+        if self._under_way:
+            raise self._broken(f"begins step {number} inside of itself", "end the block before")
+        if number > record.total_steps:
+            raise self._broken(
+                f"begins step {number} of {record.total_steps}",
+                "take steps while `not run.position.finished`",
+            )
         self._steps_begun += 1
         trained = [model.role for model in record.plan.models if model.trained]
         step = StepContext(
-            number=record.state.step + 1,
+            number=number,
             facts=record.plan.facts,
             roles=self.roles,
             plugins=self.plugins,
@@ -80,12 +88,16 @@ class TrainingRun(Run):
             first=self._steps_begun == 1,
             updates=dict.fromkeys(trained, 0),
         )
-        with record.step(step):
-            yield step
-            if not step.counted:
-                raise self._broken(
-                    f"ended step {step.number} without `run.learn(step)`", "call it inside the step"
-                )
+        self._under_way = True
+        try:
+            with record.step(step):
+                yield step
+                if not step.counted:
+                    raise self._broken(
+                        f"ended step {number} without `run.learn(step)`", "call it inside the step"
+                    )
+        finally:
+            self._under_way = False
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
@@ -95,12 +107,12 @@ class TrainingRun(Run):
                 f"call `run.publish_weights()` before, or declare the capability {OFF_POLICY!r}",
             )
         asked = self.learner.asks(step.number)
-        step.experience = self.rollouts.collect(step, asked)
+        step.collected = self.rollouts.collect(step, asked)
         step.weight_version = self.record.state.weight_version
 
     def learn(self, step: StepContext) -> None:
         """Run the stages of the plan; see `Run.learn`."""
-        if step.experience is None or step.counted:
+        if step.collected is None or step.counted:
             problem = "learns twice from" if step.counted else "learns before it collects in"
             raise self._broken(
                 f"{problem} step {step.number}",

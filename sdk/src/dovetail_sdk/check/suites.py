@@ -35,6 +35,7 @@ SUITES = {
     "runtime": "RuntimeConformance",
     "sample_filter": "SampleFilterConformance",
     "sampler": "SamplerConformance",
+    "stage": "StageConformance",
     "tracker": "TrackerConformance",
     "trainer": "TrainerConformance",
     "weight_transport": "WeightTransportConformance",

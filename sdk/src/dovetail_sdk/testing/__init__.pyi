@@ -20,6 +20,11 @@ from .scripted_rollout import (
     Script as Script,
     ScriptedRollout as ScriptedRollout,
 )
+from .scripted_run import (
+    ScriptedExperience as ScriptedExperience,
+    ScriptedRun as ScriptedRun,
+    ScriptedSample as ScriptedSample,
+)
 from .table_engine import TableEngine as TableEngine
 from .temporary import temporary_plugins as temporary_plugins
 from .tiny import (

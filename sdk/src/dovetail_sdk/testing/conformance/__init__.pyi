@@ -8,6 +8,7 @@ from .reward_function import RewardFunctionConformance as RewardFunctionConforma
 from .reward_manager import RewardManagerConformance as RewardManagerConformance
 from .rollout import RolloutConformance as RolloutConformance
 from .rollout_correction import RolloutCorrectionConformance as RolloutCorrectionConformance
+from .run import RunConformance as RunConformance
 from .run_parts import (
     DatasetConformance as DatasetConformance,
     KlControllerConformance as KlControllerConformance,
@@ -21,4 +22,5 @@ from .runtime import (
     RuntimeConformance as RuntimeConformance,
 )
 from .sample_filter import SampleFilterConformance as SampleFilterConformance
+from .stage import StageConformance as StageConformance
 from .transport import WeightTransportConformance as WeightTransportConformance

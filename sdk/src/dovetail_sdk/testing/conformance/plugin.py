@@ -65,6 +65,13 @@ class PluginConformance:
         """A plugin that has not been started."""
         return self.plugin(self.make_config(), PluginContext(**context))
 
+    def named_columns(self) -> frozenset[str]:
+        """Columns that it names."""
+        if not issubclass(self.plugin, ColumnPlugin):
+            return frozenset()
+        config = self.make_config()
+        return self.plugin.requires(config) | self.plugin.provides(config)
+
     def needs(self, capability: str) -> None:
         """Skip the test where the plugin does not claim this capability."""
         if capability not in self.plugin.capabilities:
@@ -95,11 +102,8 @@ class PluginConformance:
         raise AssertionError(f"{type(config).__name__} is not frozen")
 
     def test_every_column_that_it_names_is_declared(self) -> None:
-        config = self.make_config()
         known = glossary(self.plugin.columns)
-        named: frozenset[str] = frozenset()
-        if issubclass(self.plugin, ColumnPlugin):
-            named = self.plugin.requires(config) | self.plugin.provides(config)
+        named = self.named_columns()
         assert named <= known.keys(), f"undeclared: {sorted(named - known.keys())}"
 
     def test_close_may_be_called_twice_and_before_start(self) -> None:

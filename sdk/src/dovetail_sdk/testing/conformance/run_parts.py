@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from dovetail.errors import DataError
-from dovetail.interfaces import DatasetSource, KlController, Sampler, Tracker, Trainer
+from dovetail.errors import DataError, NumericsError, StopRequested
+from dovetail.interfaces import DatasetSource, KlController, Run, Sampler, Tracker, Trainer
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.resumed import resumed_state
+from dovetail_sdk.testing.scripted_run import ScriptedRun
 
 
 class KlControllerConformance(PluginConformance):
@@ -163,74 +163,94 @@ def _run(directory: Path) -> dict[str, Any]:
 
 
 class TrainerConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite: what the loop does is followed on a flow of words."""
+    """Subclass it, set `plugin`, and pytest runs the suite: the trainer drives a run that trains nothing."""
 
     kind = "trainer"
     plugin: ClassVar[type[Trainer]]
     steps: ClassVar[int] = 3
     """Steps of the run."""
 
-    def run(self) -> tuple[Any, list[str]]:
-        """What `run` returned, and the stages that it asked for, in order."""
-        flow = ToldFlow(self.steps)
-        found = self.make().run(flow)
-        return found, flow.told
+    def trained(self, **settings: Any) -> ScriptedRun:
+        """A run that the trainer has driven to its end; for `settings` see `ScriptedRun`."""
+        run = self.scripted(**settings)
+        self.make().run(run)
+        return run
 
-    def test_it_takes_every_step_and_returns_the_summary(self) -> None:
-        found, told = self.run()
-        assert found == {"status": "finished", "steps": self.steps}
-        assert told.count("begin_step") == told.count("update") == self.steps
+    def scripted(self, **settings: Any) -> ScriptedRun:
+        """A run for the trainer; for `settings` see `ScriptedRun`."""
+        off_policy = "off_policy" in self.plugin.capabilities
+        return ScriptedRun(**{"total_steps": self.steps, "off_policy": off_policy, **settings})
 
-    def test_rollouts_have_the_weights_before_the_first_step(self) -> None:
-        _, told = self.run()
-        assert "sync_weights" in told[: told.index("begin_step")]
+    def test_it_takes_every_step_in_order(self) -> None:
+        run = self.trained()
+        assert run.learned == list(range(1, self.steps + 1))
+        assert run.position.finished
 
-    def test_each_step_rolls_out_estimates_and_updates_in_this_order(self) -> None:
-        _, told = self.run()
-        stages = [s for s in told if s in ("rollout_and_score", "estimate_advantages", "update")]
-        assert stages[:3] == ["rollout_and_score", "estimate_advantages", "update"]
-        assert sorted(stages) == sorted(stages[:3] * self.steps)
+    def test_a_resumed_run_takes_the_steps_that_are_left(self) -> None:
+        run = self.trained(total_steps=5, step=2)
+        assert run.learned == [3, 4, 5]
+
+    def test_a_finished_run_takes_no_further_step(self) -> None:
+        assert self.trained(step=self.steps).learned == []
+
+    def test_weights_are_published_before_the_first_samples(self) -> None:
+        calls = self.trained().calls
+        assert "publish_weights" in calls[: calls.index("collect")]
+
+    def test_weights_are_published_after_each_learn(self) -> None:
+        if "off_policy" in self.plugin.capabilities:
+            pytest.skip("its rollout may hold older weights")
+        order = ("collect", "learn", "publish_weights")
+        calls = [call for call in self.trained().calls if call in order]
+        following = [calls[at + 1 : at + 2] for at, call in enumerate(calls) if call == "learn"]
+        assert following == [["publish_weights"]] * self.steps
 
     def test_the_run_is_saved_at_its_end(self) -> None:
-        _, told = self.run()
-        assert "save" in told[len(told) - told[::-1].index("update") :]
+        if not self.make_config().save_last:
+            pytest.skip("its config has save_last: false")
+        assert self.steps in self.trained().saved
+
+    def test_a_stop_passes_wherever_it_is_asked_for(self) -> None:
+        for call in range(1, len(self.trained().calls) + 1):
+            run = self.scripted(stop_at=call)
+            with pytest.raises(StopRequested):
+                self.make().run(run)
+
+    def test_an_error_of_learn_passes(self) -> None:
+        error = NumericsError("a scripted error")
+        run = self.scripted(learn_error=error, fails_in=self.steps)
+        with pytest.raises(NumericsError) as caught:
+            self.make().run(run)
+        assert caught.value is error
+        assert run.learned == list(range(1, self.steps))
+
+    def test_it_uses_what_is_public_of_a_run(self) -> None:
+        run = self.scripted()
+        self.make().run(_Public(run))
+        assert run.position.finished
+
+    def test_its_state_goes_through_a_checkpoint_and_brings_it_back(self, tmp_path: Path) -> None:
+        first, second = self.make(), self.make()
+        interrupted = self.scripted(
+            learn_error=NumericsError("a scripted error"), fails_in=self.steps
+        )
+        with suppress(NumericsError):
+            first.run(interrupted)
+        state = resumed_state(first, tmp_path / "first")
+        second.load_state(state)
+        np.testing.assert_equal(resumed_state(second, tmp_path / "second"), state)
+        resumed = self.scripted(step=self.steps - 1)
+        second.run(resumed)
+        assert resumed.learned == [self.steps]
 
 
-class ToldFlow:
-    """A flow that does nothing and remembers what it was asked.
+class _Public:
+    """A run of which only what `Run` declares can be reached."""
 
-    Attributes:
-        told: the stages, in order.
-    """
+    def __init__(self, run: ScriptedRun) -> None:
+        self._run = run
 
-    def __init__(self, total_steps: int) -> None:
-        self.step = 0
-        self.total_steps = total_steps
-        self.told: list[str] = []
-        self.validated = False
-        self.loader = SimpleNamespace(next_batch=lambda: self._tell("next_batch"))
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """The run."""
-        yield
-
-    @contextmanager
-    def begin_step(self) -> Iterator[None]:
-        """A step."""
-        self.told.append("begin_step")
-        yield
-        self.step += 1
-
-    def summary(self) -> dict[str, Any]:
-        """What the run came to."""
-        return {"status": "finished", "steps": self.step}
-
-    def _tell(self, stage: str, *_: Any, **__: Any) -> str:
-        self.told.append(stage)
-        return stage
-
-    def __getattr__(self, stage: str) -> Any:
-        if stage.startswith("_"):
-            raise AttributeError(stage)
-        return lambda *given, **named: self._tell(stage, *given, **named)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in vars(Run):
+            raise AssertionError(f"the trainer reads run.{name}, which Run does not declare")
+        return getattr(self._run, name)

@@ -1,0 +1,229 @@
+"""What holds for every run, as its trainer sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from dovetail.errors import NumericsError, PluginBrokenError
+from dovetail.interfaces import Run, StepContext
+
+
+class RunConformance:
+    """Subclass it, override `make_run`, and pytest runs the suite."""
+
+    def make_run(
+        self, steps: int, *, learn_error: Exception | None = None, off_policy: bool = False
+    ) -> Run:
+        """A fresh run of so many steps, in which the same seed gives the same samples.
+
+        Args:
+            steps: of the whole run; at most 3.
+            learn_error: what a stage raises, once, in the first `learn`, before any weights have moved.
+            off_policy: the run's trainer has the capability `off_policy`.
+        """
+        raise NotImplementedError
+
+    def take(self, run: Run) -> None:
+        """One whole step, with weights that are published before it."""
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            run.learn(step)
+
+    # Position
+
+    def test_a_fresh_run_stands_at_its_start(self) -> None:
+        position = self.make_run(2).position
+        assert (position.step, position.total_steps, position.epoch) == (0, 2, 0)
+        assert position.weight_version == 0
+        assert not position.validated
+        assert not position.finished
+
+    def test_a_step_counts_after_learn(self) -> None:
+        run = self.make_run(2)
+        run.publish_weights()
+        with run.step() as step:
+            assert step.number == 1
+            run.collect(step)
+            assert run.position.step == 0
+            run.learn(step)
+        assert run.position.step == 1
+        assert not run.position.finished
+        self.take(run)
+        assert run.position.step == 2
+        assert run.position.finished
+
+    def test_the_first_validation_has_no_time_left_after_a_step(self) -> None:
+        run = self.make_run(2)
+        self.take(run)
+        assert run.position.validated
+
+    # Experience
+
+    def test_collect_gives_the_samples_with_their_columns(self) -> None:
+        run = self.make_run(1)
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            experience = step.experience
+            names = [sample.sample_id for sample in experience.samples]
+            assert names
+            assert len(set(names)) == len(names)
+            batch = experience.batch()
+            assert set(batch["sample_id"]) <= set(names)
+            assert len(batch["response_ids"]) == len(batch["scores"]) == len(batch)
+            run.learn(step)
+
+    def test_steps_have_different_samples(self) -> None:
+        run = self.make_run(2)
+        seen: list[list[str]] = []
+        for _ in range(2):
+            run.publish_weights()
+            with run.step() as step:
+                run.collect(step)
+                seen.append(_samples(step))
+                run.learn(step)
+        assert not set(seen[0]) & set(seen[1])
+
+    # Steps that leave no trace
+
+    def test_the_prompts_of_a_step_that_raises_before_learn_come_again(self) -> None:
+        self.assert_no_trace(self.make_run(2), _raise, _RaisedError)
+
+    def test_the_prompts_of_a_step_whose_learn_raises_come_again(self) -> None:
+        run = self.make_run(2, learn_error=NumericsError("a scripted error"))
+        self.assert_no_trace(run, lambda run, step: run.learn(step), NumericsError)
+
+    def test_a_step_without_learn_is_refused_and_its_prompts_come_again(self) -> None:
+        self.assert_no_trace(self.make_run(2), _leave, PluginBrokenError)
+
+    def assert_no_trace(
+        self, run: Run, ends: Callable[[Run, StepContext], None], error: type[Exception]
+    ) -> None:
+        """A step that ends so after `collect` raises this error; the next one has its number and its samples."""
+        run.publish_weights()
+        before = run.position
+        samples: list[str] = []
+
+        def take() -> None:
+            with run.step() as step:
+                run.collect(step)
+                samples.extend(_samples(step))
+                ends(run, step)
+
+        with pytest.raises(error):
+            take()
+        assert samples
+        assert run.position == before
+        with run.step() as step:
+            assert step.number == before.step + 1
+            run.collect(step)
+            assert _samples(step) == samples
+            run.learn(step)
+        assert run.position.step == before.step + 1
+
+    def test_a_step_that_raises_after_learn_counts(self) -> None:
+        run = self.make_run(2)
+        run.publish_weights()
+        with pytest.raises(_RaisedError):
+            self.learn_and_raise(run)
+        assert run.position.step == 1
+        run.publish_weights()
+        with run.step() as step:
+            assert step.number == 2
+            run.collect(step)
+            run.learn(step)
+
+    def learn_and_raise(self, run: Run) -> None:
+        """A step that raises after `learn`."""
+        with run.step() as step:
+            run.collect(step)
+            run.learn(step)
+            raise _RaisedError
+
+    # Weights
+
+    def test_collect_is_refused_before_weights_were_published(self) -> None:
+        run = self.make_run(2)
+        with pytest.raises(_RaisedError):
+            self.be_refused_and_raise(run)
+        assert run.position.step == 0
+
+    def test_collect_is_refused_after_weights_moved(self) -> None:
+        run = self.make_run(2)
+        self.take(run)
+        with pytest.raises(_RaisedError):
+            self.be_refused_and_raise(run)
+        assert run.position.step == 1
+
+    def be_refused_and_raise(self, run: Run) -> None:
+        """A step whose `collect` is refused, and which raises something else at its end."""
+        with run.step() as step:
+            with pytest.raises(PluginBrokenError):
+                run.collect(step)
+            raise _RaisedError
+
+    def test_off_policy_collect_takes_older_weights(self) -> None:
+        run = self.make_run(2, off_policy=True)
+        self.take(run)
+        version = run.position.weight_version
+        with run.step() as step:
+            run.collect(step)
+            assert step.weight_version == version
+            run.learn(step)
+        assert run.position.weight_version == version
+
+    def test_publishing_gives_a_new_version_where_weights_moved_and_only_there(self) -> None:
+        run = self.make_run(2)
+        versions = [run.position.weight_version]
+        run.publish_weights()
+        versions.append(run.position.weight_version)
+        run.publish_weights()
+        assert run.position.weight_version == versions[-1]
+        self.take(run)
+        assert run.position.weight_version == versions[-1]
+        run.publish_weights()
+        versions.append(run.position.weight_version)
+        assert versions == sorted(set(versions))
+
+    # Validation and checkpoints
+
+    def test_validation_gives_finite_metrics_and_does_not_move_the_run(self) -> None:
+        run = self.make_run(1)
+        run.publish_weights()
+        before = run.position
+        metrics = run.validate()
+        assert all(isinstance(name, str) and "/" in name for name in metrics)
+        assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())
+        after = run.position
+        assert (after.step, after.weight_version) == (before.step, before.weight_version)
+        assert after.validated or not metrics
+
+    def test_saving_twice_is_no_error_and_does_not_move_the_run(self) -> None:
+        run = self.make_run(2)
+        self.take(run)
+        before = run.position
+        run.save()
+        run.save()
+        assert run.position == before
+        self.take(run)
+
+
+class _RaisedError(Exception):
+    """What a trainer's block may raise."""
+
+
+def _raise(_run: Run, _step: StepContext) -> None:
+    raise _RaisedError
+
+
+def _leave(_run: Run, _step: StepContext) -> None:
+    """End the block."""
+
+
+def _samples(step: StepContext) -> list[str]:
+    """Names of the step's samples, sorted: they may finish in any order."""
+    return sorted(sample.sample_id for sample in step.experience.samples)

@@ -1,0 +1,254 @@
+"""What the suite on stages makes a step of: facts of a plan, batches, and models that answer at random.
+
+Legend: N samples, T response tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dovetail.batch import Batch, Column, Ragged
+from dovetail.config import config_from_mapping
+from dovetail.dispatch import Mesh
+from dovetail.dispatch.future import Future
+from dovetail.errors import ConfigError
+from dovetail.interfaces import OUTPUTS, PlanFacts, PluginContext
+from dovetail.metrics import Mean, Metric
+from dovetail.planning.counts import count
+from dovetail.planning.resolved_plugins import choose
+from dovetail_sdk.testing.conformance.advantage_batches import random_batch
+
+Answer = Callable[[str, Batch, frozenset[str]], Batch]
+"""(role, batch, outputs) → what a forward pass of the role's model gives."""
+
+
+def plan_facts(overrides: Sequence[str], required: Mapping[str, str]) -> PlanFacts:
+    """The facts of a plan for the smallest config.
+
+    Args:
+        overrides: `key=value`, laid over it.
+        required: columns that others require, and what requires each.
+
+    Raises:
+        ConfigError: an override is wrong.
+        PluginError: a plugin that the config selects is not installed.
+    """
+    config = config_from_mapping({"model": {"path": "tiny"}}, list(overrides)).config
+    return PlanFacts(
+        config=config,
+        plugins=choose(config),
+        updates_per_step=count(config, None).updates_per_step,
+        required=dict(required),
+    )
+
+
+def step_batch(
+    names: Iterable[str],
+    *,
+    seed: int,
+    groups: int,
+    n: int,
+    by_token: bool,
+    declared: Sequence[Column] = (),
+) -> Batch:
+    """Groups × n samples of 0 to 12 tokens, as a stage gets them.
+
+    Args:
+        names: columns that are there, beside `group_id`, `response_mask`, `scores` and `token_rewards`.
+        seed: of everything random.
+        groups: number of prompts.
+        n: samples a prompt.
+        by_token: whether `advantages` and `returns` are [T] rather than [N].
+        declared: the plugin's own columns; floats are drawn from a normal distribution, objects are None.
+    """
+    batch = random_batch(names, seed=seed, groups=groups, n=n, declared=declared)
+    rng = np.random.default_rng(seed)
+    size, mask = len(batch), batch["response_mask"]
+    prompts = [rng.integers(3, 97, length) for length in rng.integers(1, 7, size)]
+    known: dict[str, Any] = {
+        "sample_id": [f"sample-{row}" for row in range(size)],
+        "epoch": np.zeros(size, np.int64),
+        "prompt_id": 10 + batch["group_id"],
+        "attempt": np.zeros(size, np.int64),
+        "sample_index": np.arange(size) % n,
+        "trajectory_id": np.arange(size),
+        "turn_ids": mask.with_values(np.zeros(mask.total, np.int64)),
+        "prompt_ids": Ragged.from_list(prompts, dtype=np.int64),
+        "response_ids": mask.with_values(rng.integers(3, 97, mask.total)),
+        "token_weight_versions": mask.with_values(np.ones(mask.total, np.int64)),
+        "finish_reason": [str(reason) for reason in rng.choice(["stop", "length"], size)],
+    }
+    if not by_token:
+        known |= {
+            name: rng.normal(size=size).astype(np.float32) for name in ("advantages", "returns")
+        }
+    return batch.with_columns({n: values for n, values in known.items() if n in batch})
+
+
+def without_tokens(batch: Batch) -> Batch:
+    """The batch with empty responses."""
+    return batch.with_columns(
+        {
+            name: Ragged.from_list([[]] * len(batch), dtype=column.dtype)
+            for name, column in _along_responses(batch).items()
+        }
+    )
+
+
+def with_masked_row(batch: Batch, row: int) -> Batch:
+    """The batch with one sample of which the policy wrote nothing: a masked token holds 0."""
+    kept = ("response_ids", "token_weight_versions", "turn_ids")
+    changed = {}
+    for name, column in _along_responses(batch).items():
+        if name not in kept:
+            values_T = np.where(column.row_index == row, np.zeros((), column.dtype), column.values)
+            changed[name] = column.with_values(values_T)
+    return batch.with_columns(changed)
+
+
+def read_only(batch: Batch) -> Batch:
+    """The same samples, in arrays that refuse to be written to."""
+    return Batch({name: _read_only(column) for name, column in batch.columns.items()})
+
+
+def not_finite(batch: Batch) -> list[str]:
+    """Names of the columns with a number that is not finite."""
+    columns = {name: getattr(column, "values", column) for name, column in batch.columns.items()}
+    return [
+        name
+        for name, values in columns.items()
+        if isinstance(values, np.ndarray)
+        and values.dtype.kind == "f"
+        and not np.isfinite(values).all()
+    ]
+
+
+def _along_responses(batch: Batch) -> dict[str, Ragged]:
+    """Ragged columns other than the prompt's."""
+    return {
+        name: column
+        for name, column in batch.columns.items()
+        if isinstance(column, Ragged) and name != "prompt_ids"
+    }
+
+
+def _read_only(column: Any) -> Any:
+    if isinstance(column, Ragged):
+        return Ragged(_read_only(column.values), _read_only(column.offsets))
+    if isinstance(column, list):
+        return column
+    view = column.view()
+    view.flags.writeable = False
+    return view
+
+
+def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:
+    """Random float32 columns that follow from role, output and tokens alone; masked tokens hold 0.
+
+    Args:
+        role: whose model it is.
+        batch: with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
+        outputs: some of `OUTPUTS`.
+
+    Raises:
+        ColumnError: a column is missing.
+        ConfigError: no model gives such an output.
+    """
+    needed = ("prompt_ids", "response_ids", "response_mask", "temperature")
+    batch.require(needed, f"a forward pass of {role}")
+    if unknown := sorted(outputs - OUTPUTS):
+        raise ConfigError(
+            f"a model does not give {unknown[0]!r}; expected one of {sorted(OUTPUTS)}"
+        )
+    mask = batch["response_mask"]
+    columns = {}
+    for name in sorted(outputs):
+        rows = []
+        for prompt, response in zip(batch["prompt_ids"], batch["response_ids"], strict=True):
+            words = (f"{role}/{name}".encode(), prompt.tobytes(), response.tobytes())
+            rng = np.random.default_rng([zlib.crc32(part) for part in words])
+            rows.append(rng.uniform(0.05, 1.0, len(response)))
+        values_T = Ragged.from_list(rows, dtype=np.float64).values
+        if name.endswith("log_probs"):
+            values_T = np.log(values_T)
+        columns[name] = mask.with_values(np.where(mask.values, values_T, 0).astype(np.float32))
+    return Batch(columns, length=len(batch))
+
+
+class RandomModel:
+    """The worker group of one role, whose model answers at random.
+
+    Attributes:
+        updates: optimizer steps that it took.
+    """
+
+    def __init__(self, role: str, answer: Answer) -> None:
+        self.role, self.mesh = role, Mesh()
+        self.updates = 0
+        self._answer = answer
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a method by its name."""
+        future: Future[Any] = getattr(self, method)(*args, **kwargs)
+        return future
+
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> Future[Batch]:
+        """Score response tokens: one ragged float32 column an output."""
+        return Future.completed(self._answer(self.role, batch, frozenset(outputs)))
+
+    def update(self, mini_batch: Batch, objective: Any) -> Future[Mapping[str, Metric]]:
+        """Count an optimizer step.
+
+        Raises:
+            ColumnError: a column that the objective requires is missing.
+        """
+        mini_batch.require(sorted(getattr(objective, "requires", ())), f"an update of {self.role}")
+        self.updates += 1
+        size = float(len(mini_batch))
+        return Future.completed({f"{self.role}/loss": Mean(total=0.5 * size, weight=size)})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __getattr__(self, method: str) -> NoReturn:
+        raise AssertionError(
+            f"the stage uses {method!r} of the role {self.role!r}; expected forward or update"
+        )
+
+
+class Roles(dict[str, Any]):
+    """Worker groups by role; a role that is not there raises.
+
+    Attributes:
+        refused: roles that were asked for and are not there.
+    """
+
+    def __init__(self, roles: Iterable[str], answer: Answer) -> None:
+        super().__init__({role: RandomModel(role, answer) for role in roles})
+        self.refused: list[str] = []
+
+    def updates(self) -> dict[str, int]:
+        """Optimizer steps that were taken, by role."""
+        return {role: group.updates for role, group in self.items() if group.updates}
+
+    def __missing__(self, role: str) -> NoReturn:
+        self.refused.append(role)
+        raise AssertionError(f"the stage uses the role {role!r}, which its `roles` do not name")
+
+
+class ControllerPlugins(dict[str, Any]):
+    """Plugins of the facts by key path; each is made and started when a stage first asks for it."""
+
+    def __init__(self, facts: PlanFacts) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def __missing__(self, path: str) -> Any:
+        selected = self._facts.plugins[path]
+        self[path] = plugin = selected.cls(selected.config, PluginContext(seed=1))
+        plugin.start()
+        return plugin

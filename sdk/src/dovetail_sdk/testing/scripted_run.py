@@ -1,0 +1,258 @@
+"""A run that trains nothing and remembers what its trainer did, for tests of trainers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import PluginBrokenError, StopRequested
+from dovetail.interfaces import (
+    Completion,
+    FinishReason,
+    Outcome,
+    PlanFacts,
+    Run,
+    RunPosition,
+    Score,
+    StepContext,
+)
+from dovetail.sections import ModelSection, RunConfig
+
+PROMPTS = 2
+"""Prompts a step, of one sample each."""
+
+
+@attrs.define(kw_only=True)
+class ScriptedSample:
+    """One sample with its score."""
+
+    sample_id: str
+    prompt: str
+    text: str
+    """The response, decoded."""
+    completion: Completion
+    outcome: Outcome
+
+
+@attrs.frozen(kw_only=True)
+class ScriptedExperience:
+    """What a step trains on."""
+
+    samples: Sequence[ScriptedSample]
+    columns: Batch
+    """What `batch` returns."""
+    reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
+    """(epoch, prompt, attempt) of each prompt that is not trained on → why."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> ScriptedExperience:
+        """The samples of a batch of N.
+
+        Args:
+            batch: with `sample_id`, `response_ids`, `token_weight_versions` and `scores`.
+        """
+        rows = zip(
+            batch["sample_id"],
+            batch["response_ids"],
+            batch["token_weight_versions"],
+            batch["scores"].tolist(),
+            strict=True,
+        )
+        samples = [
+            ScriptedSample(
+                sample_id=name,
+                prompt=name,
+                text=" ".join(map(str, tokens)),
+                completion=Completion(
+                    request_id=name,
+                    sample=0,
+                    response_ids=tokens,
+                    finish_reason=FinishReason.STOP,
+                    weight_versions=versions,
+                ),
+                outcome=Score(value=score),
+            )
+            for name, tokens, versions, score in rows
+        ]
+        return cls(samples=samples, columns=batch)
+
+    def batch(self) -> Batch:
+        """The columns of the samples that are trained on."""
+        return self.columns
+
+
+class ScriptedRun(Run):
+    """A run without a model: it keeps what `Run` promises, fails and stops where it is told to, and remembers its calls.
+
+    Step k is about prompts 2k − 2 and 2k − 1, whose samples are `step-k/0` and `step-k/1`.
+
+    Attributes:
+        calls: names of the methods that the trainer called, in order; `step` stands for the start of a step.
+        learned: numbers of the steps that counted, in order.
+        saved: finished steps of each checkpoint, in order.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        step: int = 0,
+        off_policy: bool = False,
+        stop_at: int | None = None,
+        learn_error: Exception | None = None,
+        fails_in: int = 1,
+        validation: Mapping[str, float] | None = None,
+    ) -> None:
+        """Set up where it stands and what goes wrong.
+
+        Args:
+            total_steps: steps of the whole run.
+            step: finished steps; above 0 it is resumed from a checkpoint.
+            off_policy: the trainer has the capability `off_policy`: the rollout may hold older weights.
+            stop_at: the call that raises StopRequested before it does anything; the first is 1. None for none.
+            learn_error: what `learn` raises once, in step `fails_in`.
+            fails_in: number of that step.
+            validation: the metrics of `validate`; by default `val/mean@1`.
+        """
+        self.calls: list[str] = []
+        self.learned: list[int] = []
+        self.saved: list[int] = [step] if step else []
+        self._step, self._total_steps = step, total_steps
+        self._off_policy, self._stop_at = off_policy, stop_at
+        self._learn_error, self._fails_in = learn_error, fails_in
+        self._validation = {"val/mean@1": 0.5} if validation is None else dict(validation)
+        self._validated = step > 0
+        self._version = step
+        self._stale = True
+        self._current: StepContext | None = None
+
+    @property
+    def position(self) -> RunPosition:
+        return RunPosition(
+            step=self._step,
+            total_steps=self._total_steps,
+            epoch=0,
+            weight_version=self._version,
+            validated=self._validated,
+        )
+
+    @contextmanager
+    def step(self) -> Iterator[StepContext]:
+        self._note("step")
+        if self._current is not None:
+            raise PluginBrokenError(
+                f"step {self._current.number} is not over; expected its `with` block to end before the next step"
+            )
+        if self.position.finished:
+            raise PluginBrokenError(
+                f"step {self._step + 1} is past the end of a run of {self._total_steps} steps",
+                hint="take steps while `not run.position.finished`",
+            )
+        self._current = step = _context(self._step + 1, self._version)
+        try:
+            yield step
+            if not self._counts(step):
+                raise PluginBrokenError(
+                    f"step {step.number} ended without `learn`",
+                    hint="call run.collect(step) and run.learn(step) in the block",
+                )
+        finally:
+            self._current = None
+            if self._counts(step):
+                self._step, self._validated = step.number, True
+
+    def collect(self, step: StepContext) -> None:
+        self._note("collect")
+        self._check_current(step)
+        if self._stale and not self._off_policy:
+            raise PluginBrokenError(
+                "the rollout does not hold the actor's weights",
+                hint="call run.publish_weights() before the first step and after each learn",
+            )
+        step.collected = ScriptedExperience.of(_columns(step.number, self._version))
+
+    def learn(self, step: StepContext) -> None:
+        self._note("learn")
+        self._check_current(step)
+        if step.collected is None:
+            raise PluginBrokenError(
+                f"step {step.number} has no experience", hint="call run.collect(step) first"
+            )
+        if self._counts(step):
+            raise PluginBrokenError(f"step {step.number} has been learned from already")
+        if self._learn_error is not None and step.number == self._fails_in:
+            error, self._learn_error = self._learn_error, None
+            raise error
+        step.updates["actor"] = 1
+        self.learned.append(step.number)
+        self._stale = True
+
+    def publish_weights(self) -> None:
+        self._note("publish_weights")
+        if self._stale:
+            self._stale = False
+            self._version += 1
+
+    def validate(self) -> Mapping[str, float]:
+        self._note("validate")
+        self._validated = True
+        return dict(self._validation)
+
+    def save(self) -> None:
+        self._note("save")
+        if self._step not in self.saved:
+            self.saved.append(self._step)
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if len(self.calls) == self._stop_at:
+            raise StopRequested(f"stopped as scripted at call {self._stop_at} ({call})")
+
+    def _counts(self, step: StepContext) -> bool:
+        return step.number in self.learned
+
+    def _check_current(self, step: StepContext) -> None:
+        if self._current is None or step is not self._current:
+            raise PluginBrokenError(
+                "the step is over, or of another run; expected the one of the `with run.step()` block that is open"
+            )
+
+
+def _context(number: int, version: int) -> StepContext:
+    config = RunConfig(model=ModelSection(path="tiny"))
+    return StepContext(
+        number=number,
+        facts=PlanFacts(config=config, plugins={}, updates_per_step=1),
+        roles={},
+        plugins={},
+        logger=logging.getLogger("dovetail"),
+        timer=lambda _: nullcontext(),
+        weight_version=version,
+    )
+
+
+def _columns(number: int, version: int) -> Batch:
+    """The samples of a step: one of two tokens a prompt."""
+    prompts_N = np.arange(PROMPTS) + PROMPTS * (number - 1)
+    responses = Ragged.from_list([[5, 6]] * PROMPTS, dtype=np.int64)
+    return Batch(
+        {
+            "sample_id": [f"step-{number}/{row}" for row in range(PROMPTS)],
+            "epoch": np.zeros(PROMPTS, np.int64),
+            "prompt_id": prompts_N,
+            "attempt": np.zeros(PROMPTS, np.int64),
+            "group_id": np.arange(PROMPTS),
+            "prompt_ids": Ragged.from_list([[3, 4]] * PROMPTS, dtype=np.int64),
+            "response_ids": responses,
+            "response_mask": responses.with_values(np.ones(responses.total, np.bool_)),
+            "token_weight_versions": responses.with_values(
+                np.full(responses.total, version, np.int64)
+            ),
+            "scores": (prompts_N % 2).astype(np.float32),
+        }
+    )

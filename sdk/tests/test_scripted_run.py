@@ -1,0 +1,188 @@
+"""The scripted run keeps what `Run` promises, and the suite on runs finds the ones that do not."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from dovetail.errors import NumericsError, PluginBrokenError, StopRequested
+from dovetail.interfaces import Run
+from dovetail_sdk.testing import ScriptedRun
+from dovetail_sdk.testing.conformance import RunConformance
+
+
+class TestScriptedRun(RunConformance):
+    def make_run(self, steps, *, learn_error=None, off_policy=False) -> Run:
+        return ScriptedRun(steps, learn_error=learn_error, off_policy=off_policy)
+
+
+class CountingAtOnce(ScriptedRun):
+    """A step counts from its start."""
+
+    @contextmanager
+    def step(self):
+        with super().step() as step:
+            self._step = step.number
+            yield step
+
+
+class Forgiving(ScriptedRun):
+    """A step may end without `learn`."""
+
+    @contextmanager
+    def step(self):
+        with super().step() as step:
+            yield step
+            if step.number not in self.learned:
+                self.learned.append(step.number)
+
+
+class MovingOn(ScriptedRun):
+    """The prompts of a step that failed are not issued again."""
+
+    issued = 0
+
+    def collect(self, step):
+        self.issued += 1
+        number, step.number = step.number, self.issued
+        super().collect(step)
+        step.number = number
+
+
+class Losing(ScriptedRun):
+    """A step that raises after `learn` does not count."""
+
+    @contextmanager
+    def step(self):
+        before = self._step
+        try:
+            with super().step() as step:
+                yield step
+        except Exception:
+            self._step = before
+            raise
+
+
+class Unchecked(ScriptedRun):
+    """Samples come from whatever weights the rollout holds."""
+
+    def collect(self, step):
+        self._off_policy = True
+        super().collect(step)
+
+
+class Strict(ScriptedRun):
+    """The rollout must hold the actor's weights, whatever the trainer says."""
+
+    def __init__(self, *arguments, off_policy=False, **named):
+        super().__init__(*arguments, **named)
+
+
+class Republishing(ScriptedRun):
+    """Every publication is a new version."""
+
+    def publish_weights(self):
+        self._stale = True
+        super().publish_weights()
+
+
+class Moving(ScriptedRun):
+    """Validation and checkpoints move the run."""
+
+    def validate(self):
+        self._version += 1
+        return super().validate()
+
+    def save(self):
+        super().save()
+        self._version += 1
+
+
+class Words(ScriptedRun):
+    """Metrics are no numbers."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, validation={"val/mean@1": "good"}, **named)
+
+
+class Repeating(ScriptedRun):
+    """Every step is about the same prompts."""
+
+    def collect(self, step):
+        number, step.number = step.number, 1
+        super().collect(step)
+        step.number = number
+
+
+class Deaf(ScriptedRun):
+    """Errors of stages are swallowed."""
+
+    def learn(self, step):
+        try:
+            super().learn(step)
+        except NumericsError:
+            self.learned.append(step.number)
+
+
+@pytest.mark.parametrize(
+    ("run", "test"),
+    [
+        (CountingAtOnce, "test_a_step_counts_after_learn"),
+        (CountingAtOnce, "test_the_prompts_of_a_step_that_raises_before_learn_come_again"),
+        (Forgiving, "test_a_step_without_learn_is_refused_and_its_prompts_come_again"),
+        (MovingOn, "test_the_prompts_of_a_step_that_raises_before_learn_come_again"),
+        (MovingOn, "test_the_prompts_of_a_step_whose_learn_raises_come_again"),
+        (MovingOn, "test_a_step_without_learn_is_refused_and_its_prompts_come_again"),
+        (Deaf, "test_the_prompts_of_a_step_whose_learn_raises_come_again"),
+        (Losing, "test_a_step_that_raises_after_learn_counts"),
+        (Unchecked, "test_collect_is_refused_before_weights_were_published"),
+        (Unchecked, "test_collect_is_refused_after_weights_moved"),
+        (Strict, "test_off_policy_collect_takes_older_weights"),
+        (
+            Republishing,
+            "test_publishing_gives_a_new_version_where_weights_moved_and_only_there",
+        ),
+        (Moving, "test_validation_gives_finite_metrics_and_does_not_move_the_run"),
+        (Words, "test_validation_gives_finite_metrics_and_does_not_move_the_run"),
+        (Moving, "test_saving_twice_is_no_error_and_does_not_move_the_run"),
+        (Repeating, "test_steps_have_different_samples"),
+    ],
+)
+def test_a_faulty_run_is_caught(run, test):
+    class Suite(RunConformance):
+        def make_run(self, steps, **settings):
+            return run(steps, **settings)
+
+    with pytest.raises((AssertionError, PluginBrokenError, pytest.fail.Exception)):
+        getattr(Suite(), test)()
+
+
+def test_a_stop_comes_at_the_call_of_the_script_and_leaves_no_trace():
+    run = ScriptedRun(2, stop_at=4)
+    with pytest.raises(StopRequested):
+        TestScriptedRun().take(run)
+    assert run.calls == ["publish_weights", "step", "collect", "learn"]
+    assert run.position.step == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda run, step: run.learn(step),
+        lambda run, step: (run.collect(step), run.learn(step), run.learn(step)),
+        lambda run, step: run.step().__enter__(),
+        lambda run, step: ScriptedRun(1, off_policy=True).collect(step),
+    ],
+    ids=["learn before collect", "learn twice", "a step in a step", "a step of another run"],
+)
+def test_calls_in_a_wrong_order_are_refused(wrong):
+    run = ScriptedRun(3)
+    run.publish_weights()
+    with pytest.raises(PluginBrokenError), run.step() as step:
+        wrong(run, step)
+
+
+def test_a_step_past_the_end_is_refused():
+    with pytest.raises(PluginBrokenError), ScriptedRun(2, step=2).step():
+        pass
