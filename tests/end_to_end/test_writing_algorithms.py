@@ -21,6 +21,8 @@ TRAINED = (
     "my_aggregation.py",
     "my_filter.py",
     "my_correction.py",
+    "my_stage.py",
+    "my_trainer.py",
     "my_preset.py",
 )
 
@@ -45,7 +47,11 @@ def test_a_file_trains_when_it_is_selected_as_shown(
     code, selection = shown[file]
     (tmp_path / file).write_text(code)
     document: dict[str, Any] = yaml.safe_load(config.read_text())
-    given = yaml.safe_load(selection.replace(file, str(tmp_path / file)))["algorithm"]
+    selected = yaml.safe_load(selection.replace(file, str(tmp_path / file)))
+    if "trainer" in selected:
+        kept = {name: value for name, value in document["trainer"].items() if name != "name"}
+        document["trainer"] = kept | selected["trainer"]
+    given = selected.get("algorithm", {})
     for section in given.get("sample_filters", []):
         section["least"] = -1.0  # the reward of a random model may be below any other bound
     if "preset" in given:
