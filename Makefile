@@ -40,7 +40,7 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt requirements-dev.txt $(foreac
 	touch $@
 
 demo: setup ## Train a tiny model with GRPO on this machine
-	$(BIN)/python examples/arithmetic/demo.py --seed $(SEED)
+	$(BIN)/dovetail demo --seed $(SEED)
 
 # BASE=main counts what is committed on a branch as changed, too. Excluded are tests marked nightly, and those that start Ray, vLLM or SGLang.
 BASE ?= HEAD

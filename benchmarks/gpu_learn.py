@@ -1,4 +1,4 @@
-"""GRPO learns with each pair of engines: the task of `examples/arithmetic`, from one warm start, on the accelerator if there is one.
+"""GRPO learns with each pair of engines: the task of `dovetail demo`, from one warm start, on the accelerator if there is one.
 
     python benchmarks/gpu_learn.py --directory /tmp/learn hf+fsdp2 vllm+megatron
     python benchmarks/gpu_learn.py --directory /tmp/learn sglang+megatron 'sglang:rollout.engine_args={attention_backend: triton}'
@@ -31,8 +31,9 @@ from typing import Any
 
 import yaml
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "arithmetic"
-sys.path.insert(0, str(EXAMPLE))
+from dovetail_demo import CONFIG
+from dovetail_demo.model import HIDDEN_SIZE as DEMO_SIZE
+
 PAIRS = ("hf+fsdp2", "vllm+fsdp2", "sglang+fsdp2", "vllm+megatron", "sglang+megatron")
 # Threads that wait sleep instead of spinning, as in the demo; OpenMP reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -65,23 +66,19 @@ def split(arguments: list[str]) -> tuple[list[str], list[tuple[str | None, str]]
 
 def prepare(directory: Path, seed: int, device: str) -> Path:
     """Data and a warm-started model, made where they are not there yet; the directory of the model."""
-    from data import make_data
-    from model import HIDDEN_SIZE as DEMO_SIZE, make_base
-    from warm_start import warm_start
+    from dovetail_demo.prepare import prepare as prepare_demo
 
     model = directory / "model"
     if not (model / "config.json").exists():
-        train, _ = make_data(directory / "data", seed)
         size = DEMO_SIZE if device == "cpu" else HIDDEN_SIZE
-        base = make_base(directory / "base", seed, size)
-        warm_start(base, train, model, seed, device=device)
+        prepare_demo(directory, seed, hidden_size=size, device=device)
     return model
 
 
 def write_config(args: argparse.Namespace, pair: str, model: Path, dtype: str) -> Path:
     """The config for a pair of engines, on the model and data of `prepare`; its path."""
     rollout, _, engine = pair.partition("+")
-    config: dict[str, Any] = yaml.safe_load((args.config or EXAMPLE / "config.yaml").read_text())
+    config: dict[str, Any] = yaml.safe_load((args.config or CONFIG).read_text())
     config |= {"seed": args.seed, "project": "learn", "output_dir": str(args.directory / "runs")}
     config["experiment"] = f"{pair.replace('+', '_')}_{time.strftime('%H%M%S')}"
     config["model"] = {"path": str(model), "dtype": dtype}

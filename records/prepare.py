@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "arithmetic"))
-
-from data import make_data
-from model import HIDDEN_SIZE, make_base
-from warm_start import warm_start
+from dovetail_demo.model import HIDDEN_SIZE
+from dovetail_demo.prepare import prepare
 
 
 def main() -> None:
@@ -24,16 +20,15 @@ def main() -> None:
     arguments = parser.parse_args()
 
     out: Path = arguments.out
-    train_file, _ = make_data(out / "data", arguments.seed)
-    base = make_base(out / "base", arguments.seed, arguments.hidden_size)
     rows: list[str] = []
-    warm_start(
-        base,
-        train_file,
-        out / "model",
+    prepare(
+        out,
         arguments.seed,
-        lambda step, loss: rows.append(json.dumps({"step": step, "warm_start/loss": loss}) + "\n"),
-        arguments.device,
+        hidden_size=arguments.hidden_size,
+        device=arguments.device,
+        progress=lambda step, loss: rows.append(
+            json.dumps({"step": step, "warm_start/loss": loss}) + "\n"
+        ),
     )
     (out / "metrics.jsonl").write_text("".join(rows))
 

@@ -16,13 +16,11 @@ from typing import Any
 
 import attrs
 import numpy as np
-from scenarios import EXAMPLE, MEGATRON_ON_CPU
+from scenarios import MEGATRON_ON_CPU
 
-sys.path.insert(0, str(EXAMPLE))
 sys.path.insert(0, str(MEGATRON_ON_CPU.parent))
 
 from transformers import AutoTokenizer
-from warm_start import OBJECTIVE, demonstrations
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Mesh
@@ -30,6 +28,7 @@ from dovetail.interfaces import KlTerm, PluginContext, PluginRef, WorkerSpec
 from dovetail.metrics import values
 from dovetail.plugins import load_plugin_class
 from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail_demo.warm_start import OBJECTIVE, demonstrations
 from dovetail_sdk.testing.processes import ProcessRanks
 
 RANKS = 2

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dovetail_demo import CONFIG
+
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "records"
-EXAMPLE = ROOT / "examples" / "arithmetic"
 MEGATRON_ON_CPU = ROOT / "plugins" / "train_megatron" / "tests" / "cuda_stand_in.py"
-sys.path.insert(0, str(EXAMPLE))
+sys.path.insert(0, str(ROOT / "examples" / "arithmetic"))
 
 STEPS = 10
 PROJECT = "records"
@@ -102,7 +103,7 @@ def train(
 
     def command(place: Place) -> list[str]:
         made = place.prepared(prepared)
-        config, settings = EXAMPLE / "config.yaml", []
+        config, settings = CONFIG, []
         if entry is not None:
             from algorithms import MATRIX, base_config
 

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from dovetail_demo.prepare import prepare
+
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "arithmetic"
 SHORT = 20
 """Steps in which the reward must have risen."""
@@ -63,7 +65,7 @@ PRESETS = [name for name in algorithms.MATRIX if name.startswith("preset: ")]
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's config over its warm-started model."""
     home = tmp_path_factory.mktemp("algorithms")
-    _example("demo").prepare(home, 1)
+    prepare(home, 1)
     return algorithms.base_config(home / "matrix", home / "model", home / "data")
 
 

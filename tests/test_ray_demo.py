@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "arithmetic"
 SAME = ("reward/mean", "response_length/mean", "actor/loss", "actor/entropy", "actor/grad_norm")
 """Metrics of the first steps that follow from the seed alone, whoever computes them."""
 STEPS = 25
@@ -35,7 +34,7 @@ def test_the_demo_trains_on_ray_with_two_workers_as_it_does_in_one_process(tmp_p
         *("runtime.name=ray", "runtime.workers_per_node=2"),
         *(f"trainer.total_steps={STEPS}", "experiment=ray", "actor.optim.schedule=constant"),
     ]
-    demo = [sys.executable, str(EXAMPLE / "demo.py"), "--out", str(tmp_path), "--seed", "1"]
+    demo = [sys.executable, "-m", "dovetail", "demo", "--out", str(tmp_path)]
     printed = run([*demo, *ray], tmp_path)
     assert "placement: pool all (ray): 2 CPU processes: actor + ref (dp=2), rollout × 2" in printed
     summary = json.loads((tmp_path / "runs" / "arithmetic" / "ray" / "summary.json").read_text())
@@ -43,12 +42,9 @@ def test_the_demo_trains_on_ray_with_two_workers_as_it_does_in_one_process(tmp_p
     assert summary["accuracy_before"] < 0.4
     assert summary["accuracy_after"] > 0.8
 
-    made = tmp_path / "seed_1"
     one_process = [
-        *(sys.executable, "-m", "dovetail.cli.main", "train", str(EXAMPLE / "config.yaml")),
-        f"model.path={made / 'model'}",
-        f"data.train_files={made / 'data' / 'train.parquet'}",
-        *("data.val_files=[]", f"output_dir={tmp_path / 'runs'}", "experiment=inline"),
+        *(sys.executable, "-m", "dovetail", "train", str(tmp_path / "seed_1" / "config.yaml")),
+        *("data.val_files=[]", "experiment=inline"),
         *("trainer.total_steps=2", "actor.optim.schedule=constant"),
     ]
     run(one_process, tmp_path)

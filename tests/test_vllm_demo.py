@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "arithmetic"
 STEPS = 25
 
 pytestmark = [
@@ -23,7 +22,7 @@ pytestmark = [
 
 @pytest.mark.timeout(900)
 def test_the_demo_learns_with_rollouts_by_vllm(tmp_path: Path) -> None:
-    demo = [sys.executable, str(EXAMPLE / "demo.py"), "--out", str(tmp_path), "--seed", "1"]
+    demo = [sys.executable, "-m", "dovetail", "demo", "--out", str(tmp_path)]
     vllm = [
         *("rollout.name=vllm", "rollout.probe.every=5", "experiment=vllm"),
         *(f"trainer.total_steps={STEPS}", "actor.optim.schedule=constant"),

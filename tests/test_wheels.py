@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import subprocess
 from pathlib import Path
+
+from dovetail.plugins.kinds import KINDS
 
 PACKAGES = (
     "dovetail",
@@ -16,6 +19,7 @@ PACKAGES = (
     "dovetail_transports",
     "dovetail_trainers",
     "dovetail_runtime_ray",
+    "dovetail_demo",
 )
 
 
@@ -75,6 +79,19 @@ def test_wheels_are_typed_and_carry_licence_and_manifest(wheels: Path, root: Pat
         if wheel.name.startswith("dovetail_rl-"):
             continue
         assert any(name.endswith("/py.typed") for name in names), wheel.name
-        has_plugins = any(name.endswith("entry_points.txt") for name in names)
-        if has_plugins and "sdk" not in wheel.name:
-            assert any(name.endswith("/dovetail-plugin.json") for name in names), wheel.name
+        entry_points = configparser.ConfigParser(delimiters="=")
+        for name in names:
+            if name.endswith(".dist-info/entry_points.txt"):
+                entry_points.read_string(archive.read(name).decode())
+        has_plugins = any(kind.group in entry_points for kind in KINDS.values())
+        has_manifest = any(name.endswith("/dovetail-plugin.json") for name in names)
+        assert has_manifest == has_plugins, wheel.name
+
+
+def test_the_demo_runs_in_a_folder_of_the_user(clean_python: Path, tmp_path: Path) -> None:
+    short = ("trainer.total_steps=2", "trainer.validate_before=false", "rollout.n=4")
+    printed = run(clean_python.with_name("dovetail"), "demo", "--seed", "3", *short, cwd=tmp_path)
+    assert "step 2/2" in printed
+    summary = json.loads((tmp_path / "demo/runs/arithmetic/seed_3/summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["accuracy_after"] is not None

@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from dovetail_demo import CONFIG
+
 HERE = Path(__file__).resolve().parent
 STEPS = 80
 WINDOW = 5
@@ -181,7 +183,7 @@ MATRIX: dict[str, list[str]] = {
 
 def base_config(directory: Path, model: Path, data: Path, seed: int = 1) -> Path:
     """Write the demo's config without its `algorithm` section, and return its path."""
-    config: dict[str, Any] = yaml.safe_load((HERE / "config.yaml").read_text())
+    config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     del config["algorithm"]
     config |= {"seed": seed, "output_dir": str(directory / "runs"), "project": "algorithms"}
     config["model"]["path"] = str(model)
@@ -241,7 +243,7 @@ def run(
 def main() -> int:
     """Run the matrix, or a part of it; the exit status is the number of runs that failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="where the demo lies")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="that of `dovetail demo`")
     parser.add_argument("--only", default="", help="entries whose name begins with this")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
@@ -249,7 +251,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of data, model and training")
     arguments = parser.parse_args()
 
-    from demo import prepare
+    from dovetail_demo.prepare import prepare
 
     seed = arguments.out / f"seed_{arguments.seed}"
     if not (seed / "model" / "config.json").exists():

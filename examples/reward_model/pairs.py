@@ -1,4 +1,4 @@
-"""Preference pairs: reading them from a file, and a made-up set for the demo.
+"""Preference pairs: reading them from a file, and a made-up set with an untrained model.
 
 A line of the file is `{"prompt": …, "chosen": "…", "rejected": "…"}`; the prompt is a string or a list of messages.
 Usage: `python examples/reward_model/pairs.py --out demo/reward_model`
@@ -81,14 +81,19 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
 
 
 def main() -> None:
-    """Make the demo's pairs from the command line."""
+    """Make pairs and an untrained model from the command line."""
+    from dovetail_demo.model import make_base
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo/reward_model"), help="directory")
-    parser.add_argument("--seed", type=int, default=1, help="of the split")
+    parser.add_argument("--seed", type=int, default=1, help="of split and weights")
     arguments = parser.parse_args()
     for name, pairs in zip(("train", "held_out"), larger_numbers(arguments.seed), strict=True):
         write_pairs(arguments.out / f"{name}.jsonl", pairs)
         print(f"{arguments.out / name}.jsonl: {len(pairs)} pairs")
+    print(
+        f"{make_base(arguments.out / 'base', arguments.seed)}: a model of half a million parameters"
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""The warm start: supervised steps on a careless tutor's worked answers, through the engine that RL uses later.
+"""The warm start: supervised steps on worked answers, through the engine that RL uses later.
 
-The tutor adds digit by digit, as `7+8=15 3+4+1=8 #### 85`. In two of three answers he forgets the carry, and writes
-`7+8=15 3+4+0=7 #### 75`. The model learns the format, the sums of digits, and both habits; left to itself it follows the
-common one. Which of the two is right it can't know: that is left to the reward.
-Usage: `python examples/arithmetic/warm_start.py --base demo/seed_1/base --train demo/seed_1/data/train.parquet --out demo/seed_1/model`
+An answer adds digit by digit, as `7+8=15 3+4+1=8 #### 85`. Two of three answers never carry: `7+8=15 3+4+0=7 #### 75`. The
+model learns the format, the sums of digits, and both rules; its most likely answer follows the common one. Which of the
+two is right it can't know: the reward says so.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +25,7 @@ STEPS = 200
 BATCH_SIZE = 64
 LEARNING_RATE = 2e-3
 FORGETS_CARRY = 2 / 3
-"""Share of the tutor's answers in which he never carries."""
+"""Share of the answers that never carry."""
 
 # The negative log-likelihood is REINFORCE's −log π · A with A = 1: the platform needs no second loss for it.
 OBJECTIVE = ObjectiveSpec(
@@ -50,7 +48,7 @@ def worked_answer(a: int, b: int, *, carries: bool) -> str:
 
 
 def demonstrations(train_file: Path, tokenizer: Any, seed: int) -> Iterator[Batch]:
-    """Mini-batches of training problems with the tutor's answers, without end.
+    """Mini-batches of training problems with worked answers, without end.
 
     Each holds the columns that an engine's update reads: `prompt_ids`, `response_ids` (the end token
     included), `response_mask`, `temperature`, and `advantages`, which are 1.
@@ -129,39 +127,3 @@ def warm_start(
     finally:
         engine.close()
     return perf_counter() - began
-
-
-def main() -> None:
-    """Run the warm start from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--base", type=Path, default=Path("demo/seed_1/base"), help="the untrained model"
-    )
-    parser.add_argument(
-        "--train",
-        type=Path,
-        default=Path("demo/seed_1/data/train.parquet"),
-        help="training problems",
-    )
-    parser.add_argument("--out", type=Path, default=Path("demo/seed_1/model"), help="directory")
-    parser.add_argument("--seed", type=int, default=1, help="of the order and of the tutor")
-    parser.add_argument("--device", default="cpu", help="torch device, such as cuda")
-    arguments = parser.parse_args()
-
-    def report(step: int, loss: float) -> None:
-        if step % 20 == 0:
-            print(f"step {step}/{STEPS}  loss {loss:.3f}")
-
-    seconds = warm_start(
-        arguments.base,
-        arguments.train,
-        arguments.out,
-        arguments.seed,
-        report,
-        arguments.device,
-    )
-    print(f"{arguments.out} in {seconds:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

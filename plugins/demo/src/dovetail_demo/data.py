@@ -2,12 +2,10 @@
 
 Three of four problems need a carry in the ones. Held-out problems are split off by unordered pair: where 37+48 is held
 out, neither it nor 48+37 is ever trained on.
-Usage: `python examples/arithmetic/data.py --out demo/seed_1/data --seed 1`
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +69,3 @@ def make_data(directory: Path, seed: int) -> tuple[Path, Path]:
     for path, pairs, split in zip(paths, (train, held_out), ("train", "val"), strict=True):
         pq.write_table(pa.Table.from_pylist(rows(pairs, split)), path)
     return paths
-
-
-def main() -> None:
-    """Make the data from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo/seed_1/data"), help="directory")
-    parser.add_argument("--seed", type=int, default=1, help="of the choice and the split")
-    arguments = parser.parse_args()
-    for path in make_data(arguments.out, arguments.seed):
-        print(f"{path}: {pq.read_metadata(path).num_rows} problems")
-
-
-if __name__ == "__main__":
-    main()

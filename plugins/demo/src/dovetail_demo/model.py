@@ -1,11 +1,7 @@
-"""A Qwen2 tokenizer with one token a character, and a tiny Qwen2 with random weights, both in Hugging Face format.
-
-Usage: `python examples/arithmetic/model.py --out demo/seed_1/base --seed 1`
-"""
+"""A Qwen2 tokenizer with one token a character, and a tiny Qwen2 with random weights, both in Hugging Face format."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,22 +80,3 @@ def make_base(directory: Path, seed: int, hidden_size: int = HIDDEN_SIZE) -> Pat
     directory.mkdir(parents=True, exist_ok=True)
     make_model(directory, make_tokenizer(directory), seed, hidden_size)
     return directory
-
-
-def main() -> None:
-    """Make the model from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo/seed_1/base"), help="directory")
-    parser.add_argument("--seed", type=int, default=1, help="of the weights")
-    parser.add_argument(
-        "--hidden-size",
-        type=int,
-        default=HIDDEN_SIZE,
-        help="features, in four heads; kernels of attention on accelerators need 256",
-    )
-    arguments = parser.parse_args()
-    print(make_base(arguments.out, arguments.seed, arguments.hidden_size))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,6 @@
+"""`dovetail demo`: GRPO on sums of two numbers, with a model of half a million parameters."""
+
+from pathlib import Path
+
+CONFIG = Path(__file__).with_name("config.yaml")
+"""The run's config. Its paths are those of `dovetail demo` with seed 1 in the folder `demo`."""

@@ -1,0 +1,89 @@
+"""What the GRPO run starts from: the task's data, an untrained model, and the warm-started model.
+
+Usage: `python -m dovetail_demo.prepare --out demo/seed_1 --seed 1`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from dovetail_demo.data import make_data
+from dovetail_demo.model import HIDDEN_SIZE, make_base
+from dovetail_demo.warm_start import STEPS, Progress, warm_start
+
+
+def prepare(
+    directory: Path,
+    seed: int,
+    *,
+    hidden_size: int = HIDDEN_SIZE,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> float:
+    """Write `data`, `base` (the untrained model) and `model` (the warm-started one) into a directory.
+
+    Args:
+        directory: made if it does not exist.
+        seed: of the data, the weights, and the warm start.
+        hidden_size: features of the model.
+        device: torch device of the warm start.
+        progress: called after every step of the warm start.
+
+    Returns:
+        The seconds of the warm start.
+    """
+    train_file, _ = make_data(directory / "data", seed)
+    base = make_base(directory / "base", seed, hidden_size)
+    return warm_start(base, train_file, directory / "model", seed, progress, device)
+
+
+@contextmanager
+def shown_progress() -> Iterator[Progress]:
+    """Show the steps and the loss of the warm start, in place of transformers' own progress bars."""
+    from rich.progress import BarColumn, Progress as Display, TextColumn, TimeElapsedColumn
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    columns = (
+        TextColumn("   supervised step {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    with Display(*columns) as display:
+        task = display.add_task("", total=STEPS, loss="–")
+        yield lambda step, loss: display.update(task, completed=step, loss=f"{loss:.3f}")
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="demo/seed_1",
+    show_default=True,
+    help="Folder of data and models.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of data and models."
+)
+@click.option(
+    "--hidden-size",
+    type=int,
+    default=HIDDEN_SIZE,
+    show_default=True,
+    help="Features, in four heads; attention kernels on accelerators need 256.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Of the warm start, such as cuda.")
+def main(out: Path, seed: int, hidden_size: int, device: str) -> None:
+    """Make data and models, and train nothing further."""
+    with shown_progress() as progress:
+        prepare(out, seed, hidden_size=hidden_size, device=device, progress=progress)
+    click.echo(f"{out}: data, base (the untrained model), model (the warm-started one)")
+
+
+if __name__ == "__main__":
+    main()
