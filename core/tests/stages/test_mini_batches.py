@@ -14,7 +14,8 @@ from dovetail.dispatch import Future
 from dovetail.errors import ConfigError, NumericsError
 from dovetail.interfaces import ObjectiveSpec, PluginRef
 from dovetail.metrics import Mean, Metric
-from dovetail.run.updates import Cut, run_updates, shuffled_places, with_loss_mask
+from dovetail.stages.mini_batches import MiniBatchPlan, run_updates, shuffled_places
+from dovetail.stages.update_actor import with_loss_mask
 
 OBJECTIVE = ObjectiveSpec(
     policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
@@ -35,7 +36,7 @@ group_lists = st.lists(st.integers(0, 9), min_size=1, max_size=24)
 @settings(max_examples=120)
 @given(group_lists, st.integers(1, 5), st.integers(1, 3))
 def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
-    cut = Cut(prompts=prompts, epochs=epochs)
+    cut = MiniBatchPlan(prompts=prompts, epochs=epochs)
     found = [rows.tolist() for rows in cut.rows(np.array(groups), step=1)]
     assert found == plain_rows(groups, prompts) * epochs
 
@@ -45,7 +46,7 @@ def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
 def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
     groups, prompts, seed, shuffle
 ):
-    cut = Cut(prompts=prompts, epochs=2, shuffle=shuffle, seed=seed)
+    cut = MiniBatchPlan(prompts=prompts, epochs=2, shuffle=shuffle, seed=seed)
     ids = np.array(groups)
     found = [rows.tolist() for rows in cut.rows(ids, step=3)]
     a_pass = -(-len(set(groups)) // prompts)
@@ -60,7 +61,10 @@ def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
 
 
 def test_nothing_is_cut_from_nothing():
-    assert list(Cut(prompts=2, epochs=3, shuffle=True).rows(np.array([], np.int64), step=1)) == []
+    assert (
+        list(MiniBatchPlan(prompts=2, epochs=3, shuffle=True).rows(np.array([], np.int64), step=1))
+        == []
+    )
 
 
 def test_an_order_follows_from_seed_step_and_pass_alone():
@@ -106,7 +110,7 @@ def test_metrics_are_merged_over_all_updates():
         group,
         batch(),
         OBJECTIVE,
-        Cut(prompts=2, epochs=2),
+        MiniBatchPlan(prompts=2, epochs=2),
         step=1,
         after_each=counted.append,
     )
@@ -125,7 +129,7 @@ def test_metrics_are_merged_over_all_updates():
     ],
 )
 def test_what_is_left_of_a_step_is_left_out_once_the_policy_has_moved_too_far(kls, count, stopped):
-    cut = Cut(prompts=2, epochs=2)
+    cut = MiniBatchPlan(prompts=2, epochs=2)
     done = run_updates(Group(kls), batch(), OBJECTIVE, cut, step=1, max_kl=0.05)
     assert (done.count, done.stopped) == (count, stopped)
 
@@ -133,10 +137,15 @@ def test_what_is_left_of_a_step_is_left_out_once_the_policy_has_moved_too_far(kl
 def test_a_bound_on_a_kl_that_nobody_reports_is_refused_at_the_first_update():
     group = Group([0.0, 0.0], metric="actor/other")
     with pytest.raises(ConfigError, match="actor/approx_kl") as caught:
-        run_updates(group, batch(), OBJECTIVE, Cut(prompts=2), step=1, max_kl=0.05)
+        run_updates(group, batch(), OBJECTIVE, MiniBatchPlan(prompts=2), step=1, max_kl=0.05)
     assert len(group.seen) == 1
     assert "actor.max_kl" in str(caught.value.hint)
-    assert run_updates(Group([0.0] * 2, "x"), batch(), OBJECTIVE, Cut(prompts=2), step=1).count == 2
+    assert (
+        run_updates(
+            Group([0.0] * 2, "x"), batch(), OBJECTIVE, MiniBatchPlan(prompts=2), step=1
+        ).count
+        == 2
+    )
 
 
 def test_a_failing_update_ends_the_step_and_is_not_counted():
@@ -147,7 +156,7 @@ def test_a_failing_update_ends_the_step_and_is_not_counted():
             group,
             batch(),
             OBJECTIVE,
-            Cut(prompts=1),
+            MiniBatchPlan(prompts=1),
             step=1,
             after_each=counted.append,
         )
