@@ -7,20 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Future
-from dovetail.errors import ConfigError, NumericsError
+from dovetail.errors import ConfigError, NumericsError, PluginBrokenError
 from dovetail.interfaces import ObjectiveSpec, PluginRef
-from dovetail.metrics import Mean, Metric
-from dovetail.stages.mini_batches import MiniBatchPlan, run_updates, shuffled_places
+from dovetail.metrics import EffectiveShare, Last, Max, Mean, Metric, Min, Std, Sum, values
+from dovetail.numerics import resolve_metrics, weight_metrics
+from dovetail.sections import PluginSection
+from dovetail.stages.mini_batches import (
+    MiniBatchPlan,
+    check_update_metrics,
+    run_updates,
+    shuffled_places,
+)
 from dovetail.stages.update_actor import with_loss_mask
 
 OBJECTIVE = ObjectiveSpec(
     policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
     loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
 )
+ENGINE = PluginSection(name="fsdp2")
 
 
 def plain_rows(groups: list[int], prompts: int) -> list[list[int]]:
@@ -171,3 +180,32 @@ def test_the_actor_trains_on_the_loss_mask_where_there_is_one():
     trained = with_loss_mask(plain.with_columns({"loss_mask": lossy}))
     assert trained.names == ("response_mask",)
     assert trained["response_mask"].equals(lossy)
+
+
+def test_metrics_over_nothing_pass_and_give_no_figure():
+    nothing_T = torch.zeros(3, dtype=torch.bool)
+    ones_T = torch.ones(3)
+    metrics = resolve_metrics([weight_metrics(ones_T, ones_T, nothing_T, lower=None, upper=2.0)])
+    assert {Min(np.inf), Max(-np.inf), EffectiveShare(0, 0, 0)} <= set(metrics.values())
+    check_update_metrics(metrics, "actor", ENGINE)
+    assert values(metrics) == {}
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Mean(np.inf, 2.0),
+        Mean(np.nan, 2.0),
+        Sum(np.nan),
+        Last(np.nan),
+        Max(np.inf),
+        Max(np.nan),
+        Min(-np.inf),
+        Std(2.0, 0.0, np.inf),
+        EffectiveShare(1.0, np.nan, 2.0),
+    ],
+)
+def test_a_metric_that_is_not_finite_is_refused_and_stays_a_figure(metric):
+    with pytest.raises(PluginBrokenError, match=r"'actor/x' with the value -?(inf|nan)"):
+        check_update_metrics({"actor/x": metric}, "actor", ENGINE)
+    assert "x" in values({"x": metric})
