@@ -152,7 +152,7 @@ def figures(run: Path) -> dict[str, Any]:
         "steps": sum("time/step" in row for row in rows),
         **{
             f"{name}_s": median([row[f"time/{name}"] for row in rows if f"time/{name}" in row])
-            for name in ("step", "rollout", "update", "weight_sync")
+            for name in ("step", "rollout", "update_actor", "weight_sync")
         },
     }
     if not (run / "summary.json").exists():

@@ -119,6 +119,7 @@ def test_every_hook_is_documented() -> None:
         "step_finished",
         "rollout_finished",
         "reward_finished",
+        "stage_finished",
         "update_finished",
         "checkpoint_saved",
         "failure",

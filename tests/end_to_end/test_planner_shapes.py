@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from dovetail.config import load_config
 from dovetail.errors import NumericsError, PlanError
+from dovetail.planning.plan import Plan
 from dovetail.run.build import plan_from_data
 from dovetail.run.data import load_data
 from dovetail.run.run import resume, train
@@ -62,13 +63,22 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "tests"
 
 
-def stages(config: Path, *overrides: str) -> list[str]:
+def planned(config: Path, *overrides: str) -> Plan:
     loaded = load_config(config, overrides)
-    return [stage.name for stage in plan_from_data(loaded.config, load_data(loaded.config)).stages]
+    return plan_from_data(loaded.config, load_data(loaded.config))
+
+
+def stages(config: Path, *overrides: str) -> list[str]:
+    return [stage.name for stage in planned(config, *overrides).stages]
+
+
+def collection(config: Path, *overrides: str) -> list[str]:
+    return [part.name for part in planned(config, *overrides).collection]
 
 
 def test_a_critic_is_there_because_gae_requires_values(config, runs):
-    assert "values" not in stages(config)
+    assert "score_critic" not in stages(config)
+    assert {"score_critic", "update_critic"} <= set(stages(config, *CRITIC))
     train(config, [*CRITIC, "actor.mini_batch_size=2", "critic.epochs=2"])
     first, *_, last = steps(runs / "run")
     assert first["critic/value_loss"] > 0
@@ -105,7 +115,7 @@ def test_while_the_critic_warms_up_the_actor_stays_as_it_is(config, runs, tiny):
 
 def test_remax_scores_a_greedy_response_to_every_prompt(config, runs):
     overrides = ["algorithm.advantage=remax", "rollout.n=1"]
-    assert "baseline" in stages(config, *overrides)
+    assert "baseline" in collection(config, *overrides)
     train(config, overrides)
     for step in steps(runs / "run"):
         assert step["reward/baseline_mean"] >= 0
@@ -113,7 +123,7 @@ def test_remax_scores_a_greedy_response_to_every_prompt(config, runs):
 
 def test_a_reference_is_there_for_kl_in_the_reward(config, runs):
     overrides = ["algorithm.kl.in_reward.coef=0.05", "algorithm.advantage=reinforce_plus_plus"]
-    assert {"old_log_probs", "ref_log_probs", "shaping"} <= set(stages(config, *overrides))
+    assert {"score_actor", "score_ref", "kl_penalty"} <= set(stages(config, *overrides))
     train(config, overrides)
     first, *_, last = steps(runs / "run")
     assert first["reward/kl_penalty"] == pytest.approx(0, abs=1e-6)
@@ -191,11 +201,13 @@ def test_every_preset_has_a_plan(config, preset):
     document = yaml.safe_load(config.read_text())
     del document["algorithm"]
     config.write_text(yaml.safe_dump(document))
-    found = stages(config, f"algorithm.preset={preset}")
-    assert found[-1] == "weight_sync"
-    assert ("values" in found) == (preset == "ppo")
-    assert ("baseline" in found) == (preset == "remax")
-    assert ("filter" in found) == (preset == "dapo")
+    plan = planned(config, f"algorithm.preset={preset}")
+    collected = {part.name for part in plan.collection}
+    assert plan.stages[-1].name == "update_actor"
+    assert plan.publication.name == "weight_sync"
+    assert plan.has_stage("score_critic") == (preset == "ppo")
+    assert ("baseline" in collected) == (preset == "remax")
+    assert ("filter" in collected) == (preset == "dapo")
 
 
 def test_values_from_an_engine_without_a_value_head_are_refused_naming_both(config, monkeypatch):
@@ -234,6 +246,6 @@ def test_a_model_that_gives_no_numbers_stops_the_step_and_names_its_samples(conf
 
 def test_a_kl_penalty_of_weight_0_needs_no_reference(config, runs):
     overrides = ["algorithm.kl.in_reward={coef: 0}", "trainer.total_steps=1"]
-    assert "ref_log_probs" not in stages(config, *overrides)
+    assert not {"score_ref", "kl_penalty"} & set(stages(config, *overrides))
     assert train(config, overrides)["steps"] == 1
     assert "reward/kl_penalty" not in steps(runs / "run")[0]

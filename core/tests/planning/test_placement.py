@@ -14,6 +14,7 @@ from dovetail.planning.stages import ModelRole
 from dovetail.config.builtin import InlineConfig
 from dovetail.errors import PlanError
 from dovetail.interfaces import PluginRef
+from dovetail.planning.models import ModelRole
 from dovetail.planning.placement import place
 from dovetail.planning.resolved_plugins import default_transport
 from dovetail.sections import EngineSection, PlannedAdapter, Pool, RolloutSection, RuntimeSection

@@ -1,16 +1,19 @@
-"""What the plan says of the chosen algorithm: the loss with its bounds, the aggregation, penalties, what is changed."""
+"""What the plan says of the chosen algorithm: the loss with its bounds, the aggregation, penalties, what is changed; who computes what."""
 
 from __future__ import annotations
 
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.planning.plan import make_plan
+from dovetail.planning.plan import Plan, make_plan
+
+
+def planned(*overrides: str) -> Plan:
+    return make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
 
 
 def because(stage: str, *overrides: str) -> str:
-    plan = make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
-    return next(found.because for found in plan.stages if found.name == stage)
+    return next(found.because for found in planned(*overrides).stages if found.name == stage)
 
 
 @pytest.mark.parametrize(
@@ -27,27 +30,27 @@ def because(stage: str, *overrides: str) -> str:
     ],
 )  # fmt: skip
 def test_the_update_names_what_it_minimises(overrides: list[str], words: str) -> None:
-    assert words in because("update", *overrides)
+    assert words in because("update_actor", *overrides)
 
 
 def test_a_penalty_without_weight_is_not_named() -> None:
-    assert "KL" not in because("update", "algorithm.kl.in_loss={coef: 0}")
+    assert "KL" not in because("update_actor", "algorithm.kl.in_loss={coef: 0}")
 
 
 def test_one_update_a_rollout_says_that_nothing_is_clipped() -> None:
     words = "every ratio is 1, and no clip acts"
-    assert because("update").endswith(words)
-    assert words not in because("update", "actor.epochs=2")
-    assert words not in because("update", "algorithm.policy_loss=reinforce")
-    assert words not in because("update", "algorithm.policy_loss=sapo")
+    assert because("update_actor").endswith(words)
+    assert words not in because("update_actor", "actor.epochs=2")
+    assert words not in because("update_actor", "algorithm.policy_loss=reinforce")
+    assert words not in because("update_actor", "algorithm.policy_loss=sapo")
 
 
-def test_the_advantage_names_the_settings_that_differ_from_their_defaults() -> None:
-    assert because("advantage") == "every step"
+def test_the_advantage_names_its_estimator_and_settings_that_differ_from_defaults() -> None:
+    assert because("advantage").startswith("grpo; ")
     changed = because("advantage", "algorithm.advantage={name: grpo, norm_by_std: false}")
-    assert changed == "grpo (norm_by_std off); every step"
+    assert changed.startswith("grpo (norm_by_std off); ")
     gae = because("advantage", "algorithm.advantage={name: gae, gamma: 0.99, lam: 1.0}")
-    assert gae == "gae (gamma 0.99); every step"
+    assert gae.startswith("gae (gamma 0.99); ")
 
 
 def test_the_critic_names_its_bound_and_aggregation() -> None:
@@ -57,53 +60,73 @@ def test_the_critic_names_its_bound_and_aggregation() -> None:
     assert none.endswith("; unclipped, token_mean")
 
 
-def test_shaping_names_its_weights() -> None:
-    overrides = (
-        "algorithm.overlong_penalty={buffer: 64, factor: 0.5}",
-        "algorithm.kl.in_reward={coef: 0.01}",
-    )
-    assert because("shaping", *overrides) == (
-        "algorithm.overlong_penalty (buffer 64, factor 0.5), algorithm.kl.in_reward (k1 0.01)"
-    )
+PENALTIES = (
+    "algorithm.overlong_penalty={buffer: 64, factor: 0.5}",
+    "algorithm.kl.in_reward={coef: 0.01}",
+)
+
+
+def test_the_stages_of_penalties_name_their_weights() -> None:
+    assert "(buffer 64, factor 0.5)" in because("overlong_penalty", *PENALTIES)
+    assert "algorithm.kl.in_reward (k1 0.01)" in because("kl_penalty", *PENALTIES)
+
+
+def test_each_stage_that_rewrites_rewards_makes_a_version_that_the_next_one_reads() -> None:
+    reads = {stage.name: stage.reads.get("token_rewards") for stage in planned(*PENALTIES).stages}
+    assert (reads["overlong_penalty"], reads["kl_penalty"], reads["advantage"]) == (1, 2, 3)
 
 
 LORA = ("actor.engine={name: fsdp2, lora: {}}", "algorithm.kl.in_loss={coef: 0.001}")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "name", "who"),
+    ("overrides", "scores"),
     [
-        (LORA, "ref_log_probs", "actor (fsdp2), its adapters off"),
+        (LORA, {"score_actor": {"ref_log_probs"}}),
+        ((*LORA, "actor.epochs=2"), {"score_actor": {"old_log_probs", "ref_log_probs"}}),
+        (("actor.epochs=2",), {"score_actor": {"old_log_probs"}}),
+        ((LORA[1],), {"score_ref": {"ref_log_probs"}}),
         (
-            (*LORA, "actor.epochs=2"),
-            "old_and_ref_log_probs",
-            "actor (fsdp2), its adapters off for ref_log_probs",
+            (LORA[1], "actor.epochs=2"),
+            {"score_actor": {"old_log_probs"}, "score_ref": {"ref_log_probs"}},
         ),
-        (("actor.epochs=2",), "old_log_probs", "actor (fsdp2)"),
-        ((LORA[1],), "ref_log_probs", "ref (fsdp2)"),
     ],
 )
-def test_a_stage_is_named_after_what_it_computes(
-    overrides: tuple[str, ...], name: str, who: str
+def test_each_role_has_one_pass_for_all_that_is_required_of_it(
+    overrides: tuple[str, ...], scores: dict[str, set[str]]
 ) -> None:
-    plan = make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
-    (stage,) = [stage for stage in plan.stages if stage.name.endswith("log_probs")]
-    assert (stage.name, stage.who) == (name, who)
-    assert stage.provides == {
-        column
-        for column in ("old_log_probs", "ref_log_probs")
-        if column.split("_")[0] in name.split("_")
-    }
+    plan = planned(*overrides)
+    stages = {stage.name: stage for stage in plan.stages if stage.phase == "score"}
+    assert {name: stage.provides for name, stage in stages.items()} == scores
+    for name, stage in stages.items():
+        role = name.removeprefix("score_")
+        assert stage.roles == (role,)
+        assert stage.who == f"{role} (fsdp2)"
+    assert ("ref" in {model.role for model in plan.models}) == ("score_ref" in scores)
+
+
+def test_a_pass_of_the_actor_says_that_its_adapters_are_off_for_the_reference() -> None:
+    assert "adapters off" in because("score_actor", *LORA)
+    assert "adapters" not in because("score_actor", "actor.epochs=2")
 
 
 def test_a_pass_for_other_columns_alone_does_not_claim_the_log_probabilities() -> None:
-    overrides = (
+    plan = planned(
         "algorithm.advantage=optimal_token_baseline",
         "algorithm.rollout_correction=bypass_ppo_clip",
     )
-    plan = make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
-    assert plan.has_stage("sum_pi_squared")
-    assert not plan.has_stage("old_log_probs")
+    provided = {stage.name: stage.provides for stage in plan.stages}
+    assert provided["score_actor"] == {"sum_pi_squared"}
+    assert provided["old_log_probs_from_rollout"] == {"old_log_probs"}
+
+
+def test_every_requirement_names_what_requires_it() -> None:
+    plan = planned("algorithm.advantage=gae", LORA[1])
+    assert "'gae'" in plan.facts.required["values"]
+    assert plan.facts.required["ref_log_probs"] == "algorithm.kl.in_loss"
+    assert "old_log_probs" not in plan.facts.required
+    for model, words in (("critic", "'gae'"), ("ref", "algorithm.kl.in_loss")):
+        assert words in next(found.because for found in plan.models if found.role == model)
 
 
 @pytest.mark.parametrize(
@@ -111,5 +134,5 @@ def test_a_pass_for_other_columns_alone_does_not_claim_the_log_probabilities() -
 )
 def test_one_step_is_not_several(steps: int, words: str) -> None:
     overrides = [f"trainer.total_steps={steps}"]
-    plan = make_plan(config_from_mapping({"model": {"path": "tiny"}}, overrides).config)
+    plan = planned(*overrides)
     assert dict(plan.counts.rows())["steps"] == words

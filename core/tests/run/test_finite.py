@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,13 @@ from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import NumericsError
-from dovetail.run.finite import CHECKED, PLACES, ROWS, check_finite, with_fault_file
+from dovetail.interfaces import PlanFacts, StepContext
+from dovetail.run.finite import HINTS, PLACES, ROWS, check_finite, with_fault_file
+from dovetail.sections import ModelSection, RunConfig
 from dovetail.telemetry import RunDirectory
+from dovetail.telemetry.timers import Timers
 
-RAGGED = sorted(set(CHECKED) - {"scores", "baseline_scores"})
+RAGGED = sorted(set(HINTS) - {"scores", "baseline_scores"})
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +46,30 @@ def column(rows: list[list[float]]) -> Ragged:
     return Ragged.from_list(rows, dtype=np.float32)
 
 
+def step_of(number: int, samples: Any = ()) -> StepContext:
+    """A step whose rollout gave these samples."""
+    config = RunConfig(model=ModelSection(path="nowhere"))
+    experience: Any = SimpleNamespace(samples=samples)
+    return StepContext(
+        number=number,
+        facts=PlanFacts(config=config, plugins={}, updates_per_step=1),
+        roles={},
+        plugins={},
+        logger=logging.getLogger(__name__),
+        timer=Timers(),
+        experience=experience,
+    )
+
+
+def check(batch: Batch, directory: RunDirectory, step: int = 1, samples: Any = ()) -> None:
+    """Check every column of a batch."""
+    check_finite(batch, batch.names, step=step_of(step, samples), directory=directory)
+
+
 def caught(batch: Batch, directory: RunDirectory, step: int = 4, samples: Any = ()):
     """The error, and the file that it names."""
     with pytest.raises(NumericsError) as error:
-        check_finite(batch, step=step, directory=directory, samples=samples)
+        check(batch, directory, step, samples)
     path = Path(directory.path) / "faults" / f"step_{step}.json"
     assert str(path) in str(error.value)
     return error.value, json.loads(path.read_text())
@@ -52,8 +77,8 @@ def caught(batch: Batch, directory: RunDirectory, step: int = 4, samples: Any = 
 
 def test_what_is_finite_passes_and_writes_nothing(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
-    check_finite(make_batch([[True, True], []]), step=1, directory=run)
-    check_finite(Batch({}, length=2), step=1, directory=run)
+    check(make_batch([[True, True], []]), run)
+    check(Batch({}, length=2), run)
     assert not (tmp_path / "run" / "faults").exists()
 
 
@@ -61,7 +86,7 @@ def test_masked_out_tokens_do_not_matter(tmp_path):
     rows = column([[np.nan, 1.0], [np.inf]])
     masks = [[False, True], [False]]
     run = RunDirectory.create(tmp_path / "run")
-    check_finite(make_batch(masks, **dict.fromkeys(RAGGED, rows)), step=1, directory=run)
+    check(make_batch(masks, **dict.fromkeys(RAGGED, rows)), run)
 
 
 @pytest.mark.parametrize("name", RAGGED)
@@ -105,6 +130,24 @@ def test_the_cause_is_named_before_what_follows_from_it(directory):
     ]
 
 
+def test_columns_of_plugins_are_looked_at_after_those_of_core(directory):
+    bad = column([[np.nan]])
+    error, file = caught(make_batch([[True]], bonus=bad, advantages=bad), directory)
+    assert error.message.startswith("advantages is not finite")
+    assert "so are bonus" in error.message
+    error, file = caught(make_batch([[True]], bonus=bad), directory)
+    assert error.message.startswith("bonus is not finite")
+    assert "dovetail plan" in error.hint
+    assert [fault["column"] for fault in file["samples"][0]["faults"]] == ["bonus"]
+
+
+def test_other_columns_than_those_named_are_not_looked_at(directory):
+    batch = make_batch([[True]], values=column([[np.nan]]))
+    check_finite(batch, ["advantages"], step=step_of(1), directory=directory)
+    with pytest.raises(NumericsError):
+        check_finite(batch, ["values"], step=step_of(1), directory=directory)
+
+
 def test_the_file_holds_prompt_and_response_where_they_are_at_hand(directory, make_sample):
     batch = make_batch([[True], [True]], scores=np.array([np.inf, np.nan], np.float32))
     _, file = caught(batch, directory, samples=[make_sample(1)])
@@ -140,7 +183,7 @@ def test_it_finds_exactly_the_samples_of_a_plain_loop(directory, rows):
     )
     batch = make_batch(masks, ref_log_probs=values)
     if not expected:
-        check_finite(batch, step=1, directory=directory)
+        check(batch, directory)
         return
     assert caught(batch, directory)[0].sample_ids == expected
 
@@ -149,9 +192,8 @@ def test_an_engines_error_gets_the_same_file(directory, make_sample):
     name = make_sample(3).sample_id
     told = with_fault_file(
         NumericsError("the loss is nan", hint="lower it", sample_ids=[name]),
-        step=6,
+        step=step_of(6, [make_sample(3)]),
         directory=directory,
-        samples=[make_sample(3)],
     )
     file = json.loads((Path(directory.path) / "faults" / "step_6.json").read_text())
     assert file["sample_ids"] == [name]

@@ -29,7 +29,7 @@ def finished(run: RunDirectory) -> RunDirectory:
             "actor/entropy": 2.0 / step,
             "actor/grad_norm": float("nan") if step == 3 else 0.5,
             "time/rollout": 0.4,
-            "time/update": 0.5,
+            "time/update_actor": 0.5,
             "time/step": 1.0,
             "perf/tokens_per_second": 1000.0 + step,
         }

@@ -141,7 +141,14 @@ def test_torn_and_strange_files_are_no_trouble(finished):
 
 @pytest.mark.parametrize("value", [None, 1.0])
 def test_metrics_of_one_step_or_none_finite_are_drawn(run, value):
-    names = ("reward/mean", "val/mean@1", "actor/kl", "actor/entropy", "time/step", "time/update")
+    names = (
+        "reward/mean",
+        "val/mean@1",
+        "actor/kl",
+        "actor/entropy",
+        "time/step",
+        "time/update_actor",
+    )
     append_rows(run.metrics, [{"step": 1, **dict.fromkeys(names, value)}])
     page = page_of(run.path)
     assert page.tags.count("svg") == (1 if value is None else 5)
@@ -274,7 +281,7 @@ def test_a_long_run_is_reported_in_a_moment(run):
             "actor/grad_norm": 0.5,
             "time/step": 2.0,
             "time/rollout": 1.0,
-            "time/update": 0.9,
+            "time/update_actor": 0.9,
         }
         for step in range(2000)
     ]

@@ -1,4 +1,4 @@
-"""The consistency gate: healthy runs pass, truncated ones too, and each fault that is injected is named."""
+"""The log-probability check: healthy runs pass, truncated ones too, and each fault that is injected is named."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import SamplingParams
 from dovetail.metrics import values
-from dovetail.run.gate import chosen_rows, due, measure
 from dovetail.sections.algorithm import GateSection
+from dovetail.stages.logprob_check import chosen_rows, due, measure
 
 VOCABULARY = 60
 SECTION = GateSection()
@@ -64,7 +64,7 @@ class World:
         trainer_temperature=None,
         edit=lambda rollout_T: rollout_T,
     ):
-        """Draw from `sampler(engine's log-probabilities)`, and let the gate see what came of it."""
+        """Draw from `sampler(engine's log-probabilities)`, and compare what came of it."""
         sampling = sampling or SamplingParams(max_new_tokens=512)
         engine_TV = log_softmax(self.logits if engine is None else engine)
         sampler_TV = engine_TV if sampler is None else sampler(engine_TV)
@@ -116,7 +116,7 @@ def top(**how):
 
 def test_equal_policies_pass(world):
     verdict = world.measure()
-    assert (verdict.level, verdict.stage, verdict.message) == ("ok", None, "")
+    assert (verdict.level, verdict.cause, verdict.message) == ("ok", None, "")
     got = values(verdict.metrics)
     assert got["gate/prob_diff_mean"] == pytest.approx(0, abs=1e-6)
     assert got["gate/correlation"] == pytest.approx(1)
@@ -147,7 +147,7 @@ def test_truncation_that_the_config_asks_for_stops_no_healthy_run(world, how, ra
     got = values(verdict.metrics)
     assert got["gate/prob_diff_mean"] > section.stop_above, "else there is nothing to allow for"
     assert got["gate/unexplained_diff_mean"] < 0.01
-    assert (verdict.level, verdict.stage) == ("ok", "sampling_transform")
+    assert (verdict.level, verdict.cause) == ("ok", "sampling_transform")
     assert "top_p" in verdict.message
     verdict.check()
 
@@ -188,7 +188,7 @@ def test_stale_weights_are_named_with_their_versions(world):
     stale[600:] += world.rng.normal(size=stale[600:].shape) * 2
     versions[600:900], versions[900:] = 6, 5
     verdict = world.measure(engine=stale, versions=versions)
-    assert verdict.stage == "weights_version"
+    assert verdict.cause == "weights_version"
     assert verdict.level in ("warn", "stop")
     in_5, in_6 = world.mask[900:].sum(), world.mask[600:900].sum()
     assert f"5 ({in_5:,} tokens), 6 ({in_6:,} tokens)" in verdict.message
@@ -201,7 +201,7 @@ def test_stale_weights_are_warned_of_even_where_they_hardly_differ(world):
     versions = np.full(len(world.logits), 7)
     versions[:10] = 6
     assert world.measure(versions=versions).level == "warn"
-    assert world.measure(versions=versions).stage == "weights_version"
+    assert world.measure(versions=versions).cause == "weights_version"
     assert world.measure(versions=versions, version=None).level == "ok"
 
 
@@ -209,14 +209,14 @@ def test_stale_tokens_do_not_hide_another_fault(world):
     versions = np.full(len(world.logits), 7)
     versions[:50] = 6
     verdict = world.measure(engine=world.noisy(0.5), versions=versions)
-    assert verdict.stage == "numerics"
+    assert verdict.cause == "numerics"
     assert "version 6" in verdict.message
 
 
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 1.3, 1.6])
 def test_another_temperature_is_named(world, temperature):
     verdict = world.measure(engine=world.logits / temperature)
-    assert (verdict.level != "ok", verdict.stage) == (True, "sampling_transform")
+    assert (verdict.level != "ok", verdict.cause) == (True, "sampling_transform")
     assert ("sharper" if temperature < 1 else "flatter") in verdict.message
 
 
@@ -224,7 +224,7 @@ def test_a_temperature_that_the_trainer_does_not_divide_by_is_named(world):
     verdict = world.measure(
         engine=world.logits / 0.7, sampling=top(temperature=0.7), trainer_temperature=1.0
     )
-    assert verdict.stage == "sampling_transform"
+    assert verdict.cause == "sampling_transform"
     assert "temperature 0.7" in verdict.message
     assert "divides logits by 1" in verdict.message
 
@@ -236,7 +236,7 @@ def test_truncation_that_the_config_does_not_name_is_named(world, how):
 
     blind, seeing = world.measure(sampler=sampler), world.measure(sampler=sampler, raw=True)
     for verdict in (blind, seeing):
-        assert (verdict.level != "ok", verdict.stage) == (True, "sampling_transform")
+        assert (verdict.level != "ok", verdict.cause) == (True, "sampling_transform")
         assert "generation_config" in verdict.hint
     assert "higher" in blind.message
     assert "before sampling agree" in seeing.message
@@ -247,7 +247,7 @@ def test_more_truncation_than_top_p_is_named(world):
         sampler=lambda log_probs: truncate(log_probs, top_p=0.95, top_k=2),
         sampling=top(top_p=0.95),
     )
-    assert (verdict.level != "ok", verdict.stage) == (True, "sampling_transform")
+    assert (verdict.level != "ok", verdict.cause) == (True, "sampling_transform")
     assert "than top_p = 0.95" in verdict.message
 
 
@@ -261,7 +261,7 @@ def test_a_wrong_log_prob_of_the_last_token_is_named():
         return rollout_T
 
     verdict = world.measure(edit=edit, engine=world.noisy(0.01))
-    assert (verdict.level != "ok", verdict.stage) == (True, "sampling_transform")
+    assert (verdict.level != "ok", verdict.cause) == (True, "sampling_transform")
     assert "last tokens" in verdict.message
 
 
@@ -269,7 +269,7 @@ def test_a_wrong_log_prob_of_the_last_token_is_named():
 @pytest.mark.parametrize("raw", [False, True])
 def test_what_leaves_no_mark_is_numerics(world, size, raw):
     verdict = world.measure(engine=world.noisy(size), raw=raw)
-    assert (verdict.level != "ok", verdict.stage) == (True, "numerics")
+    assert (verdict.level != "ok", verdict.cause) == (True, "numerics")
     assert "0.005" in verdict.message
     assert "dtypes" in verdict.hint
 
@@ -282,7 +282,7 @@ def test_numerics_is_seen_through_truncation(world, raw):
         sampling=top(top_p=0.95),
         raw=raw,
     )
-    assert (verdict.level != "ok", verdict.stage) == (True, "numerics")
+    assert (verdict.level != "ok", verdict.cause) == (True, "numerics")
 
 
 def test_log_probs_that_are_not_finite_stop(world):
@@ -291,7 +291,7 @@ def test_log_probs_that_are_not_finite_stop(world):
         return rollout_T
 
     verdict = world.measure(edit=edit)
-    assert (verdict.level, verdict.stage) == ("stop", "numerics")
+    assert (verdict.level, verdict.cause) == ("stop", "numerics")
     assert "1 log-prob" in verdict.message
     assert verdict.sample_ids[0] == "s0"
     assert all(math.isfinite(x) for x in values(verdict.metrics).values())
@@ -338,7 +338,7 @@ def test_columns_that_do_not_line_up_are_refused(column):
 # -- when, and on what -----------------------------------------------------------------------------
 
 
-def test_the_gate_measures_at_the_first_step_and_every_so_many():
+def test_it_is_due_at_the_first_step_and_every_so_many():
     assert [step for step in range(1, 31) if due(step, GateSection(every=10))] == [1, 10, 20, 30]
     assert not any(due(step, GateSection(every=0)) for step in range(1, 31))
 

@@ -1,16 +1,22 @@
-"""Reward shaping against plain loops: DAPO's overlong penalty, and KL in the reward."""
+"""The stages that rewrite rewards, against plain loops: DAPO's overlong penalty, and KL in the reward."""
 
 from __future__ import annotations
 
+import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.run.shaping import last_policy_tokens, overlong_penalty, shape_rewards
-from dovetail.sections.algorithm import KlInRewardSection, OverlongPenaltySection
+from dovetail.interfaces import PlanFacts, PluginContext, StepContext
+from dovetail.sections import AlgorithmSection, DataSection, ModelSection, PluginSection, RunConfig
+from dovetail.sections.algorithm import KlInRewardSection, KlSection, OverlongPenaltySection
+from dovetail.stages.kl_penalty import CONTROLLER, KlPenalty
+from dovetail.stages.overlong_penalty import OverlongPenalty, last_policy_tokens, overlong_penalty
+from dovetail.telemetry.timers import Timers
 
 LIMIT = 10
 OVERLONG = OverlongPenaltySection(buffer=4, factor=0.5)
@@ -40,10 +46,39 @@ def make_batch(masks: list[list[bool]], seed: int = 0) -> Batch:
 masks = st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=6)
 
 
-def shaped(batch: Batch, overlong=None, kl=None, factor: float = 1.0):
-    return shape_rewards(
-        batch, overlong=overlong, max_response_length=LIMIT, kl=kl, kl_factor=factor
+class Shaped(SimpleNamespace):
+    """What the stages that a config asks for made of a batch.
+
+    Attributes:
+        batch: the last one.
+        metrics: of the step.
+        stages: names of those that ran.
+    """
+
+
+def shaped(batch: Batch, overlong=None, kl=None, factor: float = 1.0) -> Shaped:
+    algorithm = AlgorithmSection(overlong_penalty=overlong, kl=KlSection(in_reward=kl))
+    config = RunConfig(
+        model=ModelSection(path="nowhere"),
+        data=DataSection(max_response_length=LIMIT),
+        algorithm=algorithm,
     )
+    fixed = SimpleNamespace(ref=SimpleNamespace(name="fixed"))
+    step = StepContext(
+        number=1,
+        facts=PlanFacts(config=config, plugins={CONTROLLER: fixed}, updates_per_step=1),
+        roles={},
+        plugins={CONTROLLER: SimpleNamespace(value=factor)},
+        logger=logging.getLogger(__name__),
+        timer=Timers(),
+    )
+    stages = []
+    for cls in (OverlongPenalty, KlPenalty):
+        section = PluginSection(name=cls.name)
+        if cls.because(section, step.facts):
+            batch = cls(section, PluginContext()).run(batch, step)
+            stages.append(cls.name)
+    return Shaped(batch=batch, metrics=step.metrics, stages=stages)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +126,7 @@ def test_the_overlong_penalty_as_a_loop(rows):
     np.testing.assert_allclose(done.batch["scores"], scores, rtol=1e-6, atol=1e-7)
     assert done.metrics["reward/overlong_penalty"] == pytest.approx(np.mean(penalties))
     assert done.metrics["reward/overlong_share"] == np.mean([p < 0 for p in penalties])
-    assert done.kl is None
+    assert done.stages == ["overlong_penalty"]
 
 
 def kl_oracle(estimator: str, d: float) -> float:
@@ -105,7 +140,7 @@ def kl_oracle(estimator: str, d: float) -> float:
 
 
 @settings(max_examples=80, deadline=None)
-@given(masks, st.sampled_from(["k1", "abs", "k2", "k3"]), st.floats(0, 2), st.floats(0.1, 3))
+@given(masks, st.sampled_from(["k1", "abs", "k2", "k3"]), st.floats(0.01, 2), st.floats(0.1, 3))
 def test_kl_in_the_reward_as_a_loop(rows, estimator, coef, factor):
     """What the mask leaves out is NaN here, and has no influence."""
     batch = make_batch(rows)
@@ -126,7 +161,7 @@ def test_kl_in_the_reward_as_a_loop(rows, estimator, coef, factor):
             batch["scores"][i] - taken, rel=1e-4, abs=1e-3
         )
     mean = total / tokens if tokens else 0.0
-    assert done.kl == done.metrics["reward/kl_penalty"] == pytest.approx(mean, rel=1e-4, abs=1e-5)
+    assert done.metrics["reward/kl_penalty"] == pytest.approx(mean, rel=1e-4, abs=1e-5)
     assert done.metrics["reward/kl_coef"] == pytest.approx(coef * factor)
 
 
@@ -149,6 +184,11 @@ def test_a_sample_without_a_token_of_the_policy_keeps_its_score():
 def test_nothing_asked_for_changes_nothing():
     batch = make_batch([[True, False], [True]])
     done = shaped(batch)
+    assert done.stages == []
     assert done.batch is batch
     assert done.metrics == {}
-    assert done.kl is None
+
+
+def test_a_penalty_without_weight_is_no_stage():
+    done = shaped(make_batch([[True]]), kl=KlInRewardSection(coef=0.0))
+    assert done.stages == []

@@ -7,19 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Future
-from dovetail.errors import ConfigError, NumericsError
+from dovetail.errors import ConfigError, NumericsError, PluginBrokenError
 from dovetail.interfaces import ObjectiveSpec, PluginRef
-from dovetail.metrics import Mean, Metric
-from dovetail.run.updates import Cut, run_updates, shuffled_places, with_loss_mask
+from dovetail.metrics import EffectiveShare, Last, Max, Mean, Metric, Min, Std, Sum, values
+from dovetail.numerics import resolve_metrics, weight_metrics
+from dovetail.sections import PluginSection
+from dovetail.stages.mini_batches import (
+    MiniBatchPlan,
+    check_update_metrics,
+    run_updates,
+    shuffled_places,
+)
+from dovetail.stages.update_actor import with_loss_mask
 
 OBJECTIVE = ObjectiveSpec(
     policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
     loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
 )
+ENGINE = PluginSection(name="fsdp2")
 
 
 def plain_rows(groups: list[int], prompts: int) -> list[list[int]]:
@@ -35,7 +45,7 @@ group_lists = st.lists(st.integers(0, 9), min_size=1, max_size=24)
 @settings(max_examples=120)
 @given(group_lists, st.integers(1, 5), st.integers(1, 3))
 def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
-    cut = Cut(prompts=prompts, epochs=epochs)
+    cut = MiniBatchPlan(prompts=prompts, epochs=epochs)
     found = [rows.tolist() for rows in cut.rows(np.array(groups), step=1)]
     assert found == plain_rows(groups, prompts) * epochs
 
@@ -45,7 +55,7 @@ def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
 def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
     groups, prompts, seed, shuffle
 ):
-    cut = Cut(prompts=prompts, epochs=2, shuffle=shuffle, seed=seed)
+    cut = MiniBatchPlan(prompts=prompts, epochs=2, shuffle=shuffle, seed=seed)
     ids = np.array(groups)
     found = [rows.tolist() for rows in cut.rows(ids, step=3)]
     a_pass = -(-len(set(groups)) // prompts)
@@ -60,7 +70,10 @@ def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
 
 
 def test_nothing_is_cut_from_nothing():
-    assert list(Cut(prompts=2, epochs=3, shuffle=True).rows(np.array([], np.int64), step=1)) == []
+    assert (
+        list(MiniBatchPlan(prompts=2, epochs=3, shuffle=True).rows(np.array([], np.int64), step=1))
+        == []
+    )
 
 
 def test_an_order_follows_from_seed_step_and_pass_alone():
@@ -106,7 +119,7 @@ def test_metrics_are_merged_over_all_updates():
         group,
         batch(),
         OBJECTIVE,
-        Cut(prompts=2, epochs=2),
+        MiniBatchPlan(prompts=2, epochs=2),
         step=1,
         after_each=counted.append,
     )
@@ -125,7 +138,7 @@ def test_metrics_are_merged_over_all_updates():
     ],
 )
 def test_what_is_left_of_a_step_is_left_out_once_the_policy_has_moved_too_far(kls, count, stopped):
-    cut = Cut(prompts=2, epochs=2)
+    cut = MiniBatchPlan(prompts=2, epochs=2)
     done = run_updates(Group(kls), batch(), OBJECTIVE, cut, step=1, max_kl=0.05)
     assert (done.count, done.stopped) == (count, stopped)
 
@@ -133,10 +146,15 @@ def test_what_is_left_of_a_step_is_left_out_once_the_policy_has_moved_too_far(kl
 def test_a_bound_on_a_kl_that_nobody_reports_is_refused_at_the_first_update():
     group = Group([0.0, 0.0], metric="actor/other")
     with pytest.raises(ConfigError, match="actor/approx_kl") as caught:
-        run_updates(group, batch(), OBJECTIVE, Cut(prompts=2), step=1, max_kl=0.05)
+        run_updates(group, batch(), OBJECTIVE, MiniBatchPlan(prompts=2), step=1, max_kl=0.05)
     assert len(group.seen) == 1
     assert "actor.max_kl" in str(caught.value.hint)
-    assert run_updates(Group([0.0] * 2, "x"), batch(), OBJECTIVE, Cut(prompts=2), step=1).count == 2
+    assert (
+        run_updates(
+            Group([0.0] * 2, "x"), batch(), OBJECTIVE, MiniBatchPlan(prompts=2), step=1
+        ).count
+        == 2
+    )
 
 
 def test_a_failing_update_ends_the_step_and_is_not_counted():
@@ -147,7 +165,7 @@ def test_a_failing_update_ends_the_step_and_is_not_counted():
             group,
             batch(),
             OBJECTIVE,
-            Cut(prompts=1),
+            MiniBatchPlan(prompts=1),
             step=1,
             after_each=counted.append,
         )
@@ -162,3 +180,32 @@ def test_the_actor_trains_on_the_loss_mask_where_there_is_one():
     trained = with_loss_mask(plain.with_columns({"loss_mask": lossy}))
     assert trained.names == ("response_mask",)
     assert trained["response_mask"].equals(lossy)
+
+
+def test_metrics_over_nothing_pass_and_give_no_figure():
+    nothing_T = torch.zeros(3, dtype=torch.bool)
+    ones_T = torch.ones(3)
+    metrics = resolve_metrics([weight_metrics(ones_T, ones_T, nothing_T, lower=None, upper=2.0)])
+    assert {Min(np.inf), Max(-np.inf), EffectiveShare(0, 0, 0)} <= set(metrics.values())
+    check_update_metrics(metrics, "actor", ENGINE)
+    assert values(metrics) == {}
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Mean(np.inf, 2.0),
+        Mean(np.nan, 2.0),
+        Sum(np.nan),
+        Last(np.nan),
+        Max(np.inf),
+        Max(np.nan),
+        Min(-np.inf),
+        Std(2.0, 0.0, np.inf),
+        EffectiveShare(1.0, np.nan, 2.0),
+    ],
+)
+def test_a_metric_that_is_not_finite_is_refused_and_stays_a_figure(metric):
+    with pytest.raises(PluginBrokenError, match=r"'actor/x' with the value -?(inf|nan)"):
+        check_update_metrics({"actor/x": metric}, "actor", ENGINE)
+    assert "x" in values({"x": metric})

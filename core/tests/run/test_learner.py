@@ -1,0 +1,157 @@
+"""What the learner refuses of a stage: it changes what it declares and nothing else, and gives what others require of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.batch import Batch, Column
+from dovetail.errors import NumericsError, PluginBrokenError
+from dovetail.interfaces import Stage, StepContext
+from dovetail_sdk.testing import temporary_plugins
+
+MINE = "algorithm.stages=[mine]"
+BONUS = Column("bonus", "float32", "dense", "a bonus", "stage")
+
+
+def stage(run: Any, **members: Any) -> type[Stage]:
+    """A stage of the phase `transform` that provides the column `bonus`, float32 [N]."""
+    given = {
+        "name": "mine",
+        "api": ">=1.0,<2",
+        "phase": "transform",
+        "columns": (BONUS,),
+        "provides": classmethod(lambda cls, config, facts: frozenset({"bonus"})),
+        "run": run,
+    }
+    return type("Mine", (Stage,), {**given, **members})
+
+
+def bonus(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    """What it should do."""
+    return batch.with_columns({"bonus": np.ones(len(batch), np.float32)})
+
+
+def changed_scores(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return bonus(self, batch, step).with_columns({"scores": batch["scores"] * 2})
+
+
+def other_column(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return batch.with_columns({"values": batch["token_rewards"]})
+
+
+def fewer_samples(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return bonus(self, batch, step).take(np.arange(2))
+
+
+def lost_column(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return bonus(self, batch, step).drop(["scores"])
+
+
+def float64(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return batch.with_columns({"bonus": np.ones(len(batch))})
+
+
+def nothing(self: Stage, batch: Batch, step: StepContext) -> Any:
+    return None
+
+
+def not_finite(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return batch.with_columns({"bonus": np.full(len(batch), np.nan, np.float32)})
+
+
+def test_a_stage_of_a_plugin_runs_where_it_belongs(compose):
+    with temporary_plugins(stage(bonus)):
+        made = compose(MINE)
+        made.take(1)
+    assert made.events.stages == ["mine", "advantage", "update_actor"]
+    assert all((batch["bonus"] == 1).all() for batch in made.roles["actor"].trained)
+    assert "time/mine" in made.run.record.timers.metrics()
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (changed_scores, "changed the column 'scores', which it does not declare"),
+        (other_column, "wrote the column 'values', which it does not declare"),
+        (fewer_samples, "returned 2 samples for 4"),
+        (lost_column, "returned no column 'scores'"),
+        (float64, "bonus"),
+        (nothing, "returned NoneType, not a Batch"),
+    ],
+)
+def test_a_stage_that_does_not_do_what_it_declares_is_named_before_any_update(compose, run, words):
+    with temporary_plugins(stage(run)):
+        made = compose(MINE)
+        with pytest.raises(PluginBrokenError) as caught:
+            made.take(1)
+    assert words in str(caught.value)
+    assert "stage/mine (" in str(caught.value)
+    assert made.roles["actor"].trained == []
+    assert made.run.position.step == 0
+    assert len(made.ledger.open()) == 2
+
+
+def test_a_column_of_a_plugin_that_is_not_finite_stops_the_step(compose):
+    with temporary_plugins(stage(not_finite)):
+        made = compose(MINE)
+        with pytest.raises(NumericsError, match="bonus is not finite in 4 of 4 samples"):
+            made.take(1)
+    assert made.roles["actor"].trained == []
+
+
+def reader(**members: Any) -> type[Stage]:
+    """A stage that requires the column `bonus`."""
+    given = {
+        "name": "reader",
+        "api": ">=1.0,<2",
+        "phase": "transform",
+        "after": ("mine",),
+        "requires": classmethod(lambda cls, config, facts: frozenset({"bonus"})),
+        "run": lambda self, batch, step: batch,
+    }
+    return type("Reader", (Stage,), {**given, **members})
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"skips": lambda self, batch, step: True}, "skips a step, but reader requires"),
+        ({"run": lambda self, batch, step: batch}, "returned no column 'bonus', which reader"),
+    ],
+)
+def test_a_stage_that_leaves_out_what_another_requires_is_named(compose, members, words):
+    with temporary_plugins(stage(**{"run": bonus} | members), reader()):
+        made = compose("algorithm.stages=[mine, reader]")
+        with pytest.raises(PluginBrokenError) as caught:
+            made.take(1)
+    assert words in str(caught.value)
+    assert "stage/mine (" in str(caught.value)
+
+
+def test_a_stage_that_another_does_not_require_may_skip_a_step(compose):
+    with temporary_plugins(stage(bonus, skips=lambda self, batch, step: step.number == 1)):
+        made = compose(MINE)
+        made.take(2)
+    assert made.events.stages == ["advantage", "update_actor", "mine", "advantage", "update_actor"]
+
+
+def test_every_stage_learns_of_a_step_that_counts_and_of_no_other(compose):
+    heard: list[tuple[int, int]] = []
+
+    def step_counted(self: Stage, batch: Batch, step: StepContext) -> None:
+        heard.append((step.number, step.updates["actor"]))
+
+    def fails_in_step_2(self: Stage, batch: Batch, step: StepContext) -> Batch:
+        if step.number == 2:
+            raise NumericsError("too large")
+        return bonus(self, batch, step)
+
+    with temporary_plugins(stage(fails_in_step_2, step_counted=step_counted)):
+        made = compose(MINE)
+        with pytest.raises(NumericsError, match="too large"):
+            made.take(2)
+    assert heard == [(1, 2)]
+    assert made.store.has(1)
