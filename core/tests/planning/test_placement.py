@@ -9,7 +9,6 @@ from typing import Any, Literal
 import attrs
 import pytest
 import torch
-from dovetail.planning.stages import ModelRole
 
 from dovetail.config.builtin import InlineConfig
 from dovetail.errors import PlanError

@@ -113,7 +113,7 @@ class Learner:
     @contextmanager
     def _around(self, planned: PlannedStage, step: StepContext) -> Iterator[None]:
         """The stage's models are there; its time is taken; the samples that a NumericsError names are written."""
-        record = self._record
+        record, was_stale = self._record, self._publisher.stale
         try:
             with ExitStack() as inside:
                 for role in planned.roles:
@@ -126,6 +126,8 @@ class Learner:
         except NumericsError as error:
             # The engine took no step with what was at fault: before a step's first one, all weights are whole.
             record.weights_dirty = any(step.updates.values())
+            if not step.updates.get(PUBLISHED):
+                self._publisher.stale = was_stale
             if not error.sample_ids:
                 raise
             raise with_fault_file(error, step=step, directory=record.directory) from error
