@@ -102,3 +102,15 @@ def test_no_package_of_core_names_a_module_above_it_in_a_string(root: Path) -> N
         > height.get(path.relative_to(source).parts[0].removesuffix(".py"), 99)
     ]
     assert not upward
+
+
+def test_the_page_on_the_architecture_is_short_and_names_files_that_exist(root: Path) -> None:
+    text = (root / "docs" / "architecture.md").read_text()
+    assert len(text.split()) <= 2500
+    assert [line for line in text.splitlines() if len(line) > 120] == []
+    table = text.partition("## To change something, open")[2].partition("\n## ")[0]
+    core = root / "core" / "src" / "dovetail"
+    for row in table.splitlines()[4:]:
+        for plugin, files in re.findall(r"(plugins/\w+)?(?:`: )?`([\w/]+(?:/|\.py))`", row):
+            places = [core, *(root / plugin).glob("src/*")] if plugin else [core]
+            assert any((place / files).exists() for place in places), (row, files)

@@ -57,7 +57,7 @@ def step_of(number: int, samples: Any = ()) -> StepContext:
         plugins={},
         logger=logging.getLogger(__name__),
         timer=Timers(),
-        experience=experience,
+        collected=experience,
     )
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import attrs
 
 from dovetail.batch.columns import glossary
-from dovetail.errors import PlanError, PluginBrokenError, nearest
+from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.interfaces.stage import PHASES, Phase, PlanFacts, SelectedPlugin
+from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
+from dovetail.planning.stage_order import Candidate, in_order, ordered, phase_of, whose
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.stages.rollout_correction import filters_mask
 from dovetail.stages.sampling import ON_REQUEST
@@ -77,40 +78,6 @@ class PlannedStage:
     rewrites: frozenset[str]
 
 
-@attrs.frozen
-class _Candidate:
-    """A stage that may be active."""
-
-    plugin: SelectedPlugin
-    chosen_because: str | None = None
-    """Why it is active whatever its `because` says; None for a stage of core."""
-
-    @property
-    def name(self) -> str:
-        return str(self.plugin.cls.name)
-
-    @property
-    def title(self) -> str:
-        return f"stage {self.name!r} ({self.plugin.path})"
-
-    def because(self, facts: PlanFacts) -> str | None:
-        reason: str | None = self.plugin.cls.because(self.plugin.config, facts)
-        return reason or self.chosen_because
-
-    def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Columns, and what reads each."""
-        found = self.plugin.cls.requires(self.plugin.config, facts)
-        if isinstance(found, Mapping):
-            return dict(found)
-        return dict.fromkeys(sorted(found), self.title)
-
-    def provides(self, facts: PlanFacts) -> frozenset[str]:
-        return frozenset(self.plugin.cls.provides(self.plugin.config, facts))
-
-    def rewrites(self, facts: PlanFacts) -> frozenset[str]:
-        return frozenset(self.plugin.cls.rewrites(self.plugin.config, facts))
-
-
 def list_stages(
     config: RunConfig, plugins: Mapping[str, SelectedPlugin], updates_per_step: int
 ) -> tuple[PlanFacts, tuple[PlannedStage, ...]]:
@@ -127,7 +94,7 @@ def list_stages(
     """
     candidates = [_core_stage(name) for name in CORE_STAGES]
     candidates += [
-        _Candidate(plugin, plugin.path)
+        Candidate(plugin, plugin.path)
         for path, plugin in plugins.items()
         if path.startswith("algorithm.stages[")
     ]
@@ -147,8 +114,7 @@ def list_stages(
             break
         required = found
         candidates += installed
-    ordered = _in_order(active)
-    return facts, tuple(_checked(facts, ordered))
+    return facts, tuple(_checked(facts, in_order(active)))
 
 
 def rollout_columns(facts: PlanFacts) -> frozenset[str]:
@@ -167,21 +133,21 @@ def rollout_columns(facts: PlanFacts) -> frozenset[str]:
     return frozenset(columns)
 
 
-def _core_stage(name: str) -> _Candidate:
+def _core_stage(name: str) -> Candidate:
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     section = PluginSection(name=f"{name}@dovetail-core")
     ref = ref_for("stage", section)
-    return _Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section))
+    return Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section))
 
 
-def _check_names(candidates: Sequence[_Candidate]) -> None:
-    seen: dict[str, _Candidate] = {}
+def _check_names(candidates: Sequence[Candidate]) -> None:
+    seen: dict[str, Candidate] = {}
     for candidate in candidates:
         other = seen.setdefault(candidate.name, candidate)
         if other is not candidate:
             raise PlanError(
-                f"two stages are named {candidate.name!r}: {_whose(other)} and {_whose(candidate)}",
+                f"two stages are named {candidate.name!r}: {whose(other)} and {whose(candidate)}",
                 hint=f"remove {candidate.plugin.path}, or give its class another name",
             )
 
@@ -197,8 +163,8 @@ def _required_by_plugins(plugins: Mapping[str, SelectedPlugin]) -> dict[str, str
 
 
 def _installed_providers(
-    facts: PlanFacts, required: Mapping[str, str], active: Sequence[_Candidate]
-) -> Iterator[_Candidate]:
+    facts: PlanFacts, required: Mapping[str, str], active: Sequence[Candidate]
+) -> Iterator[Candidate]:
     """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
     from dovetail.plugins.index import default_index
     from dovetail.plugins.load import load_plugin_class, ref_for
@@ -219,59 +185,10 @@ def _installed_providers(
             ref = ref_for("stage", section)
             plugin = SelectedPlugin(f"stages.{ref.name}", ref, load_plugin_class(ref), section)
             names.add(ref.name)
-            yield _Candidate(plugin, f"{column} required by {required[column]}")
+            yield Candidate(plugin, f"{column} required by {required[column]}")
 
 
-def _in_order(stages: Sequence[_Candidate]) -> list[_Candidate]:
-    """The stages by phase, and within a phase as given, as far as `before` and `after` allow."""
-    for stage in stages:
-        if stage.plugin.cls.phase not in PHASES:
-            near = nearest(str(stage.plugin.cls.phase), PHASES)
-            raise PluginBrokenError(
-                f"{_whose(stage)} has the phase {stage.plugin.cls.phase!r}; expected one of {', '.join(PHASES)}",
-                hint=f"did its author mean {near!r}?" if near else None,
-            )
-    earlier = {stage.name: set(stage.plugin.cls.after) for stage in stages}
-    for stage in stages:
-        for name in stage.plugin.cls.before:
-            if name in earlier:
-                earlier[name].add(stage.name)
-    by_name = {stage.name: stage for stage in stages}
-    for stage in stages:
-        for name in earlier[stage.name] & by_name.keys():
-            if _phase(by_name[name]) > _phase(stage):
-                raise PlanError(
-                    f"{_whose(by_name[name])} has the phase {by_name[name].plugin.cls.phase!r}, which comes after "
-                    f"{stage.plugin.cls.phase!r}, but is to run before {_whose(stage)}",
-                    hint="correct `before` and `after`: they order stages of one phase",
-                )
-    return [stage for phase in range(len(PHASES)) for stage in _sorted(stages, phase, earlier)]
-
-
-def _sorted(
-    stages: Sequence[_Candidate], phase: int, earlier: Mapping[str, set[str]]
-) -> list[_Candidate]:
-    waiting = [stage for stage in stages if _phase(stage) == phase]
-    done: list[_Candidate] = []
-    while waiting:
-        names = {stage.name for stage in waiting}
-        ready = [stage for stage in waiting if not earlier[stage.name] & (names - {stage.name})]
-        if not ready:
-            raise PlanError(
-                f"`before` and `after` of {' and '.join(map(_whose, waiting))} contradict each other: each is to run "
-                "before the other",
-                hint="correct one of them",
-            )
-        done.append(ready[0])
-        waiting.remove(ready[0])
-    return done
-
-
-def _phase(stage: _Candidate) -> int:
-    return PHASES.index(stage.plugin.cls.phase)
-
-
-def _checked(facts: PlanFacts, stages: Sequence[_Candidate]) -> Iterator[PlannedStage]:
+def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedStage]:
     """Every stage with the versions that it reads.
 
     Raises:
@@ -283,7 +200,7 @@ def _checked(facts: PlanFacts, stages: Sequence[_Candidate]) -> Iterator[Planned
         provides, rewrites = stage.provides(facts), stage.rewrites(facts)
         if stage.plugin.cls.phase == "check" and (provides or rewrites):
             raise PlanError(
-                f"{_whose(stage)} has the phase 'check' and writes {', '.join(sorted(provides | rewrites))}; a check changes nothing",
+                f"{whose(stage)} has the phase 'check' and writes {', '.join(sorted(provides | rewrites))}; a check changes nothing",
                 hint="give it the phase 'transform'",
             )
         reads = {column: columns.read(column, requires[column], stage) for column in requires}
@@ -299,7 +216,7 @@ def _checked(facts: PlanFacts, stages: Sequence[_Candidate]) -> Iterator[Planned
 class _Columns:
     """The columns of a step as its stages run, one after another."""
 
-    def __init__(self, facts: PlanFacts, stages: Sequence[_Candidate]) -> None:
+    def __init__(self, facts: PlanFacts, stages: Sequence[Candidate]) -> None:
         self._facts, self._stages = facts, stages
         self._known = glossary(
             column
@@ -308,9 +225,9 @@ class _Columns:
         )
         self._versions = dict.fromkeys(rollout_columns(facts), 1)
         self._providers = dict.fromkeys(self._versions, "the rollout and its rewards")
-        self._rewriters: dict[str, list[_Candidate]] = {}
+        self._rewriters: dict[str, list[Candidate]] = {}
 
-    def read(self, column: str, reader: str, stage: _Candidate | None) -> int:
+    def read(self, column: str, reader: str, stage: Candidate | None) -> int:
         """The version of a column now.
 
         Raises:
@@ -320,24 +237,24 @@ class _Columns:
             raise _no_provider(self._facts, column, reader, stage, self._stages, self._known)
         return self._versions[column]
 
-    def provide(self, column: str, stage: _Candidate) -> None:
+    def provide(self, column: str, stage: Candidate) -> None:
         """A stage writes a column for the first time."""
         if column in self._providers:
             raise PlanError(
-                f"the column {column!r} has two providers: {self._providers[column]} and {_whose(stage)}",
+                f"the column {column!r} has two providers: {self._providers[column]} and {whose(stage)}",
                 hint=f"remove one of them, or declare {column!r} in `rewrites`, not in `provides`, of one that runs later",
             )
         if column not in self._known:
             raise _undeclared(stage, column, self._known)
-        self._versions[column], self._providers[column] = 1, _whose(stage)
+        self._versions[column], self._providers[column] = 1, whose(stage)
 
-    def rewrite(self, column: str, stage: _Candidate) -> None:
+    def rewrite(self, column: str, stage: Candidate) -> None:
         """A stage writes a column anew."""
         self.read(column, f"{stage.title}, to rewrite it,", stage)
         for other in self._rewriters.setdefault(column, []):
-            if _phase(other) == _phase(stage) and not _ordered(other, stage):
+            if phase_of(other) == phase_of(stage) and not ordered(other, stage):
                 raise PlanError(
-                    f"{_whose(other)} and {_whose(stage)} both rewrite {column!r} in the phase {stage.plugin.cls.phase!r}, "
+                    f"{whose(other)} and {whose(stage)} both rewrite {column!r} in the phase {stage.plugin.cls.phase!r}, "
                     "in no declared order",
                     hint=f"name {other.name!r} in `after` or `before` of {stage.name}",
                 )
@@ -347,7 +264,7 @@ class _Columns:
 
 def _planned(
     facts: PlanFacts,
-    stage: _Candidate,
+    stage: Candidate,
     reads: Mapping[str, int],
     provides: frozenset[str],
     rewrites: frozenset[str],
@@ -370,23 +287,10 @@ def _planned(
     )
 
 
-def _ordered(one: _Candidate, other: _Candidate) -> bool:
-    """Whether two stages name each other, in either direction."""
-    return any(
-        a.name in (*b.plugin.cls.before, *b.plugin.cls.after)
-        for a, b in ((one, other), (other, one))
-    )
-
-
-def _whose(stage: _Candidate) -> str:
-    ref = stage.plugin.ref
-    return f"stage {stage.name!r} of {ref.distribution or ref.path}"
-
-
-def _undeclared(stage: _Candidate, column: str, known: Iterable[str]) -> PlanError:
+def _undeclared(stage: Candidate, column: str, known: Iterable[str]) -> PlanError:
     near = nearest(column, known)
     return PlanError(
-        f"{_whose(stage)} provides the column {column!r}, which no plugin declares",
+        f"{whose(stage)} provides the column {column!r}, which no plugin declares",
         hint="declare it in the class attribute `columns`, with its dtype and shape"
         + (f", or did its author mean {near!r}?" if near else ""),
     )
@@ -396,17 +300,17 @@ def _no_provider(
     facts: PlanFacts,
     column: str,
     reader: str,
-    stage: _Candidate | None,
-    stages: Sequence[_Candidate],
+    stage: Candidate | None,
+    stages: Sequence[Candidate],
     known: Mapping[str, Any],
 ) -> PlanError:
     later = [other for other in stages if column in other.provides(facts)]
     if later and stage is not None:
         fix = f"name {later[0].name!r} in `after` of {stage.name}"
-        if _phase(later[0]) != _phase(stage):
+        if phase_of(later[0]) != phase_of(stage):
             fix = f"give {stage.name} the phase {later[0].plugin.cls.phase!r} or a later one"
         return PlanError(
-            f"{reader} requires the column {column!r}, but {_whose(later[0])}, which writes it, runs after {_whose(stage)}",
+            f"{reader} requires the column {column!r}, but {whose(later[0])}, which writes it, runs after {whose(stage)}",
             hint=fix,
         )
     if column not in known:

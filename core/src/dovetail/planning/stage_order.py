@@ -1,0 +1,105 @@
+"""Stages that may be active, and their order: by phase, and within a phase as given, as far as `before` and `after` allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from dovetail.errors import PlanError
+from dovetail.interfaces.stage import PHASES, PlanFacts, SelectedPlugin
+
+
+@attrs.frozen
+class Candidate:
+    """A stage that may be active."""
+
+    plugin: SelectedPlugin
+    chosen_because: str | None = None
+    """Why it is active whatever its `because` says; None for a stage of core."""
+
+    @property
+    def name(self) -> str:
+        return str(self.plugin.cls.name)
+
+    @property
+    def title(self) -> str:
+        return f"stage {self.name!r} ({self.plugin.path})"
+
+    def because(self, facts: PlanFacts) -> str | None:
+        reason: str | None = self.plugin.cls.because(self.plugin.config, facts)
+        return reason or self.chosen_because
+
+    def requires(self, facts: PlanFacts) -> dict[str, str]:
+        """Columns, and what reads each."""
+        found = self.plugin.cls.requires(self.plugin.config, facts)
+        if isinstance(found, Mapping):
+            return dict(found)
+        return dict.fromkeys(sorted(found), self.title)
+
+    def provides(self, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(self.plugin.cls.provides(self.plugin.config, facts))
+
+    def rewrites(self, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(self.plugin.cls.rewrites(self.plugin.config, facts))
+
+
+def in_order(stages: Sequence[Candidate]) -> list[Candidate]:
+    """Return the stages by phase, and within a phase as given, as far as `before` and `after` allow.
+
+    Raises:
+        PlanError: `before` and `after` contradict each other or the phases.
+    """
+    earlier = {stage.name: set(stage.plugin.cls.after) for stage in stages}
+    for stage in stages:
+        for name in stage.plugin.cls.before:
+            if name in earlier:
+                earlier[name].add(stage.name)
+    by_name = {stage.name: stage for stage in stages}
+    for stage in stages:
+        for name in earlier[stage.name] & by_name.keys():
+            if phase_of(by_name[name]) > phase_of(stage):
+                raise PlanError(
+                    f"{whose(by_name[name])} has the phase {by_name[name].plugin.cls.phase!r}, which comes after "
+                    f"{stage.plugin.cls.phase!r}, but is to run before {whose(stage)}",
+                    hint="correct `before` and `after`: they order stages of one phase",
+                )
+    return [stage for phase in range(len(PHASES)) for stage in _sorted(stages, phase, earlier)]
+
+
+def _sorted(
+    stages: Sequence[Candidate], phase: int, earlier: Mapping[str, set[str]]
+) -> list[Candidate]:
+    waiting = [stage for stage in stages if phase_of(stage) == phase]
+    done: list[Candidate] = []
+    while waiting:
+        names = {stage.name for stage in waiting}
+        ready = [stage for stage in waiting if not earlier[stage.name] & (names - {stage.name})]
+        if not ready:
+            raise PlanError(
+                f"`before` and `after` of {' and '.join(map(whose, waiting))} contradict each other: each is to run "
+                "before the other",
+                hint="correct one of them",
+            )
+        done.append(ready[0])
+        waiting.remove(ready[0])
+    return done
+
+
+def phase_of(stage: Candidate) -> int:
+    """Return the number of a stage's phase."""
+    return PHASES.index(stage.plugin.cls.phase)
+
+
+def ordered(one: Candidate, other: Candidate) -> bool:
+    """Whether two stages name each other, in either direction."""
+    return any(
+        a.name in (*b.plugin.cls.before, *b.plugin.cls.after)
+        for a, b in ((one, other), (other, one))
+    )
+
+
+def whose(stage: Candidate) -> str:
+    """Return a stage's name with its distribution or file, for messages."""
+    ref = stage.plugin.ref
+    return f"stage {stage.name!r} of {ref.distribution or ref.path}"
