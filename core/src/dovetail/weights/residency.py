@@ -8,8 +8,6 @@ from typing import Any
 
 from dovetail.sections import RunConfig
 
-GROUPS = ("actor", "critic", "ref")
-
 
 class Residency:
     """Brings worker groups onto the accelerator when they are needed, and lets them go afterwards.
