@@ -14,7 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail.errors import ConfigError, RewardError, RunDirectoryError, StopRequested
+from dovetail.run.interrupt import StopSwitch
 from dovetail.run.run import resume, train
+from dovetail.run.training_run import TrainingRun
+from dovetail.stages.advantage import EstimateAdvantages
+from dovetail.stages.update_actor import UpdateActor
 from dovetail.telemetry import RunDirectory
 
 
@@ -51,7 +55,7 @@ def test_a_run_leaves_everything_that_a_person_looks_at(config, dovetail, tmp_pa
         "actor/lr",
         "actor/entropy",
         "time/rollout",
-        "time/update",
+        "time/update_actor",
         "time/weight_sync",
         "time/step",
         "perf/tokens_per_second",
@@ -143,38 +147,40 @@ def metrics_lines(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
-    """Ask for a stop while this stage of the flow runs for the given step."""
-    from dovetail.run.flow import Flow
+def stop_at(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, step: int) -> StopSwitch:
+    """A switch that asks for a stop while this method runs, after so many finished steps."""
+    stop, original = StopSwitch(), getattr(cls, method)
 
-    original = getattr(Flow, stage)
-
-    def stage_with_stop(self, *args):
-        if self.step == step:
-            self._stop.request("a test")
+    def method_with_stop(self, *args):
+        done = self.position.step if cls is TrainingRun else args[-1].number - 1
+        if done == step:
+            stop.request("a test")
         return original(self, *args)
 
-    monkeypatch.setattr(Flow, stage, stage_with_stop)
+    monkeypatch.setattr(cls, method, method_with_stop)
+    return stop
 
 
 @pytest.mark.parametrize(
-    ("stage", "step", "saved"),
+    ("cls", "method", "step", "saved"),
     [
-        ("sync_weights", 0, 0),
-        ("validate", 0, 0),
-        ("rollout_and_score", 1, 1),
-        ("update", 1, 2),
-        ("validate", 3, 3),
+        (TrainingRun, "publish_weights", 0, 0),
+        (TrainingRun, "validate", 0, 0),
+        (TrainingRun, "collect", 1, 1),
+        (EstimateAdvantages, "run", 1, 1),
+        (UpdateActor, "run", 1, 2),
+        (TrainingRun, "publish_weights", 1, 2),
+        (TrainingRun, "validate", 3, 3),
     ],
 )
-def test_a_stop_at_any_stage_is_saved_and_resumes_to_the_same_end(
-    config, tmp_path, monkeypatch, stage, step, saved
+def test_a_stop_at_any_time_is_saved_and_resumes_to_the_same_end(
+    config, tmp_path, monkeypatch, cls, method, step, saved
 ):
     train(config, ["experiment=whole", "trainer.save_every=0"])
     with monkeypatch.context() as patch:
-        stop_at(patch, stage, step)
+        stop = stop_at(patch, cls, method, step)
         with pytest.raises(StopRequested):
-            train(config, ["experiment=parts", "trainer.save_every=0"])
+            train(config, ["experiment=parts", "trainer.save_every=0"], stop=stop)
     parts, whole = (tmp_path / "runs" / "tests" / name for name in ("parts", "whole"))
     assert (parts / "checkpoints" / f"step_{saved}").is_dir()
     assert json.loads((parts / "summary.json").read_text())["status"] == "stopped"

@@ -53,7 +53,7 @@ def negative(action: str, name: str = "negative") -> Chosen:
 
 
 def rounds(wanted: int, *filters: Chosen, **options: Any) -> Rounds:
-    return Rounds(wanted, {f.name: f for f in filters}, temperature=1.0, **options)
+    return Rounds(wanted, {f.name: f for f in filters}, temperature=0.7, **options)
 
 
 def generated(make_sample: Any, scores: dict[int, tuple[float | None, ...]]) -> Generated:
@@ -82,7 +82,7 @@ def test_without_filters_everything_that_has_a_score_is_kept_and_nothing_reporte
     assert rollout.reasons == {(0, 1, 0): "reward_failures"}
     assert rollout.metrics == {}
     assert gather.missing == 1
-    assert "loss_mask" not in rollout.batch(temperature=1.0)
+    assert "loss_mask" not in rollout.batch()
 
 
 def test_each_round_asks_for_what_is_missing_and_the_order_is_that_of_the_rounds(make_sample):
@@ -103,7 +103,8 @@ def test_each_round_asks_for_what_is_missing_and_the_order_is_that_of_the_rounds
         "filter/generated_prompts": 6,
     }
     assert rollout.reasons == dict.fromkeys([(0, g, 0) for g in (0, 2, 3)], "filter:equal")
-    batch = rollout.batch(temperature=1.0)
+    batch = rollout.batch()
+    assert batch["temperature"].tolist() == [np.float32(0.7)] * len(batch)
     assert batch["group_id"].tolist() == [1, 1, 4, 4, 5, 5]
     assert batch["trajectory_id"].tolist() == list(range(6))
 
@@ -136,7 +137,7 @@ def test_masked_samples_stay_in_their_group_without_a_loss(make_sample):
     gather = rounds(2, negative("mask"), after)
     gather.add(generated(make_sample, {0: (-1.0, 2.0), 1: (1.0, 3.0)}))
     rollout = gather.rollout()
-    batch = rollout.batch(temperature=1.0)
+    batch = rollout.batch()
     assert batch["scores"].tolist() == [-1, 2, 1, 3]
     assert batch["response_mask"].values.all()
     assert batch["loss_mask"].to_list() == [[False] * 3, [True] * 3, [True] * 3, [True] * 3]
@@ -149,7 +150,7 @@ def test_nothing_left_is_no_error(make_sample):
     gather = rounds(2, equal_rewards())
     gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (None, None)}))
     rollout = gather.rollout()
-    assert len(rollout.batch(temperature=1.0)) == 0
+    assert len(rollout.batch()) == 0
     assert rollout.reasons == {(0, 0, 0): "filter:equal", (0, 1, 0): "reward_failures"}
 
 
@@ -169,7 +170,7 @@ def test_groups_without_the_score_of_their_baseline_are_out_before_filters(make_
     gather.add(Generated(samples=plain.samples, baselines=greedy))
     rollout = gather.rollout()
     assert len(chosen.saw[0]) == 2
-    assert rollout.batch(temperature=1.0)["baseline_scores"].tolist() == [0.5, 0.5]
+    assert rollout.batch()["baseline_scores"].tolist() == [0.5, 0.5]
     assert rollout.reasons == {(0, 1, 0): "baseline_failures", (0, 2, 0): "reward_failures"}
     assert [s.score for s in rollout.greedy] == [0.5, None, None]
 

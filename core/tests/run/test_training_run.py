@@ -239,6 +239,13 @@ def collects_with_stale_weights(run: Run) -> None:
             run.learn(step)
 
 
+def collects_twice(run: Run) -> None:
+    run.publish_weights()
+    with run.step() as step:
+        run.collect(step)
+        run.collect(step)
+
+
 def never_publishes(run: Run) -> None:
     with run.step() as step:
         run.collect(step)
@@ -268,6 +275,7 @@ def takes_no_step(run: Run) -> None:
         (never_learns, "step 1 without `run.learn", 0),
         (never_collects, "step 1 without `run.learn", 0),
         (collects_with_stale_weights, "for step 2 with weights that are not the actor's", 1),
+        (collects_twice, "collects twice in step 1", 0),
         (never_publishes, "for step 1 with weights that are not the actor's", 0),
         (learns_before_it_collects, "learns before it collects in step 1", 0),
         (learns_twice, "learns twice from step 1", 1),

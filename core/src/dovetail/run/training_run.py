@@ -101,6 +101,11 @@ class TrainingRun(Run):
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
+        if step.experience is not None:
+            raise self._broken(
+                f"collects twice in step {step.number}",
+                "a step learns from one collection: take another step, or raise data.train_batch_size",
+            )
         if self.publisher.stale and OFF_POLICY not in self.trainer.capabilities:
             raise self._broken(
                 f"collects samples for step {step.number} with weights that are not the actor's",

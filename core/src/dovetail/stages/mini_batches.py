@@ -113,10 +113,10 @@ def train_role(
     config = step.config
     engine = step.facts.engine(role).config
 
-    def after_each(metrics: Mapping[str, Metric]) -> None:
+    def after_each(found: object) -> None:
         step.updates[role] += 1
         if step.first:
-            check_update_metrics(metrics, role, engine)
+            check_update_metrics(found, role, engine)
 
     cut = MiniBatchPlan(
         prompts=prompts, epochs=epochs, shuffle=config.actor.shuffle, seed=config.seed
