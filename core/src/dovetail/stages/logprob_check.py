@@ -50,6 +50,10 @@ class LogProbCheck(Stage):
     phase = "check"
 
     @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"response_mask"} | ({"old_log_probs"} if _actor_scores(facts) else set()))
+
+    @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
         if not comparable(facts):
             return None

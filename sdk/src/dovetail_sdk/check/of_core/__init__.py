@@ -2,3 +2,4 @@
 
 from dovetail_sdk.check.of_core.parts import *  # noqa: F403 - every suite
 from dovetail_sdk.check.of_core.rules import *  # noqa: F403
+from dovetail_sdk.check.of_core.stages import *  # noqa: F403

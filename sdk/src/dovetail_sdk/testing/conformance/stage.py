@@ -103,6 +103,7 @@ class StageConformance(PluginConformance):
             weight_version=1,
             first=number == 1,
             collected=ScriptedExperience.of(batch),
+            updates=dict.fromkeys(("actor", *self.asked("roles")), 0),
         )
 
     def run(
