@@ -7,6 +7,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from dovetail.plugins.kinds import KINDS
 
 PACKAGES = (
@@ -88,6 +90,7 @@ def test_wheels_are_typed_and_carry_licence_and_manifest(wheels: Path, root: Pat
         assert has_manifest == has_plugins, wheel.name
 
 
+@pytest.mark.nightly  # its warm start takes most of a minute
 def test_the_demo_runs_in_a_folder_of_the_user(clean_python: Path, tmp_path: Path) -> None:
     short = ("trainer.total_steps=2", "trainer.validate_before=false", "rollout.n=4")
     printed = run(clean_python.with_name("dovetail"), "demo", "--seed", "3", *short, cwd=tmp_path)

@@ -101,7 +101,7 @@ class TrainingRun(Run):
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
-        if step.experience is not None:
+        if step.collected is not None:
             raise self._broken(
                 f"collects twice in step {step.number}",
                 "a step learns from one collection: take another step, or raise data.train_batch_size",
