@@ -131,9 +131,11 @@ def test_a_script_trains(settings: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_plan_and_check_say_what_a_run_would_do(settings: dict[str, Any]) -> None:
-    stages = [stage["name"] for stage in dovetail.plan(settings, dataset=rows(16))["stages"]]
-    assert stages[0] == "rollout"
-    assert stages[-1] == "weight_sync"
+    plan = dovetail.plan(settings, dataset=rows(16))
+    assert [part["name"] for part in plan["collection"]] == ["rollout", "reward"]
+    assert [stage["name"] for stage in plan["stages"]][-2:] == ["advantage", "update_actor"]
+    assert plan["stages"][-1]["reads"]["advantages"] == 1
+    assert plan["publication"]["name"] == "weight_sync"
     assert dovetail.check(settings, reward=half, dataset=rows(16)).errors == ()
     [error] = dovetail.check(settings, dataset=rows(16)).errors
     assert "reward" in error.message
