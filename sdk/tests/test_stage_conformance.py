@@ -316,6 +316,10 @@ FAULTS = {
         "test_a_column_is_provided_or_rewritten_and_not_both",
         told(Clip, "provides", lambda: ADVANTAGES),
     ),
+    "provides another's": (
+        "test_a_column_that_it_provides_is_one_of_core_or_its_own",
+        told(Clip, "provides", lambda: {"another.column"}),
+    ),
     "requires its own": (
         "test_it_does_not_require_what_it_provides",
         told(Scores, "requires", lambda: {"ref_log_probs"}),

@@ -31,7 +31,7 @@ class AdvantageConformance(PluginConformance):
             seed=seed,
             groups=groups,
             n=n,
-            declared=self.plugin.columns,
+            declared=tuple(self.known_columns().values()),
             component_names=self.component_names,
         )
 

@@ -11,9 +11,10 @@ import attrs
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from dovetail.batch.columns import glossary
+from dovetail.batch.columns import Column, glossary
 from dovetail.errors import PluginError, nearest
 from dovetail.interfaces import ColumnPlugin, Plugin, PluginContext
+from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.signatures import differences
 
@@ -72,6 +73,16 @@ class PluginConformance:
         config = self.make_config()
         return self.plugin.requires(config) | self.plugin.provides(config)
 
+    def known_columns(self) -> dict[str, Column]:
+        """Columns that it may read, by name: core's, its own, and those that installed plugins declare."""
+        known = glossary(self.plugin.columns)
+        for entry in default_index().entries():
+            if entry.usable and entry.manifest is not None:
+                for declared in entry.manifest.columns:
+                    column: dict[str, Any] = dict(declared)
+                    known.setdefault(column["name"], Column(**column))
+        return known
+
     def needs(self, capability: str) -> None:
         """Skip the test where the plugin does not claim this capability."""
         if capability not in self.plugin.capabilities:
@@ -102,7 +113,7 @@ class PluginConformance:
         raise AssertionError(f"{type(config).__name__} is not frozen")
 
     def test_every_column_that_it_names_is_declared(self) -> None:
-        known = glossary(self.plugin.columns)
+        known = self.known_columns()
         named = self.named_columns()
         assert named <= known.keys(), f"undeclared: {sorted(named - known.keys())}"
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.batch.columns import glossary
 from dovetail.interfaces import (
     LocalReduction,
     LossAggregation,
@@ -81,7 +80,7 @@ class PolicyLossConformance(PluginConformance):
         for name in sorted(self.plugin.requires(config) | self.plugin.prepares(config)):
             if name in columns:
                 continue
-            column = glossary(self.plugin.columns)[name]
+            column = self.known_columns()[name]
             if name.endswith("log_probs"):
                 columns[name] = np.minimum(log_probs + spread * rng.normal(size=tokens), -1e-3)
             elif name == "advantages" or column.shape == "dense":

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch, Ragged
-from dovetail.batch.columns import glossary
 from dovetail.interfaces import Groups, SampleFilter
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
@@ -42,7 +41,7 @@ class SampleFilterConformance(PluginConformance):
             ],
         }
         for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
-            column = glossary(self.plugin.columns)[name]
+            column = self.known_columns()[name]
             dtype = None if column.dtype == "object" else column.dtype
             if column.shape == "object":
                 columns[name] = [None] * size
@@ -62,7 +61,7 @@ class SampleFilterConformance(PluginConformance):
         assert self.plugin.action in ("drop", "mask")
 
     def test_it_needs_only_what_rollout_and_reward_give(self) -> None:
-        known = glossary(self.plugin.columns)
+        known = self.known_columns()
         required = self.plugin.requires(self.make_config())
         later = {
             n: known[n].owner

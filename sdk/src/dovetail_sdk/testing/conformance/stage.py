@@ -82,7 +82,7 @@ class StageConformance(PluginConformance):
             groups=groups,
             n=n,
             by_token=facts.plugins["algorithm.advantage"].cls.level == "token",
-            declared=self.plugin.columns,
+            declared=tuple(self.known_columns().values()),
         )
         return batch.drop(self.asked("provides"))
 
@@ -150,6 +150,10 @@ class StageConformance(PluginConformance):
     def test_a_column_is_provided_or_rewritten_and_not_both(self) -> None:
         assert not self.asked("provides") & self.asked("rewrites")
 
+    def test_a_column_that_it_provides_is_one_of_core_or_its_own(self) -> None:
+        own = glossary(self.plugin.columns)
+        assert self.asked("provides") <= own.keys(), "declare it in the class attribute `columns`"
+
     def test_it_does_not_require_what_it_provides(self) -> None:
         assert not self.asked("provides") & set(self.asked("requires"))
 
@@ -200,7 +204,7 @@ class StageConformance(PluginConformance):
         changed = {n for n in before.names if not done.select([n]).equals(before.select([n]))}
         wrong = changed - self.asked("rewrites")
         assert not wrong, f"columns that it does not rewrite: {sorted(wrong)}"
-        check_batch(done, glossary(self.plugin.columns))
+        check_batch(done, self.known_columns())
         assert not not_finite(done)
 
     # What may matter, and what may not
