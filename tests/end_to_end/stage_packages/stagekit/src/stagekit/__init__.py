@@ -1,0 +1,1 @@
+"""Stages and a trainer for Dovetail."""
