@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError, PlanError, PluginBrokenError
 from dovetail.planning.plan import Plan, make_plan
+from dovetail.plugins.index import default_index
 
 HEAD = """
 from dovetail.interfaces import Stage
@@ -138,6 +140,13 @@ def test_stages_that_the_config_names_say_so(plan):
             ["'test.bonus'", "'one'"],
         ),
         (
+            {
+                "One": stage("transform", requires="test.bonus"),
+                "Two": stage("transform", provides="test.bonus"),
+            },
+            ["'one'", "'two'", "place 'two' before 'one' in algorithm.stages"],
+        ),
+        (
             {"One": stage("transform", requires="scorez")},
             ["'scorez'", "'scores'"],
         ),
@@ -177,7 +186,14 @@ def test_stages_that_the_config_names_say_so(plan):
         ),
     ],
     ids=[
-        *("two providers", "no provider", "misspelt", "read before written", "no order"),
+        *(
+            "two providers",
+            "no provider",
+            "reader first",
+            "misspelt",
+            "read before written",
+            "no order",
+        ),
         *("undeclared", "check that writes", "contradiction", "phases", "same name"),
     ],
 )
@@ -185,6 +201,24 @@ def test_a_list_that_is_not_sound_is_refused_with_plugins_and_fix(plan, bodies, 
     with pytest.raises(PlanError) as caught:
         plan(**bodies)
     text = f"{caught.value} {caught.value.hint}"
+    assert [fact for fact in facts if fact not in text] == []
+
+
+def test_installed_stages_that_declare_the_same_column_are_named(plan, monkeypatch):
+    index = default_index()
+    entries = tuple(
+        replace(entry, manifest=replace(entry.manifest, columns=({"name": "other.bonus"},)))
+        if entry.name in ("kl_penalty", "overlong_penalty")
+        else entry
+        for entry in index.entries()
+    )
+    monkeypatch.setattr(
+        "dovetail.plugins.index.default_index", lambda: replace(index, all_entries=entries)
+    )
+    with pytest.raises(PlanError) as caught:
+        plan(One=stage("transform", requires="other.bonus"))
+    text = f"{caught.value} {caught.value.hint}"
+    facts = ["'other.bonus'", "'one'", "stage/kl_penalty", "stage/overlong_penalty"]
     assert [fact for fact in facts if fact not in text] == []
 
 

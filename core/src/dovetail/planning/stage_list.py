@@ -2,13 +2,14 @@
 
 The columns of the rollout and its rewards are there when the first stage runs. Stages of core are active where their `because`
 says so, those that the config names always, and a stage that is installed where it alone declares a column that something
-requires. As a stage's needs may depend on what others require, all are asked again until nothing changes.
+requires, before the first stage that does. As a stage's needs may depend on what others require, all are asked again until
+nothing changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,11 +17,14 @@ from dovetail.batch.columns import glossary
 from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
-from dovetail.planning.stage_order import Candidate, in_order, ordered, phase_of, whose
+from dovetail.planning.stage_order import IN_CONFIG, Candidate, in_order, ordered, phase_of, whose
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.stages.rollout_correction import filters_mask
 from dovetail.stages.sampling import ON_REQUEST
 from dovetail.stages.score_critic import VALUE_HEAD
+
+if TYPE_CHECKING:
+    from dovetail.plugins.entry import PluginEntry
 
 ROLLOUT_COLUMNS = frozenset(
     [
@@ -96,7 +100,7 @@ def list_stages(
     candidates += [
         Candidate(plugin, plugin.path)
         for path, plugin in plugins.items()
-        if path.startswith("algorithm.stages[")
+        if path.startswith(IN_CONFIG)
     ]
     _check_names(candidates)
     required = _required_by_plugins(plugins)
@@ -113,7 +117,8 @@ def list_stages(
         if found.keys() == required.keys() and not installed:
             break
         required = found
-        candidates += installed
+        for provider in installed:
+            candidates.insert(_before_readers(provider, candidates, facts), provider)
     return facts, tuple(_checked(facts, in_order(active)))
 
 
@@ -166,26 +171,42 @@ def _installed_providers(
     facts: PlanFacts, required: Mapping[str, str], active: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
-    from dovetail.plugins.index import default_index
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     there = rollout_columns(facts).union(*(stage.provides(facts) for stage in active))
     names = {stage.name for stage in active}
     for column in sorted(required.keys() - there - glossary().keys()):
-        offers = [
-            entry
-            for entry in default_index().entries("stage")
-            if entry.usable
-            and entry.name not in names
-            and entry.manifest is not None
-            and column in {declared["name"] for declared in entry.manifest.columns}
-        ]
+        offers = [entry for entry in _declaring(column) if entry.name not in names]
         if len(offers) == 1:
             section = PluginSection(name=offers[0].name)
             ref = ref_for("stage", section)
             plugin = SelectedPlugin(f"stages.{ref.name}", ref, load_plugin_class(ref), section)
             names.add(ref.name)
             yield Candidate(plugin, f"{column} required by {required[column]}")
+
+
+def _declaring(column: str) -> list[PluginEntry]:
+    """Installed stages that declare a column."""
+    from dovetail.plugins.index import default_index
+
+    return [
+        entry
+        for entry in default_index().entries("stage")
+        if entry.usable
+        and entry.manifest is not None
+        and column in {declared["name"] for declared in entry.manifest.columns}
+    ]
+
+
+def _before_readers(provider: Candidate, candidates: Sequence[Candidate], facts: PlanFacts) -> int:
+    """The place before the first stage that requires a column of a provider which the config does not name."""
+    columns = {column.name for column in provider.plugin.cls.columns}
+    places = (
+        place
+        for place, other in enumerate(candidates)
+        if other.because(facts) and columns & other.requires(facts).keys()
+    )
+    return next(places, len(candidates))
 
 
 def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedStage]:
@@ -307,11 +328,19 @@ def _no_provider(
     later = [other for other in stages if column in other.provides(facts)]
     if later and stage is not None:
         fix = f"name {later[0].name!r} in `after` of {stage.name}"
+        if later[0].in_config and stage.in_config:
+            fix = f"place {later[0].name!r} before {stage.name!r} in algorithm.stages"
         if phase_of(later[0]) != phase_of(stage):
             fix = f"give {stage.name} the phase {later[0].plugin.cls.phase!r} or a later one"
         return PlanError(
             f"{reader} requires the column {column!r}, but {whose(later[0])}, which writes it, runs after {whose(stage)}",
             hint=fix,
+        )
+    if column not in known and (installed := _declaring(column)):
+        titles = ", ".join(entry.title for entry in installed)
+        return PlanError(
+            f"{reader} requires the column {column!r}, which more than one installed stage declares: {titles}",
+            hint="name the one that is to write it in algorithm.stages",
         )
     if column not in known:
         near = nearest(column, known)

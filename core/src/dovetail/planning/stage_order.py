@@ -9,6 +9,9 @@ import attrs
 from dovetail.errors import PlanError
 from dovetail.interfaces.stage import PHASES, PlanFacts, SelectedPlugin
 
+IN_CONFIG = "algorithm.stages["
+"""What the key paths of stages begin with that the config names."""
+
 
 @attrs.frozen
 class Candidate:
@@ -25,6 +28,11 @@ class Candidate:
     @property
     def title(self) -> str:
         return f"stage {self.name!r} ({self.plugin.path})"
+
+    @property
+    def in_config(self) -> bool:
+        """Whether the config names it."""
+        return self.plugin.path.startswith(IN_CONFIG)
 
     def because(self, facts: PlanFacts) -> str | None:
         reason: str | None = self.plugin.cls.because(self.plugin.config, facts)

@@ -46,7 +46,6 @@ class AddBonus(Stage):
     api = ">=1.0,<2"
     Config = AddBonusConfig
     phase = "transform"
-    after = ("bonus",)
     before = ("overlong_penalty", "kl_penalty")
 
     @classmethod
