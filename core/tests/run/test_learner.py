@@ -46,6 +46,10 @@ def fewer_samples(self: Stage, batch: Batch, step: StepContext) -> Batch:
     return bonus(self, batch, step).take(np.arange(2))
 
 
+def other_order(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return bonus(self, batch, step).take(np.array([1, 0, 2, 3]))
+
+
 def lost_column(self: Stage, batch: Batch, step: StepContext) -> Batch:
     return bonus(self, batch, step).drop(["scores"])
 
@@ -77,6 +81,7 @@ def test_a_stage_of_a_plugin_runs_where_it_belongs(compose):
         (changed_scores, "changed the column 'scores', which it does not declare"),
         (other_column, "wrote the column 'values', which it does not declare"),
         (fewer_samples, "returned 2 samples for 4"),
+        (other_order, "changed the column"),
         (lost_column, "returned no column 'scores'"),
         (float64, "bonus"),
         (nothing, "returned NoneType, not a Batch"),
@@ -92,6 +97,39 @@ def test_a_stage_that_does_not_do_what_it_declares_is_named_before_any_update(co
     assert made.roles["actor"].trained == []
     assert made.run.position.step == 0
     assert len(made.ledger.open()) == 2
+
+
+def rewriting(values: Any) -> type[Stage]:
+    """A stage that declares `scores` as rewritten, and writes what a function makes of them."""
+    return stage(
+        lambda self, batch, step: batch.with_columns({"scores": values(batch["scores"])}),
+        provides=classmethod(lambda cls, config, facts: frozenset()),
+        rewrites=classmethod(lambda cls, config, facts: frozenset({"scores"})),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        (lambda scores: scores.astype(np.float64), PluginBrokenError, "float64"),
+        (lambda scores: scores * np.float32(np.nan), NumericsError, "scores is not finite in 4"),
+    ],
+)
+def test_a_rewritten_column_is_checked_before_any_update(compose, values, error, words):
+    with temporary_plugins(rewriting(values)):
+        made = compose(MINE)
+        with pytest.raises(error, match=words):
+            made.take(1)
+    assert made.roles["actor"].trained == []
+
+
+def test_a_stage_that_rewrites_what_another_requires_may_not_skip(compose):
+    cls = rewriting(lambda scores: scores)
+    cls.skips = lambda self, batch, step: True
+    with temporary_plugins(cls):
+        made = compose(MINE)
+        with pytest.raises(PluginBrokenError, match="advantage requires its column 'scores'"):
+            made.take(1)
 
 
 def test_a_column_of_a_plugin_that_is_not_finite_stops_the_step(compose):
@@ -139,10 +177,10 @@ def test_a_stage_that_another_does_not_require_may_skip_a_step(compose):
 
 
 def test_every_stage_learns_of_a_step_that_counts_and_of_no_other(compose):
-    heard: list[tuple[int, int]] = []
+    counted: list[tuple[int, int]] = []
 
     def step_counted(self: Stage, batch: Batch, step: StepContext) -> None:
-        heard.append((step.number, step.updates["actor"]))
+        counted.append((step.number, step.updates["actor"]))
 
     def fails_in_step_2(self: Stage, batch: Batch, step: StepContext) -> Batch:
         if step.number == 2:
@@ -153,5 +191,5 @@ def test_every_stage_learns_of_a_step_that_counts_and_of_no_other(compose):
         made = compose(MINE)
         with pytest.raises(NumericsError, match="too large"):
             made.take(2)
-    assert heard == [(1, 2)]
+    assert counted == [(1, 2)]
     assert made.store.has(1)

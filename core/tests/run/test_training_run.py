@@ -225,12 +225,6 @@ def never_learns(run: Run) -> None:
         run.collect(step)
 
 
-def never_collects(run: Run) -> None:
-    run.publish_weights()
-    with run.step():
-        pass
-
-
 def collects_with_stale_weights(run: Run) -> None:
     run.publish_weights()
     for _ in range(2):
@@ -273,7 +267,6 @@ def takes_no_step(run: Run) -> None:
     ("drive", "words", "finished"),
     [
         (never_learns, "step 1 without `run.learn", 0),
-        (never_collects, "step 1 without `run.learn", 0),
         (collects_with_stale_weights, "for step 2 with weights that are not the actor's", 1),
         (collects_twice, "collects twice in step 1", 0),
         (never_publishes, "for step 1 with weights that are not the actor's", 0),
@@ -292,17 +285,6 @@ def test_a_trainer_that_misuses_the_run_is_named(compose, drive, words, finished
     assert made.run.record.summary()["status"] == "failed"
     assert made.ledger.counts()["used"] == 2 * finished
     assert made.store.has(1) == bool(finished)
-
-
-def test_a_trainer_that_is_off_policy_may_collect_with_older_weights(compose):
-    members = {
-        "drive": staticmethod(collects_with_stale_weights),
-        "capabilities": frozenset({"off_policy"}),
-    }
-    made = compose(trainer=type("OffPolicy", (Driven,), members))
-    made.run.train()
-    assert made.run.position.step == 2
-    assert made.engine.versions == [1]
 
 
 def test_a_trainer_that_finds_every_step_done_need_not_take_one(compose):

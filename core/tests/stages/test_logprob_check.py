@@ -349,4 +349,3 @@ def test_rows_are_spread_evenly_and_have_tokens():
     assert chosen_rows(mask, 4).tolist() == [1, 4, 6, 8]
     assert chosen_rows(mask, 100).tolist() == [1, 2, 4, 5, 6, 7, 8, 9]
     assert chosen_rows(mask.slice(0, 1), 3).tolist() == []
-    assert chosen_rows(mask, 4).tolist() == chosen_rows(mask, 4).tolist()

@@ -161,6 +161,11 @@ class Batch:
         """Each sample `times` times, the copies next to each other."""
         return self.take(np.repeat(np.arange(self._length), times))
 
+    def read_only(self) -> Batch:
+        """Return the same samples in arrays whose values can't be written to; nothing is copied."""
+        columns = {name: _read_only(values) for name, values in self._columns.items()}
+        return Batch(columns, length=self._length)
+
     def equals(self, other: object) -> bool:
         """Same columns in any order, same dtypes and values; NaN equals NaN."""
         return (
@@ -186,6 +191,16 @@ class Batch:
 
     def _known(self) -> str:
         return ", ".join(self._columns) or "no columns"
+
+
+def _read_only(values: Values) -> Values:
+    if isinstance(values, Ragged):
+        return values.read_only()
+    if isinstance(values, list):
+        return values
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _checked(name: str, values: Any) -> Values:

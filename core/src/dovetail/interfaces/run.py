@@ -72,7 +72,7 @@ class Run(ABC):
 
         Raises:
             PluginBrokenError: the rollout does not hold the actor's weights, since `publish_weights` was not called after they
-                moved, and the trainer does not have the capability `off_policy`.
+                moved, and the trainer does not have the capability `off_policy`; or the step has its experience already.
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
         """
 

@@ -15,7 +15,12 @@ from dovetail.planning.images import check_images
 from dovetail.planning.models import ModelRole, models_of
 from dovetail.planning.placement import Placement, place
 from dovetail.planning.resolved_plugins import choose, refs_of
-from dovetail.planning.stage_list import PlannedStage, list_stages, rollout_columns
+from dovetail.planning.stage_list import (
+    REWARD_COLUMNS,
+    PlannedStage,
+    list_stages,
+    rollout_columns,
+)
 from dovetail.sections import RunConfig
 from dovetail.stages.algorithm import uses_critic
 from dovetail.stages.sampling import ON_REQUEST
@@ -114,12 +119,11 @@ def _collection(facts: PlanFacts) -> Iterator[PlannedPart]:
     rollout = facts.plugins["rollout"].ref.name
     columns = rollout_columns(facts)
     asked = sorted(columns & ON_REQUEST.keys())
-    scored = {"scores", "token_rewards", "reward_components"}
     yield PlannedPart(
         name="rollout",
         who=rollout,
         because="every step" + "".join(f"; {column}: {required[column]}" for column in asked),
-        provides=columns - scored - {"baseline_scores", "loss_mask"},
+        provides=columns - REWARD_COLUMNS - {"baseline_scores", "loss_mask"},
     )
     if "baseline_scores" in columns:
         yield PlannedPart(
@@ -132,7 +136,7 @@ def _collection(facts: PlanFacts) -> Iterator[PlannedPart]:
         name="reward",
         who=facts.plugins["reward.manager"].ref.name,
         because="every step",
-        provides=frozenset(scored),
+        provides=REWARD_COLUMNS,
     )
     filters = [
         plugin.ref.name

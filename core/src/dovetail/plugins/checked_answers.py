@@ -27,7 +27,7 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
     name = title_of("advantage", estimator)
-    result = _answer(name, estimator.estimate, _read_only(batch), groups)
+    result = _answer(name, estimator.estimate, batch.read_only(), groups)
     if not isinstance(result, Advantages):
         raise PluginBrokenError(
             f"{name} returned {type(result).__name__}",
@@ -90,23 +90,6 @@ def _misfit(values: object, batch: Batch) -> str | None:
     if values.dtype != np.float32 or values.shape != (len(batch),):
         return f"{values.dtype} of shape {values.shape} for {len(batch)} samples"
     return None
-
-
-def _read_only(batch: Batch) -> Batch:
-    """The same columns, in arrays that refuse to be written to."""
-    return Batch(
-        {name: _locked(column) for name, column in batch.columns.items()}, length=len(batch)
-    )
-
-
-def _locked(column: Any) -> Any:
-    if isinstance(column, Ragged):
-        return column.read_only()
-    if not isinstance(column, np.ndarray):
-        return column
-    view = column.view()
-    view.flags.writeable = False
-    return view
 
 
 def _answer(name: str, method: Callable[..., Any], *arguments: object) -> object:

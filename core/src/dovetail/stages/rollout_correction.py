@@ -28,7 +28,9 @@ class CorrectRollout(Stage):
 
     @classmethod
     def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
-        return _written(facts) - cls.rewrites(config, facts)
+        correction = correction_of(facts)
+        assert correction is not None
+        return correction.provides() - cls.rewrites(config, facts)
 
     @classmethod
     def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
@@ -55,9 +57,3 @@ def filters_mask(facts: PlanFacts) -> bool:
     # An action may be a property, which depends on the filter's config.
     actions = [inspect.getattr_static(plugin.cls, "action") for plugin in filters]
     return any(action == "mask" or isinstance(action, property) for action in actions)
-
-
-def _written(facts: PlanFacts) -> frozenset[str]:
-    correction = correction_of(facts)
-    assert correction is not None
-    return correction.provides()

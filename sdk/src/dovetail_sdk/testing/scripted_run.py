@@ -1,4 +1,4 @@
-"""A run that trains nothing and remembers what its trainer did, for tests of trainers."""
+"""ScriptedRun: a run that trains nothing and records what its trainer calls, for tests of trainers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ScriptedExperience:
 
 
 class ScriptedRun(Run):
-    """A run without a model: it keeps what `Run` promises, fails and stops where it is told to, and remembers its calls.
+    """A run without a model: it keeps what `Run` promises, fails and stops where its arguments say, and records its calls.
 
     Step k is about prompts 2k − 2 and 2k − 1, whose samples are `step-k/0` and `step-k/1`.
 
@@ -173,6 +173,11 @@ class ScriptedRun(Run):
             raise PluginBrokenError(
                 "the rollout does not hold the actor's weights",
                 hint="call run.publish_weights() before the first step and after each learn",
+            )
+        if step.collected is not None:
+            raise PluginBrokenError(
+                f"step {step.number} has its experience already",
+                hint="call run.collect(step) once in a step",
             )
         step.collected = ScriptedExperience.of(_columns(step.number, self._version))
 

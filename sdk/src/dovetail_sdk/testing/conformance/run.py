@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -143,6 +143,39 @@ class RunConformance:
             run.collect(step)
             run.learn(step)
             raise _RaisedError
+
+    # Calls in a wrong order
+
+    @pytest.mark.parametrize(
+        "calls",
+        [("learn",), ("collect", "collect"), ("collect", "learn", "learn"), ("step",)],
+        ids=["learn before collect", "collect twice", "learn twice", "a step in a step"],
+    )
+    def test_calls_in_a_wrong_order_are_refused(self, calls: Sequence[str]) -> None:
+        run = self.make_run(2)
+        run.publish_weights()
+        with pytest.raises(_RaisedError):
+            self.call_and_raise(run, calls)
+
+    def call_and_raise(self, run: Run, calls: Sequence[str]) -> None:
+        """A step whose last call is refused, and which raises something else at its end."""
+        with run.step() as step:
+            for call in calls[:-1]:
+                getattr(run, call)(step)
+            with pytest.raises(PluginBrokenError):
+                self.begin(run) if calls[-1] == "step" else getattr(run, calls[-1])(step)
+            raise _RaisedError
+
+    def begin(self, run: Run) -> None:
+        """A step that must not begin."""
+        with run.step() as step:
+            pytest.fail(f"step {step.number} began; expected PluginBrokenError")
+
+    def test_a_step_past_the_end_is_refused(self) -> None:
+        run = self.make_run(1)
+        self.take(run)
+        with pytest.raises(PluginBrokenError):
+            self.begin(run)
 
     # Weights
 

@@ -16,6 +16,7 @@ import pytest
 from dovetail.batch import Batch
 from dovetail.batch.columns import GLOSSARY, check_batch, glossary
 from dovetail.interfaces import PHASES, PlanFacts, Stage, StepContext
+from dovetail.stages.sampling import ON_REQUEST
 from dovetail.telemetry.timers import Timers
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.stage_step import (
@@ -24,7 +25,6 @@ from dovetail_sdk.testing.conformance.stage_step import (
     not_finite,
     plan_facts,
     random_outputs,
-    read_only,
     step_batch,
     with_masked_row,
     without_tokens,
@@ -32,8 +32,6 @@ from dovetail_sdk.testing.conformance.stage_step import (
 from dovetail_sdk.testing.resumed import resumed_state
 from dovetail_sdk.testing.scripted_run import ScriptedExperience
 
-ON_REQUEST = frozenset({"rollout_log_probs", "raw_rollout_log_probs"})
-"""What a stage may ask a rollout for, and a rollout may not have."""
 ALWAYS = frozenset(
     name for name, column in GLOSSARY.items() if column.owner in ("loader", "rollout", "reward")
 ) - {"media"}
@@ -112,7 +110,7 @@ class StageConformance(PluginConformance):
         """What the stage makes of a batch whose arrays can't be written to, and the step; the batch itself where it skips."""
         if stage is None:
             stage = self.started()
-        given, step = read_only(batch), self.step(batch, number=number)
+        given, step = batch.read_only(), self.step(batch, number=number)
         return (given if stage.skips(given, step) else stage.run(given, step)), step
 
     def started(self) -> Stage:
@@ -161,7 +159,7 @@ class StageConformance(PluginConformance):
         stage = self.started()
         for number in (1, 2, 10):
             asked = stage.asks(number, self.facts())
-            assert asked <= ON_REQUEST
+            assert asked <= ON_REQUEST.keys()
             assert stage.asks(number, self.facts()) == asked
 
     # What it returns
@@ -187,7 +185,7 @@ class StageConformance(PluginConformance):
         self.assert_sound(with_masked_row(self.columns(0), 1))
 
     def test_what_it_does_not_require_of_a_rollout_may_be_absent(self) -> None:
-        absent = ON_REQUEST - set(self.asked("requires")) - self.asked("rewrites")
+        absent = ON_REQUEST.keys() - set(self.asked("requires")) - self.asked("rewrites")
         self.assert_sound(self.columns(0).drop(absent))
 
     def assert_sound(self, batch: Batch) -> None:

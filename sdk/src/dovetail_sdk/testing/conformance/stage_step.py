@@ -110,11 +110,6 @@ def with_masked_row(batch: Batch, row: int) -> Batch:
     return batch.with_columns(changed)
 
 
-def read_only(batch: Batch) -> Batch:
-    """The same samples, in arrays that refuse to be written to."""
-    return Batch({name: _read_only(column) for name, column in batch.columns.items()})
-
-
 def not_finite(batch: Batch) -> list[str]:
     """Names of the columns with a number that is not finite."""
     columns = {name: getattr(column, "values", column) for name, column in batch.columns.items()}
@@ -134,16 +129,6 @@ def _along_responses(batch: Batch) -> dict[str, Ragged]:
         for name, column in batch.columns.items()
         if isinstance(column, Ragged) and name != "prompt_ids"
     }
-
-
-def _read_only(column: Any) -> Any:
-    if isinstance(column, Ragged):
-        return Ragged(_read_only(column.values), _read_only(column.offsets))
-    if isinstance(column, list):
-        return column
-    view = column.view()
-    view.flags.writeable = False
-    return view
 
 
 def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:
