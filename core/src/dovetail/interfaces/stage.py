@@ -149,7 +149,7 @@ class StepContext:
     metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the step; a stage adds its own."""
     updates: dict[str, int] = attrs.field(factory=dict)
-    """Optimizer steps taken so far, by role; a stage of the phase `update` counts its own."""
+    """Optimizer steps taken so far, by role, at first 0 for each that is trained; a stage of the phase `update` counts its own."""
 
     @property
     def config(self) -> RunConfig:

@@ -151,9 +151,12 @@ def _check_names(candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         other = seen.setdefault(candidate.name, candidate)
         if other is not candidate:
+            same = other.plugin.cls is candidate.plugin.cls
+            fix = "it is in the step already, where something requires it" if same else ""
             raise PlanError(
                 f"two stages are named {candidate.name!r}: {whose(other)} and {whose(candidate)}",
-                hint=f"remove {candidate.plugin.path}, or give its class another name",
+                hint=f"remove {candidate.plugin.path}"
+                + (f": {fix}" if fix else ", or give its class another name"),
             )
 
 
