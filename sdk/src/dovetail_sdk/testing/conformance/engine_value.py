@@ -49,7 +49,7 @@ class ValueRoleConformance(EngineCases):
         return column
 
     def value_batch(self, engine: TrainEngine, seed: int) -> Batch:
-        """A batch with values and returns, as the flow gives it to a critic's update."""
+        """A batch with values and returns, as a step gives it to a critic's update."""
         batch = self.batch(seed)
         column = engine.forward(batch, VALUES)["values"]
         noise = np.random.default_rng(seed).normal(size=(2, len(column.values)))
