@@ -41,7 +41,7 @@ class MiniBatchPlan:
     def rows(
         self, group_ids_N: Shaped[np.ndarray, "N"], step: int
     ) -> Iterator[Int64[np.ndarray, "M"]]:
-        """The rows of each mini-batch in turn, ascending; none is empty, and in each pass they partition the batch.
+        """Yield the rows of each mini-batch, ascending; none is empty, and in each pass they partition the batch.
 
         Groups are taken by their position among those that are there, in ascending order of their ids, or in
         the pass's own order.
@@ -62,7 +62,7 @@ class MiniBatchPlan:
 
 
 def shuffled_places(count: int, *, seed: int, step: int, epoch: int) -> Int64[np.ndarray, "G"]:
-    """A place for each of `count` groups, int64 [G]: a permutation that follows from the three names alone.
+    """Return a place for each of `count` groups, int64 [G]: a permutation that follows from seed, step and epoch alone.
 
     Sorts raw 64-bit draws of Philox (Salmon et al., SC 2011): unlike NumPy's `permutation`, raw draws are the
     same in every version of NumPy.

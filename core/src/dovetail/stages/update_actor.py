@@ -88,14 +88,14 @@ class UpdateActor(Stage):
         return batch
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Let the controller of the KL in the loss learn; a policy that stayed as it was teaches nothing."""
+        """Update the controller of the KL in the loss, where the policy was updated."""
         kl = self._objective(step).kl
         if step.updates["actor"] and kl is not None and "actor/kl" in step.metrics:
             step.metrics["actor/kl_coef"] = kl.coef
             step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))
 
     def _objective(self, step: StepContext) -> ObjectiveSpec:
-        """What this step minimises: the KL weight as its controller has it."""
+        """Return what this step minimises, with the KL weight times its controller's factor."""
         objective = policy_objective(step.facts)
         if objective.kl is None:
             return objective
