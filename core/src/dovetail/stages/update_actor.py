@@ -73,7 +73,7 @@ class UpdateActor(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         config = step.config
-        done = train_role(
+        metrics, stopped = train_role(
             "actor",
             with_loss_mask(batch),
             step,
@@ -82,9 +82,9 @@ class UpdateActor(Stage):
             epochs=config.actor.epochs,
             max_kl=config.actor.max_kl,
         )
-        step.metrics |= done.metrics
+        step.metrics |= metrics
         if config.actor.max_kl is not None:
-            step.metrics["actor/early_stop"] = float(done.stopped)
+            step.metrics["actor/early_stop"] = float(stopped)
         return batch
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
