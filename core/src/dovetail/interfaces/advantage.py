@@ -141,5 +141,5 @@ class AdvantageEstimator(ColumnPlugin):
                 `token_rewards`, `response_mask` (ragged) too. Batch moments go through
                 `context.reduction`, since a rank may hold only a part of the batch.
             groups: which samples answer one prompt, and which belong to one trajectory; a group thinned
-                below two by failures gives 0. Scores are finite: the learner refuses others before.
+                below two by failures gives 0. Scores are finite: a step with others ends before.
         """

@@ -12,7 +12,7 @@ from dovetail.errors import StopRequested
 
 
 class StopSwitch:
-    """Turns signals into a flag that the run checks between phases.
+    """Turn signals into a flag that a run checks between phases.
 
     A context manager. Outside the main thread, where no handler can be set, it only offers `request`; a thread may enter
     one that the main thread has entered, whose handlers stay until the main thread leaves it.
