@@ -1,4 +1,4 @@
-"""The suite for stages finds the faults that it is there for."""
+"""The suite for stages finds faults of stages."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def scored(change):
     return Scores, {"run": lambda self, batch, step: change(Scores.run(self, batch, step))}
 
 
-def told(base, what, answer):
-    """A stage that tells the planner this."""
+def answering(base, what, answer):
+    """A stage whose class method returns this."""
     return base, {what: classmethod(lambda cls, config, facts: answer())}
 
 
@@ -267,7 +267,7 @@ def needing_samples(self, batch, step):
 
 ADVANTAGES = frozenset({"advantages"})
 CHANGES = "test_it_returns_the_same_samples_and_changes_what_it_names"
-TELLS = "test_it_tells_the_planner_the_same_twice_in_sets_of_names"
+ANSWERS = "test_its_class_methods_give_the_same_twice_in_sets_of_names"
 METRICS = "test_metrics_are_finite_and_named_after_a_part"
 STATE = "test_its_state_goes_through_a_checkpoint_and_brings_it_back"
 FAULTS = {
@@ -310,11 +310,14 @@ FAULTS = {
         "test_what_it_provides_is_there_unless_it_skips",
         scored(lambda done: done.drop(["sure.words"])),
     ),
-    "role": ("test_it_uses_the_roles_that_it_names", told(Scores, "roles", lambda: ("actor",))),
+    "role": (
+        "test_it_uses_the_roles_that_it_names",
+        answering(Scores, "roles", lambda: ("actor",)),
+    ),
     "role, quietly": ("test_it_uses_the_roles_that_it_names", (Scores, {"run": ask_quietly})),
     "both": (
         "test_a_column_is_provided_or_rewritten_and_not_both",
-        told(Clip, "provides", lambda: ADVANTAGES),
+        answering(Clip, "provides", lambda: ADVANTAGES),
     ),
     "provides another's": (
         "test_a_column_that_it_provides_is_one_of_core_or_its_own",
@@ -322,14 +325,14 @@ FAULTS = {
     ),
     "requires its own": (
         "test_it_does_not_require_what_it_provides",
-        told(Scores, "requires", lambda: {"ref_log_probs"}),
+        answering(Scores, "requires", lambda: {"ref_log_probs"}),
     ),
     "writing check": ("test_a_check_writes_nothing", (Clip, {"phase": "check"})),
-    "other reason": (TELLS, told(Clip, "because", lambda: f"reason {next(COUNT)}")),
-    "a list": (TELLS, told(Clip, "requires", lambda: ["advantages"])),
+    "other reason": (ANSWERS, answering(Clip, "because", lambda: f"reason {next(COUNT)}")),
+    "a list": (ANSWERS, answering(Clip, "requires", lambda: ["advantages"])),
     "misspelt": (
         "test_every_column_that_it_names_is_declared",
-        told(Clip, "requires", lambda: {"advntages"}),
+        answering(Clip, "requires", lambda: {"advntages"}),
     ),
     "before itself": ("test_it_runs_in_a_phase_and_beside_others", (Clip, {"before": ("clip",)})),
     "asks too much": (

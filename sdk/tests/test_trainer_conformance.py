@@ -1,4 +1,4 @@
-"""The suite for trainers finds the faults that it is there for."""
+"""The suite for trainers finds faults of trainers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every error that Dovetail raises on purpose: one hierarchy, picklable, each also a standard type.
 
-A message says what was wrong, the value, what is allowed or nearest, and how to mend it.
+A message says what was wrong, the value, what is allowed or nearest, and how to fix it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class DovetailError(Exception):
 
     Args:
         message: what was wrong, with the offending value.
-        hint: how to mend it; printed on a line of its own.
+        hint: how to fix it; printed on a line of its own.
     """
 
     exit_code = 1

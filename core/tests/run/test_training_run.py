@@ -58,7 +58,7 @@ def test_each_stage_is_timed_under_its_name(compose):
     assert "time/logprob_check" not in timed
 
 
-def test_hooks_are_told_the_metrics_of_updates_alone(compose):
+def test_the_hook_update_finished_gets_the_metrics_of_updates_alone(compose):
     made = compose()
     made.take(1)
     [metrics] = made.events.updates

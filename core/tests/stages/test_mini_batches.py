@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +16,18 @@ from hypothesis import given, settings, strategies as st
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Future
 from dovetail.errors import ConfigError, NumericsError, PluginBrokenError
-from dovetail.interfaces import ObjectiveSpec, PluginRef
+from dovetail.interfaces import ObjectiveSpec, PlanFacts, PluginRef, StepContext
 from dovetail.metrics import EffectiveShare, Last, Max, Mean, Metric, Min, Std, Sum, values
 from dovetail.numerics import resolve_metrics, weight_metrics
-from dovetail.sections import PluginSection
+from dovetail.sections import ModelSection, PluginSection, RunConfig
 from dovetail.stages.mini_batches import (
     MiniBatchPlan,
     check_update_metrics,
-    run_updates,
     shuffled_places,
+    train_role,
 )
 from dovetail.stages.update_actor import with_loss_mask
+from dovetail.telemetry.timers import Timers
 
 OBJECTIVE = ObjectiveSpec(
     policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
@@ -112,20 +116,35 @@ def batch(groups: int = 4) -> Batch:
     return Batch({"group_id": np.repeat(np.arange(groups), 2)})
 
 
+def step_of(group: Group, *, first: bool = False) -> StepContext:
+    """Make step 1 of a run whose actor is this group."""
+    engine: Any = SimpleNamespace(config=ENGINE)
+    config = RunConfig(model=ModelSection(path="nowhere"))
+    return StepContext(
+        number=1,
+        facts=PlanFacts(config=config, plugins={"actor.engine": engine}, updates_per_step=1),
+        roles={"actor": group},  # type: ignore[dict-item]
+        plugins={},
+        logger=logging.getLogger(__name__),
+        timer=Timers(),
+        first=first,
+        updates={"actor": 0},
+    )
+
+
+def train(step: StepContext, prompts: int, **settings: Any) -> tuple[dict[str, float], bool]:
+    return train_role(
+        "actor", batch(), step, OBJECTIVE, prompts=prompts, **{"epochs": 1, **settings}
+    )
+
+
 def test_metrics_are_merged_over_all_updates():
     group = Group([0.0, 0.2, 0.1, 0.3])
-    counted: list[object] = []
-    done = run_updates(
-        group,
-        batch(),
-        OBJECTIVE,
-        MiniBatchPlan(prompts=2, epochs=2),
-        step=1,
-        after_each=counted.append,
-    )
+    step = step_of(group)
+    metrics, stopped = train(step, 2, epochs=2)
     assert group.seen == [[0, 0, 1, 1], [2, 2, 3, 3]] * 2
-    assert (done.count, done.stopped, len(counted)) == (4, False, 4)
-    assert done.metrics == {"actor/approx_kl": pytest.approx(0.15)}
+    assert (step.updates, stopped) == ({"actor": 4}, False)
+    assert metrics == {"actor/approx_kl": pytest.approx(0.15)}
 
 
 @pytest.mark.parametrize(
@@ -138,38 +157,33 @@ def test_metrics_are_merged_over_all_updates():
     ],
 )
 def test_what_is_left_of_a_step_is_left_out_once_the_policy_has_moved_too_far(kls, count, stopped):
-    cut = MiniBatchPlan(prompts=2, epochs=2)
-    done = run_updates(Group(kls), batch(), OBJECTIVE, cut, step=1, max_kl=0.05)
-    assert (done.count, done.stopped) == (count, stopped)
+    step = step_of(Group(kls))
+    assert train(step, 2, epochs=2, max_kl=0.05)[1] == stopped
+    assert step.updates == {"actor": count}
 
 
-def test_a_bound_on_a_kl_that_nobody_reports_is_refused_at_the_first_update():
+def test_a_bound_on_a_kl_that_no_update_reports_is_refused_at_the_first_update():
     group = Group([0.0, 0.0], metric="actor/other")
     with pytest.raises(ConfigError, match="actor/approx_kl") as caught:
-        run_updates(group, batch(), OBJECTIVE, MiniBatchPlan(prompts=2), step=1, max_kl=0.05)
+        train(step_of(group), 2, max_kl=0.05)
     assert len(group.seen) == 1
     assert "actor.max_kl" in str(caught.value.hint)
-    assert (
-        run_updates(
-            Group([0.0] * 2, "x"), batch(), OBJECTIVE, MiniBatchPlan(prompts=2), step=1
-        ).count
-        == 2
-    )
+    assert not train(step_of(Group([0.0] * 2, "actor/other")), 2)[1]
 
 
 def test_a_failing_update_ends_the_step_and_is_not_counted():
-    group = Group([0.0, NumericsError("no"), 0.0, 0.0])
-    counted: list[object] = []
+    step = step_of(Group([0.0, NumericsError("no"), 0.0, 0.0]))
     with pytest.raises(NumericsError, match="no"):
-        run_updates(
-            group,
-            batch(),
-            OBJECTIVE,
-            MiniBatchPlan(prompts=1),
-            step=1,
-            after_each=counted.append,
-        )
-    assert len(counted) == 1
+        train(step, 1)
+    assert step.updates == {"actor": 1}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_metrics_of_updates_are_checked_in_the_first_step_alone(first):
+    step = step_of(Group([np.inf] * 2), first=first)
+    with pytest.raises(PluginBrokenError) if first else nullcontext():
+        train(step, 2)
+    assert step.updates == {"actor": 1 if first else 2}
 
 
 def test_the_actor_trains_on_the_loss_mask_where_there_is_one():

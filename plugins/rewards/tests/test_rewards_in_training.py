@@ -180,7 +180,7 @@ def test_a_validation_that_scores_nothing_says_why(tiny, tmp_path) -> None:
     reward = {"manager": {"name": "group"}, "function": {"path": str(tmp_path / "pairs.py")}}
     step(tiny, tmp_path, [row()], reward, held_out=(row(), row()))
     [events] = tmp_path.glob("runs/*/*/events.jsonl")
-    told = [line for line in events.read_text().splitlines() if "validation has no figures" in line]
+    told = [line for line in events.read_text().splitlines() if "validation has no metrics" in line]
     assert len(told) == 2, "before and after the step"
     assert "none of its 2 responses could be scored" in told[0]
     assert "compares responses, and there is one alone" in told[0]

@@ -90,7 +90,7 @@ def _bytes(size: int) -> str:
 
 
 def render_warnings(findings: Sequence[Finding]) -> None:
-    """Print the warnings among findings, each with how to mend it on a line of its own."""
+    """Print the warnings among findings, each with how to fix it on a line of its own."""
     for finding in findings:
         if finding.severity == "warning":
             rendering.warning(str(finding))

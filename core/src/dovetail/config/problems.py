@@ -24,7 +24,7 @@ class Problem:
     path: KeyPath
     """The key that is wrong; empty where none is."""
     text: str
-    """What is wrong, what is allowed or nearest, and how to mend it."""
+    """What is wrong, what is allowed or nearest, and how to fix it."""
     value: Any = attrs.field(default=ABSENT, eq=False)
     """The offending value."""
     origin: str | None = None

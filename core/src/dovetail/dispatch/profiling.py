@@ -38,7 +38,7 @@ class ProfileSpec:
 
 
 class ProfiledWorker(Worker):
-    """A worker that can be profiled. The flow calls these around the steps in question."""
+    """A worker that can be profiled. `StepProfile` calls these around the steps that the config names."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def check_profile(self, spec: ProfileSpec) -> None:

@@ -41,12 +41,12 @@ def check_failures(
         if everything
         else f"more than reward.max_failure_share = {share:g} allows"
     )
-    mend = "mend the reward function" + (
+    fix = "correct the reward function" + (
         "" if everything else ", or raise reward.max_failure_share"
     )
     raise RewardError(
         f"{len(failures)} of {len(samples)} {what} of step {step} could not be scored, {why}:\n{causes(failures)}",
-        hint=f"{mend}; every failure is in {directory / 'samples'}",
+        hint=f"{fix}; every failure is in {directory / 'samples'}",
     )
 
 

@@ -93,7 +93,6 @@ from .sample_filter import SampleFilter as SampleFilter
 from .stage import (
     PHASES as PHASES,
     Experience as Experience,
-    Phase as Phase,
     PlanFacts as PlanFacts,
     ScoredSample as ScoredSample,
     SelectedPlugin as SelectedPlugin,

@@ -26,7 +26,7 @@ class RunPosition:
     weight_version: int
     """Version of the weights that the rollout holds; 0 in a fresh run, before the first publication."""
     validated: bool
-    """Whether the validation before the first step is done, or its time is over."""
+    """Whether the run has been validated before its first step, or is past it."""
 
     @property
     def finished(self) -> bool:
@@ -35,7 +35,7 @@ class RunPosition:
 
 
 class Run(ABC):
-    """A run as its trainer sees it: a position, and what can be done next.
+    """A run as its trainer sees it: its position, and methods that continue it.
 
     A trainer calls these methods in an order of its own, from one thread:
 
@@ -57,7 +57,7 @@ class Run(ABC):
 
     @abstractmethod
     def step(self) -> AbstractContextManager[StepContext]:
-        """One step. It counts once `learn` is through; whatever ends it earlier leaves no trace, and its prompts are issued again.
+        """Surround one step. It counts once `learn` is through; an error before that undoes it, and its prompts are issued again.
 
         `position` moves when the block ends.
 
@@ -68,7 +68,7 @@ class Run(ABC):
 
     @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Generate and score the samples of a step: afterwards `step.experience` is there.
+        """Generate and score the samples of a step, and set `step.experience`.
 
         Raises:
             PluginBrokenError: the rollout does not hold the actor's weights, since `publish_weights` was not called after they

@@ -41,23 +41,23 @@ class SelectedPlugin:
 
     @property
     def title(self) -> str:
-        """Its kind, name and key path, for messages."""
+        """Kind, name and key path, for messages."""
         return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
 
     def requires(self) -> frozenset[str]:
-        """Columns that it reads under its config; none of a stage, whose needs depend on the others."""
+        """Return the columns that it reads under its config; none for a stage, whose needs depend on the others."""
         cls: type = self.cls
         return cls.requires(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
     def provides(self) -> frozenset[str]:
-        """Columns that it can write under its config."""
+        """Return the columns that it can write under its config."""
         cls: type = self.cls
         return cls.provides(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
 
 @attrs.frozen(kw_only=True)
 class PlanFacts:
-    """What the planner knows when it asks a stage what it needs."""
+    """What the planner passes to the class methods of a stage."""
 
     config: RunConfig
     plugins: Mapping[str, SelectedPlugin]
@@ -65,16 +65,16 @@ class PlanFacts:
     updates_per_step: int
     """Optimizer steps of the actor after each rollout."""
     required: Mapping[str, str] = attrs.field(factory=dict)
-    """Columns that are required so far, and what requires each. Columns are only ever added, and every stage is asked again
+    """Columns that are required so far, and what requires each. The planner only adds columns, and calls every stage again
     after each addition: what a stage requires or provides may depend on what others require."""
 
     def engine(self, role: str) -> SelectedPlugin:
-        """The training engine of a role; the actor's where the role has none of its own."""
+        """Return the training engine of a role; the actor's where the role has none of its own."""
         return self.plugins.get(f"{role}.engine", self.plugins["actor.engine"])
 
 
 class ScoredSample(Protocol):
-    """One sample of a prompt, with what its reward came to."""
+    """One sample of a prompt, with its score."""
 
     @property
     def sample_id(self) -> str:
@@ -103,7 +103,7 @@ class ScoredSample(Protocol):
 
 
 class Experience(Protocol):
-    """What a step trains on, with what its batch can't hold."""
+    """The samples of a step, and what its batch can't hold."""
 
     @property
     def samples(self) -> Sequence[ScoredSample]:
@@ -116,18 +116,18 @@ class Experience(Protocol):
         ...
 
     def batch(self) -> Batch:
-        """The columns of the samples that are trained on."""
+        """Return the columns of the samples that are trained on."""
         ...
 
 
 @attrs.define(kw_only=True, eq=False)
 class StepContext:
-    """One step while it runs: what its stages share. It is forgotten with the step."""
+    """What the stages of one step share. It lasts as long as the step."""
 
     number: int
     """The first is 1."""
     facts: PlanFacts
-    """As the planner had them at the end."""
+    """The planner's final ones."""
     roles: Mapping[str, WorkerGroupHandle]
     """Worker groups by role: `step.roles["actor"].forward(batch, outputs).result()`. A stage uses those that it names in
     `roles`."""
@@ -141,11 +141,11 @@ class StepContext:
     first: bool = False
     """Whether it is the first step of a process, in which what plugins return is checked thoroughly."""
     collected: Experience | None = None
-    """What `Run.collect` gave; None before."""
+    """What `Run.collect` collected; None before."""
     tokens: int = 0
     """Tokens of the step's prompts and responses."""
     counted: bool = False
-    """Whether its updates are through, so that the step counts whatever comes."""
+    """Whether its updates are through, so that the step counts even if it raises afterwards."""
     metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the step; a stage adds its own."""
     updates: dict[str, int] = attrs.field(factory=dict)
@@ -158,7 +158,7 @@ class StepContext:
 
     @property
     def experience(self) -> Experience:
-        """What the step trains on.
+        """The samples of the step.
 
         Raises:
             PluginBrokenError: `Run.collect` was not called.
@@ -174,7 +174,7 @@ class StepContext:
 class Stage(Plugin):
     """One stage of a step, selected by `algorithm.stages`.
 
-    Its class methods tell the planner what it needs; they take the stage's own config and the facts, read nothing else, and give
+    Its class methods say what it needs; they take the stage's own config and the facts, read nothing else, and give
     the same answer for the same facts. The planner puts a stage behind those of its phase that stand before it in the config,
     as far as `before` and `after` allow, and refuses a list in which a column is read before it is written.
     """
@@ -188,7 +188,7 @@ class Stage(Plugin):
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> Collection[str]:
-        """Columns that it reads, in the version that they have when it runs.
+        """Return the columns that it reads, in the version that they have when it runs.
 
         Returns:
             A set; or a mapping from each column to what reads it, for the plan, where that is not the stage itself.
@@ -197,53 +197,53 @@ class Stage(Plugin):
 
     @classmethod
     def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
-        """Columns that it writes and that no other stage has written before. Those that core has never heard of are in `columns`."""
+        """Return the columns that it writes and no other stage has written before. Those that core does not know are in `columns`."""
         return frozenset()
 
     @classmethod
     def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
-        """Columns that are there and that it writes anew. Two stages of one phase that rewrite a column name each other in
+        """Return the columns that are there and that it writes anew. Two stages of one phase that rewrite a column name each other in
         `before` or `after`.
         """
         return frozenset()
 
     @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
-        """Why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
+        """Return why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
         always there.
         """
         return None
 
     @classmethod
     def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
-        """Roles whose models it computes with: they exist for it, and are on the accelerator while it runs."""
+        """Return the roles whose models it computes with: they exist for it, and are on the accelerator while it runs."""
         return ()
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
-        """Columns that it would like the rollout to give in step `number`, besides those that it requires: `rollout_log_probs`,
+        """Return the columns that it asks of the rollout in step `number`, besides those that it requires: `rollout_log_probs`,
         `raw_rollout_log_probs`. They are absent where the rollout engine has none.
         """
         return frozenset()
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
-        """Whether it has nothing to do in this step. Only a stage whose columns nothing later requires may skip."""
+        """Return whether it has nothing to do in this step. Only a stage whose columns nothing later requires may skip."""
         return False
 
     @abstractmethod
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Do its work and return the batch with the columns that it provides and rewrites.
+        """Return the batch with the columns that it provides and rewrites.
 
         Args:
             batch: N samples, N > 0, with every column that was written so far. Its arrays are not written to:
                 `batch.with_columns({"advantages": clipped})` makes another batch.
-            step: the step that is under way; metrics go to `step.metrics`.
+            step: the current step; metrics go to `step.metrics`.
 
         Raises:
             NumericsError: a number is not finite, or differs by more than is allowed; its `sample_ids` name the samples.
         """
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Learn from a step whose updates are through, so that it counts whatever comes.
+        """Update the stage's own state after a step whose updates are through.
 
         Args:
             batch: as the last stage returned it; it may be empty, where no sample was left to train on.

@@ -1,4 +1,4 @@
-"""The counts of a run, in prompts and in samples, so that nobody has to guess which is meant."""
+"""The counts of a run, in prompts and in samples, each with its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages that may be active, and their order: by phase, and within a phase as given, as far as `before` and `after` allow."""
+"""Stages that may be active and the order of those that are: by phase, and within a phase as given, as far as `before` and `after` allow."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ROW: dict[str, type | tuple[type, ...]] = {
     "detail": str,
     "problem": (str, type(None)),
 }
-"""The keys of a row. `problem` says what is broken, and below it after `→` how to mend it; what is only missing is none."""
+"""The keys of a row. `problem` says what is broken, and below it after `→` how to fix it; what is only missing is none."""
 TIMEOUT = 60.0
 """Seconds that one examination may take."""
 

@@ -30,7 +30,7 @@ _WORDS = {bool: "true or false", str: "text", list: "a list", dict: "an object",
 
 
 class ManifestError(PluginIncompatibleError):
-    """A manifest is missing or unusable; the hint says how to mend it."""
+    """A manifest is missing or unusable; the hint says how to fix it."""
 
 
 @dataclass(frozen=True)

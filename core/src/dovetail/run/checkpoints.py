@@ -38,7 +38,7 @@ class RunState:
     accuracy_after: float | None = None
     """The latest."""
     train_seconds: float = 0.0
-    """Wall time of the run so far, over all its sittings, including steps that a resumed sitting did anew."""
+    """Wall time of the run so far, over all processes, including steps that a resumed one repeated."""
 
 
 class RunCheckpoints:
@@ -116,8 +116,8 @@ class RunCheckpoints:
 
 
 def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
-    """The state with the whole time of the sittings before, also what passed after the checkpoint was written: the
-    last validation, steps that came to nothing. The earlier summary knows it; a killed process leaves none.
+    """Return the state with all seconds of the earlier summary, which include those after the checkpoint was written: the
+    last validation, steps that were not finished. A process that was killed wrote no summary.
     """
     try:
         seconds = float(directory.read_json("summary.json")["train_seconds"])

@@ -64,7 +64,7 @@ def load_data(config: RunConfig) -> Data:
 
 
 def _no_progress_bars() -> None:
-    """The run has a display of its own; transformers' bars would only tear it."""
+    """Switch off the progress bars of transformers, which would disturb the display of the run."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Passive checks of data: what a dataset and a sampler give is held against their interfaces when it is first asked for."""
+"""Checks of data: compare what a dataset and a sampler give with their interfaces when it is first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.plugins.titles import title_of
 
 
 class CheckedDataset(DatasetSource):
-    """A dataset that answers as another does, if that keeps to its interface.
+    """A dataset that returns what another does, after a check against the interface.
 
     Args:
         source: the dataset to ask.

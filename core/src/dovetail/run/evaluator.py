@@ -28,7 +28,7 @@ class Evaluator:
 
     Args:
         record: of the run.
-        publisher: sees that replicas have weights before they generate.
+        publisher: sends the weights to replicas before they generate.
         rollouts: generates and scores.
         pool: the replicas, for their metrics.
         prompts: held out; none means that nothing is validated.
@@ -97,5 +97,5 @@ def _unscored(failures: Sequence[Failure], responses: int) -> str:
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
     why = f"({kinds}); the first: {failures[0].message}"
     if len(failures) == responses:
-        return f"validation has no figures: none of its {responses} responses could be scored {why}"
+        return f"validation has no metrics: none of its {responses} responses could be scored {why}"
     return f"a validation leaves out {len(failures)} of its {responses} responses, which could not be scored {why}"

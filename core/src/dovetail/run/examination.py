@@ -61,8 +61,7 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...]:
     """Let the rules judge a run that is about to start; record their warnings and return them.
 
-    They go to `events.jsonl` as information: whoever starts the run shows them to people, in the words of
-    `dovetail check`.
+    They go to `events.jsonl` as information: the caller shows them, as `dovetail check` does.
 
     Raises:
         ConfigError: rules found errors; `problems` lists all of them.
@@ -80,7 +79,7 @@ def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...
 
 
 def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
-    """One error that lists all of them, each with its id and how to mend it."""
+    """One error that lists all of them, each with its id and its fix."""
     count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
     listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
     return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])

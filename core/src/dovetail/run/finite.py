@@ -25,14 +25,14 @@ ROWS = 256
 """Samples that the file describes; it names all of them."""
 
 _ENGINE = (
-    "the rollout engine's logits overflow: try model.dtype=float32, and look at the weights that it was sent "
+    "the rollout engine's logits overflow: try model.dtype=float32, and check the weights that it was sent "
     "(actor/grad_norm of the steps before)"
 )
 _MODEL = (
-    "the model's logits overflow: go on from an earlier checkpoint with a lower {role}.optim.lr or {role}.grad_clip, "
+    "the model's logits overflow: resume from an earlier checkpoint with a lower {role}.optim.lr or {role}.grad_clip, "
     "or try model.dtype=float32"
 )
-_REWARD = "mend the reward: a score that is finite in float64 may still overflow in float32"
+_REWARD = "correct the reward: a score that is finite in float64 may still overflow in float32"
 _ESTIMATOR = (
     "rewards and values are finite, so the estimator made it: try another algorithm.advantage"
 )
@@ -79,7 +79,7 @@ def check_finite(
 
     Args:
         batch: with any of the columns.
-        columns: those to look at; of others than floating-point numbers nothing is checked.
+        columns: those to check; only floating-point numbers are.
         step: the step that is under way, with its experience.
         directory: of the run; `faults/step_N.json` is written into it.
 
@@ -114,7 +114,7 @@ def check_finite(
 def with_fault_file(
     error: NumericsError, *, step: StepContext, directory: RunDirectory
 ) -> NumericsError:
-    """An engine's error that names samples: they are written as by `check_finite`, and the new error names the file."""
+    """Write the samples that an engine's error names, as `check_finite` does, and return an error that names the file."""
     path = _write(directory, step, list(error.sample_ids), [])
     return NumericsError(
         f"{error.message}; its samples are in {path}",

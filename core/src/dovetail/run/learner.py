@@ -32,7 +32,7 @@ class Learner:
         record: of the run.
         stages: of the plan, in its order.
         residency: brings the models of a stage's roles onto the accelerator.
-        publisher: is told before the actor's weights move.
+        publisher: marks the rollout's weights as stale before the actor's move.
         ledger: accounts for the prompts.
     """
 
@@ -58,7 +58,7 @@ class Learner:
         return self._record.plan.wanted_log_probs.union(*asked)
 
     def learn(self, step: StepContext) -> None:
-        """Run every stage, account for the prompts, and let the stages learn from what came of the step.
+        """Run every stage, account for the prompts, and call `step_counted` of every stage.
 
         Raises:
             NumericsError: a column, loss or gradient is not finite, or rollout and trainer differ too much.
@@ -112,7 +112,7 @@ class Learner:
 
     @contextmanager
     def _around(self, planned: PlannedStage, step: StepContext) -> Iterator[None]:
-        """The stage's models are there; its time is taken; the samples that a NumericsError names are written."""
+        """Bring the stage's models onto the accelerator, time it, and write the samples that a NumericsError names."""
         record, was_stale = self._record, self._publisher.stale
         try:
             with ExitStack() as inside:
@@ -124,7 +124,7 @@ class Learner:
                     self._publisher.stale |= PUBLISHED in planned.roles
                 yield
         except NumericsError as error:
-            # The engine took no step with what was at fault: before a step's first one, all weights are whole.
+            # An engine takes no optimizer step with such numbers: before a step's first one, no weight has changed.
             record.weights_dirty = any(step.updates.values())
             if not step.updates.get(PUBLISHED):
                 self._publisher.stale = was_stale

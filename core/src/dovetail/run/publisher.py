@@ -1,4 +1,4 @@
-"""WeightPublisher: when the rollout gets the actor's weights, and what brings replicas back that were lost."""
+"""WeightPublisher: sends the actor's weights to the rollout, and to replicas that are started again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher:
-    """Keeps the rollout's weights at the version that the run is at.
+    """Sends the rollout each version of the actor's weights.
 
     Args:
         record: of the run.
@@ -68,17 +68,17 @@ class WeightPublisher:
         self._record.stop.check()
 
     def ready(self) -> None:
-        """Before generation: the replicas have the accelerator, and their weights."""
+        """Bring the replicas onto the accelerator, with their weights, before they generate."""
         if not self._sync.ready():
             self._bring()
             self._residency.settle()
 
     def rest(self) -> None:
-        """After the generation of a step: the replicas leave the accelerator, where `rollout.offload` says so."""
+        """Take the replicas off the accelerator after the generation of a step, where `rollout.offload` says so."""
         self._sync.rest()
 
     def generated(self) -> None:
-        """Generation went well: replicas that fail from now on do so anew."""
+        """Reset the count of restarts: generation succeeded."""
         self._sync.generated()
 
     def _bring(self) -> None:
@@ -87,7 +87,7 @@ class WeightPublisher:
         self._sent(version)
 
     def _rescue(self, lost: Sequence[Fault]) -> None:
-        """Every replica was lost while it generated."""
+        """Restart the replicas and send them weights, after every one was lost while it generated."""
         version = self._version()
         self._sync.rescue(lost, version)
         self._sent(version)

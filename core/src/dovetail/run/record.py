@@ -1,4 +1,4 @@
-"""RunRecord: where a run stands, and what is told to hooks, trackers, the run directory and its checkpoints."""
+"""RunRecord: a run's position, and what hooks, trackers, the run directory and its checkpoints get."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunRecord:
     metrics: dict[str, float]
     """Of the step that is under way, or of what comes before the first."""
     weights_dirty: bool
-    """Whether some weights are those of an update that broke off: no checkpoint may keep them."""
+    """Whether an update has begun and the step does not count yet: no checkpoint may keep such weights."""
 
     @property
     def total_steps(self) -> int:
@@ -147,7 +147,7 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """One step. What ends it before it counts leaves no trace of it; afterwards it counts."""
+        """Surround one step. An error before it counts restores the loader; after that the step is finished and logged."""
         before = self._loader.state()
         self.metrics = context.metrics
         self.timers.reset()
@@ -185,7 +185,7 @@ class RunRecord:
         self.observers.emit("checkpoint_saved", step=self.state.step, path=path)
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
-        """The marked one, for the summary; a mark that can't be read must not hide how the run ended."""
+        """The best checkpoint, for the summary; a mark that can't be read must not hide how the run ended."""
         try:
             best = self._checkpoints.store.best()
         except CheckpointError:

@@ -37,7 +37,7 @@ class RolloutService:
 
     Args:
         record: of the run.
-        publisher: sees that replicas have weights before they generate.
+        publisher: sends the weights to replicas before they generate.
         pool: the replicas.
         manager: scores.
         tokenizer: of the run.

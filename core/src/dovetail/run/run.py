@@ -122,7 +122,7 @@ def resume(
             run.restore(checkpoint)
             run.record.state = with_earlier_seconds(run.record.state, directory)
             directory.rewind(run.position.step)
-            # From here on the run is this config: the next resume goes on with it.
+            # The next resume continues with this config.
             _write_identity(directory, loaded.config, plan, data)
         except BaseException:
             run.close()

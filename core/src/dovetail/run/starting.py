@@ -50,7 +50,7 @@ def start_roles(
         run_directory: of the run.
         train: starts the training models.
         generate: starts the rollout's replicas; called in a thread of its own where both start at the same time.
-        logger: is told of a failure or a Ctrl-C that has to wait, and of a file system without locks.
+        logger: logs a failure or a Ctrl-C that has to wait, and a file system without locks.
 
     Returns:
         What each of them returned.

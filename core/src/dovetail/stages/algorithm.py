@@ -8,7 +8,7 @@ from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
-    """The rollout correction, where there is one."""
+    """Return the rollout correction; None where there is none."""
     return facts.plugins.get("algorithm.rollout_correction")
 
 

@@ -55,7 +55,7 @@ class KlPenalty(Stage):
         return with_kl_penalty(batch, coef * kl_T)
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Let the controller learn how far the policy was from the reference; one that stayed as it was teaches nothing."""
+        """Update the controller with the KL to the reference, where the policy was updated."""
         if step.updates["actor"] and "reward/kl_penalty" in step.metrics:
             step.plugins[CONTROLLER].update(step.metrics["reward/kl_penalty"], len(batch))
 

@@ -1,8 +1,8 @@
 """What makes rollout and training log-probabilities differ: the weights' version, the sampling transform, or numerics.
 
-Each is told by a mark that the others don't leave: tokens that carry another version; raw log-probabilities that
-agree where the sampler's don't, differences of one sign, or differences that follow the log-probability as another
-temperature's do. What leaves no mark is numerics. K tokens, masked in and finite.
+Each has signs that the others don't have: tokens of another version; raw log-probabilities that agree where the
+sampler's don't, differences of one sign, or differences that follow the log-probability as another temperature's
+do. A difference without such a sign is numerics. K tokens, masked in and finite.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def due(step: int, section: GateSection) -> bool:
 
 
 def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
-    """int64: rows of the samples that the trainer scores for the check, spread evenly and in order.
+    """Return the rows of the samples that the trainer scores for the check, int64, spread evenly and in order.
 
     Args:
         response_mask: of the batch; rows without a masked-in token are passed over.

@@ -22,7 +22,7 @@ class Comparison:
     version_K: np.ndarray | None
     """Weights that produced each token."""
     row_K: np.ndarray
-    """Row of the sample that each token belongs to; never falls."""
+    """Row of each token's sample; ascending."""
     stale_K: np.ndarray
     """bool: of another version than the one in force."""
     beyond_K: np.ndarray
@@ -51,7 +51,7 @@ class Comparison:
         weight_version: int | None,
         sampling: SamplingParams,
     ) -> Comparison:
-        """Work out the differences."""
+        """Compute the differences."""
         if raw_K is not None and not np.isfinite(raw_K).all():
             raw_K = None
         most = most_truncation(sampling)
@@ -76,7 +76,7 @@ class Comparison:
 
     @staticmethod
     def mean(values_K: np.ndarray) -> float:
-        """Their mean; 0 for none."""
+        """Return their mean; 0 for none."""
         return float(values_K.mean()) if len(values_K) else 0.0
 
     @property
@@ -122,7 +122,7 @@ class Comparison:
 
 
 def most_truncation(sampling: SamplingParams) -> float:
-    """Nats by which leaving tokens out can at most raise a sampled token's log-probability."""
+    """Return the largest rise, in nats, of a sampled token's log-probability from leaving tokens out."""
     if sampling.top_k > 0 or not sampling.temperature:
         return math.inf
     return -math.log(sampling.top_p) if sampling.top_p < 1 else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -41,7 +41,7 @@ class MiniBatchPlan:
     def rows(
         self, group_ids_N: Shaped[np.ndarray, "N"], step: int
     ) -> Iterator[Int64[np.ndarray, "M"]]:
-        """The rows of each mini-batch in turn, ascending; none is empty, and in each pass they partition the batch.
+        """Yield the rows of each mini-batch, ascending; none is empty, and in each pass they partition the batch.
 
         Groups are taken by their position among those that are there, in ascending order of their ids, or in
         the pass's own order.
@@ -62,7 +62,7 @@ class MiniBatchPlan:
 
 
 def shuffled_places(count: int, *, seed: int, step: int, epoch: int) -> Int64[np.ndarray, "G"]:
-    """A place for each of `count` groups, int64 [G]: a permutation that follows from the three names alone.
+    """Return a place for each of `count` groups, int64 [G]: a permutation that follows from seed, step and epoch alone.
 
     Sorts raw 64-bit draws of Philox (Salmon et al., SC 2011): unlike NumPy's `permutation`, raw draws are the
     same in every version of NumPy.
@@ -71,18 +71,6 @@ def shuffled_places(count: int, *, seed: int, step: int, epoch: int) -> Int64[np
     key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")
     draws = np.random.Philox(key=key.astype(np.uint64)).random_raw(count)
     return np.argsort(draws, kind="stable").astype(np.int64)
-
-
-@attrs.frozen(kw_only=True)
-class Updates:
-    """What the updates of a step came to."""
-
-    metrics: Mapping[str, float]
-    """Merged over the mini-batches that were trained on."""
-    count: int
-    """Optimizer steps."""
-    stopped: bool = False
-    """Whether some were left out because the policy had moved too far."""
 
 
 def train_role(
@@ -94,80 +82,44 @@ def train_role(
     prompts: int,
     epochs: int,
     max_kl: float | None = None,
-) -> Updates:
-    """Take a step's optimizer steps of one role, and count them in `step.updates`.
+) -> tuple[dict[str, float], bool]:
+    """Take a step's optimizer steps of one role, one for each mini-batch, and count them in `step.updates`.
 
     Args:
         role: whose model is trained.
         batch: N samples with what the objective requires, and `group_id`.
-        step: the step that is under way.
+        step: the current step.
         objective: what is minimised.
         prompts: groups a mini-batch.
         epochs: passes over the batch.
-        max_kl: see `run_updates`.
+        max_kl: leave out the rest once `actor/approx_kl` of a mini-batch is above this. It is measured
+            before the mini-batch's own optimizer step, so that it is 0 in the first one.
+
+    Returns:
+        Metrics merged over the mini-batches that were trained on, and whether some were left out.
 
     Raises:
         PluginBrokenError: in the first step: the engine returned something else than metrics.
-        NumericsError, ConfigError: see `run_updates`.
-    """
-    config = step.config
-    engine = step.facts.engine(role).config
-
-    def after_each(found: object) -> None:
-        step.updates[role] += 1
-        if step.first:
-            check_update_metrics(found, role, engine)
-
-    cut = MiniBatchPlan(
-        prompts=prompts, epochs=epochs, shuffle=config.actor.shuffle, seed=config.seed
-    )
-    return run_updates(
-        step.roles[role],
-        batch,
-        objective,
-        cut,
-        step=step.number,
-        max_kl=max_kl,
-        after_each=after_each,
-    )
-
-
-def run_updates(
-    group: Any,
-    batch: Batch,
-    objective: AnyObjectiveSpec,
-    cut: MiniBatchPlan,
-    *,
-    step: int,
-    max_kl: float | None = None,
-    after_each: Callable[[Mapping[str, Metric]], object] = lambda _: None,
-) -> Updates:
-    """Take one optimizer step for each mini-batch.
-
-    Args:
-        group: the worker group that is trained.
-        batch: N samples with what the objective requires, and `group_id`.
-        objective: what is minimised.
-        cut: mini-batches and passes.
-        step: number of the step.
-        max_kl: leave out the rest once `actor/approx_kl` of a mini-batch is above this. It is measured
-            before the mini-batch's own optimizer step, so that it is 0 in the first one.
-        after_each: called with its metrics after every optimizer step.
-
-    Raises:
         NumericsError: a loss or gradient is not finite; the mini-batch at fault changed nothing.
         ConfigError: `max_kl` is set, and the first update reports no `actor/approx_kl`.
     """
+    plan = MiniBatchPlan(
+        prompts=prompts,
+        epochs=epochs,
+        shuffle=step.config.actor.shuffle,
+        seed=step.config.seed,
+    )
     parts: list[Mapping[str, Metric]] = []
-    pieces = list(cut.rows(batch["group_id"], step))
-    for rows in pieces:
-        metrics = group.update(batch.take(rows), objective).result()
-        after_each(metrics)
+    mini_batches = list(plan.rows(batch["group_id"], step.number))
+    for rows in mini_batches:
+        metrics: Any = step.roles[role].update(batch.take(rows), objective).result()
+        step.updates[role] += 1
+        if step.first:
+            check_update_metrics(metrics, role, step.facts.engine(role).config)
         parts.append(metrics)
         if max_kl is not None and _kl_of(metrics, max_kl) > max_kl:
             break
-    stopped = len(parts) < len(pieces)
-    return Updates(metrics=values(merge_metrics(parts)), count=len(parts), stopped=stopped)
+    return values(merge_metrics(parts)), len(parts) < len(mini_batches)
 
 
 def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:

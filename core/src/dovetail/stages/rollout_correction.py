@@ -13,7 +13,10 @@ from dovetail.stages.algorithm import correction_of, corrects_before
 
 
 class CorrectRollout(Stage):
-    """Rejection changes the loss's denominators, and normalising needs every weight: both must see the whole batch."""
+    """Weighs and rejects tokens before the first update.
+
+    Rejection changes the loss's denominators, and normalising needs every weight: both must see the whole batch.
+    """
 
     name = "rollout_correction"
     api = ">=1.0,<2"

@@ -1,4 +1,4 @@
-"""How tokens are drawn in training and in validation, from the config."""
+"""The sampling parameters of training and of validation, from the config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ON_REQUEST = {"rollout_log_probs": "logprobs", "raw_rollout_log_probs": "raw_log
 
 
 def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> SamplingParams:
-    """The sampler of training.
+    """Return the sampling parameters of training.
 
     Args:
         config: the whole config.
@@ -33,7 +33,7 @@ def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> Samplin
 
 
 def validation_sampling(config: RunConfig) -> SamplingParams:
-    """The sampler of validation."""
+    """Return the sampling parameters of validation."""
     how = config.rollout.validation
     return SamplingParams(
         max_new_tokens=how.max_response_length or config.data.max_response_length,

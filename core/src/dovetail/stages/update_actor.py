@@ -73,7 +73,7 @@ class UpdateActor(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         config = step.config
-        done = train_role(
+        metrics, stopped = train_role(
             "actor",
             with_loss_mask(batch),
             step,
@@ -82,20 +82,20 @@ class UpdateActor(Stage):
             epochs=config.actor.epochs,
             max_kl=config.actor.max_kl,
         )
-        step.metrics |= done.metrics
+        step.metrics |= metrics
         if config.actor.max_kl is not None:
-            step.metrics["actor/early_stop"] = float(done.stopped)
+            step.metrics["actor/early_stop"] = float(stopped)
         return batch
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Let the controller of the KL in the loss learn; a policy that stayed as it was teaches nothing."""
+        """Update the controller of the KL in the loss, where the policy was updated."""
         kl = self._objective(step).kl
         if step.updates["actor"] and kl is not None and "actor/kl" in step.metrics:
             step.metrics["actor/kl_coef"] = kl.coef
             step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))
 
     def _objective(self, step: StepContext) -> ObjectiveSpec:
-        """What this step minimises: the KL weight as its controller has it."""
+        """Return what this step minimises, with the KL weight times its controller's factor."""
         objective = policy_objective(step.facts)
         if objective.kl is None:
             return objective

@@ -42,7 +42,7 @@ class UpdateCritic(Stage):
             loss_aggregation=step.facts.plugins["critic.loss_aggregation"].ref,
             clip=critic.value_clip,
         )
-        done = train_role(
+        metrics, _ = train_role(
             "critic",
             batch,
             step,
@@ -50,5 +50,5 @@ class UpdateCritic(Stage):
             prompts=critic.mini_batch_size or actor.mini_batch_size or data.train_batch_size,
             epochs=critic.epochs or actor.epochs,
         )
-        step.metrics |= done.metrics
+        step.metrics |= metrics
         return batch

@@ -1,4 +1,4 @@
-"""The chosen algorithm in the words of the plan: plugins with their settings, penalties with their weights."""
+"""Texts with which the plan describes the algorithm: plugins with their settings, penalties with their weights."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _SELECTORS = frozenset(attrs.fields_dict(PluginSection))
 
 
 def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
-    """A plugin's name with its settings in brackets, such as `gae (gamma 0.99, lam 0.95)`.
+    """Return a plugin's name with its settings in brackets, such as `gae (gamma 0.99, lam 0.95)`.
 
     Args:
         plugin: the plugin and its config.
         changed_only: leave out what is at its default.
     """
-    told = [
+    shown = [
         f"{name} {_value(value)}"
         for name, value, default in settings(plugin.config)
         if value is not None and not (changed_only and value == default)
     ]
-    return f"{plugin.ref.name} ({', '.join(told)})" if told else plugin.ref.name
+    return f"{plugin.ref.name} ({', '.join(shown)})" if shown else plugin.ref.name
 
 
 def settings(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
-    """The fields of a plugin's own: name, value and default (`attrs.NOTHING` where there is none)."""
+    """Yield the fields of a plugin's own: name, value and default (`attrs.NOTHING` where there is none)."""
     for field in attrs.fields(type(config)):
         if field.name not in _SELECTORS:
             default: Any = field.default

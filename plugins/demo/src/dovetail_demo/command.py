@@ -1,4 +1,4 @@
-"""`dovetail demo`: make a task and a model, teach the answer's form, then let GRPO find the right answers."""
+"""`dovetail demo`: make data and a model, warm it up with supervised steps, and train it with GRPO."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dovetail_trainers.config import OnPolicyConfig
 
 
 class OnPolicyTrainer(Trainer):
-    """Every step trains on samples of the weights that it is about to change."""
+    """Trains every step on samples of the weights that the step then changes."""
 
     name = "on_policy"
     api = ">=2.0,<3"

@@ -51,7 +51,7 @@ class ScriptedExperience:
 
     @classmethod
     def of(cls, batch: Batch) -> ScriptedExperience:
-        """The samples of a batch of N.
+        """Make samples from a batch of N.
 
         Args:
             batch: with `sample_id`, `response_ids`, `token_weight_versions` and `scores`.
@@ -82,14 +82,14 @@ class ScriptedExperience:
         return cls(samples=samples, columns=batch)
 
     def batch(self) -> Batch:
-        """The columns of the samples that are trained on."""
+        """Return the columns of the samples that are trained on."""
         return self.columns
 
 
 class ScriptedRun(Run):
     """A run without a model: it keeps what `Run` promises, fails and stops where its arguments say, and records its calls.
 
-    Step k is about prompts 2k − 2 and 2k − 1, whose samples are `step-k/0` and `step-k/1`.
+    Step k has the prompts 2k − 2 and 2k − 1, whose samples are `step-k/0` and `step-k/1`.
 
     Attributes:
         calls: names of the methods that the trainer called, in order; `step` stands for the start of a step.
@@ -108,7 +108,7 @@ class ScriptedRun(Run):
         fails_in: int = 1,
         validation: Mapping[str, float] | None = None,
     ) -> None:
-        """Set up where it stands and what goes wrong.
+        """Set its position and its faults.
 
         Args:
             total_steps: steps of the whole run.

@@ -1,4 +1,4 @@
-"""TableEngine: a training engine whose policy is a table, so that tests of a flow need no model.
+"""TableEngine: a training engine whose policy is a table, so that tests of a run need no model.
 
 Legend: N samples, T response tokens, packed end to end, V words.
 """

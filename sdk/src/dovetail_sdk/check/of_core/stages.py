@@ -57,14 +57,14 @@ class TestScoreActorUnderAdapters(CoreStageConformance):
 
 
 class TestScoreRef(CoreStageConformance):
-    """Score ref."""
+    """A frozen reference policy."""
 
     plugin = ScoreRef
     required = _REF
 
 
 class TestScoreCritic(CoreStageConformance):
-    """Score critic."""
+    """A critic for GAE."""
 
     plugin = ScoreCritic
     overrides = ("algorithm.advantage=gae",)
@@ -106,7 +106,7 @@ class TestCorrectRolloutBehindAFilter(CoreStageConformance):
 
 
 class TestOverlongPenalty(CoreStageConformance):
-    """Overlong penalty."""
+    """Some responses are within the buffer."""
 
     plugin = OverlongPenalty
     overrides = ("algorithm.overlong_penalty.buffer=8", "data.max_response_length=12")
@@ -135,7 +135,7 @@ class TestEstimateAdvantagesAndReturns(CoreStageConformance):
 
 
 class TestUpdateCritic(CoreStageConformance):
-    """Update critic."""
+    """The critic's optimizer steps."""
 
     plugin = UpdateCritic
     overrides = ("algorithm.advantage=gae",)

@@ -1,4 +1,4 @@
-"""What holds for every run, as its trainer sees it."""
+"""The suite of runs, as their trainers see them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunConformance:
     def make_run(
         self, steps: int, *, learn_error: Exception | None = None, off_policy: bool = False
     ) -> Run:
-        """A fresh run of so many steps, in which the same seed gives the same samples.
+        """Make a fresh run of so many steps, in which the same seed gives the same samples.
 
         Args:
             steps: of the whole run; at most 3.
@@ -27,7 +27,7 @@ class RunConformance:
         raise NotImplementedError
 
     def take(self, run: Run) -> None:
-        """One whole step, with weights that are published before it."""
+        """Publish the weights and take one whole step."""
         run.publish_weights()
         with run.step() as step:
             run.collect(step)
@@ -103,7 +103,7 @@ class RunConformance:
     def assert_no_trace(
         self, run: Run, ends: Callable[[Run, StepContext], None], error: type[Exception]
     ) -> None:
-        """A step that ends so after `collect` raises this error; the next one has its number and its samples."""
+        """Assert that a step that ends so after `collect` raises this error, and that the next has its number and samples."""
         run.publish_weights()
         before = run.position
         samples: list[str] = []
@@ -138,7 +138,7 @@ class RunConformance:
             run.learn(step)
 
     def learn_and_raise(self, run: Run) -> None:
-        """A step that raises after `learn`."""
+        """Take a step that raises after `learn`."""
         with run.step() as step:
             run.collect(step)
             run.learn(step)
@@ -158,7 +158,7 @@ class RunConformance:
             self.call_and_raise(run, calls)
 
     def call_and_raise(self, run: Run, calls: Sequence[str]) -> None:
-        """A step whose last call is refused, and which raises something else at its end."""
+        """Take a step whose last call is refused, and which raises something else at its end."""
         with run.step() as step:
             for call in calls[:-1]:
                 getattr(run, call)(step)
@@ -167,7 +167,7 @@ class RunConformance:
             raise _RaisedError
 
     def begin(self, run: Run) -> None:
-        """A step that must not begin."""
+        """Begin a step that must not begin."""
         with run.step() as step:
             pytest.fail(f"step {step.number} began; expected PluginBrokenError")
 
@@ -193,7 +193,7 @@ class RunConformance:
         assert run.position.step == 1
 
     def be_refused_and_raise(self, run: Run) -> None:
-        """A step whose `collect` is refused, and which raises something else at its end."""
+        """Take a step whose `collect` is refused, and which raises something else at its end."""
         with run.step() as step:
             with pytest.raises(PluginBrokenError):
                 run.collect(step)

@@ -1,4 +1,4 @@
-"""What holds for every stage of a step."""
+"""The suite of stages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StageConformance(PluginConformance):
     """Largest difference that counts as rounding."""
 
     def facts(self) -> PlanFacts:
-        """What the planner knows."""
+        """Return the facts of the plan."""
         return self._facts
 
     @cached_property
@@ -62,14 +62,14 @@ class StageConformance(PluginConformance):
         return plan_facts(self.overrides, self.required)
 
     def asked(self, what: str) -> Any:
-        """What the class method of this name says."""
+        """Return what the class method of this name returns."""
         return getattr(self.plugin, what)(self.make_config(), self.facts())
 
     def named_columns(self) -> frozenset[str]:
         return frozenset().union(*map(self.asked, ("requires", "provides", "rewrites")))
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """A random batch with what the stage requires and rewrites, and with all that rollout and reward give.
+        """Make a random batch with what the stage requires and rewrites, and with all that rollout and reward give.
 
         `advantages` and `returns` are at the level of the config's estimator, [N] or [T].
         """
@@ -85,11 +85,11 @@ class StageConformance(PluginConformance):
         return batch.drop(self.asked("provides"))
 
     def outputs(self, role: str, batch: Batch, names: frozenset[str]) -> Batch:
-        """What a forward pass of a role's model gives: random float32 columns, alike for the same tokens."""
+        """Return what a forward pass of a role's model gives: random float32 columns, alike for the same tokens."""
         return random_outputs(role, batch, names)
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:
-        """A step about this batch, with models for the roles that the stage names."""
+        """Make a step over this batch, with models for the roles that the stage names."""
         facts, timers = self.facts(), Timers()
         return StepContext(
             number=number,
@@ -107,19 +107,19 @@ class StageConformance(PluginConformance):
     def run(
         self, batch: Batch, *, stage: Stage | None = None, number: int = 1
     ) -> tuple[Batch, StepContext]:
-        """What the stage makes of a batch whose arrays can't be written to, and the step; the batch itself where it skips."""
+        """Run the stage over a batch whose arrays can't be written to; return its batch, the one given where it skips, and the step."""
         if stage is None:
             stage = self.started()
         given, step = batch.read_only(), self.step(batch, number=number)
         return (given if stage.skips(given, step) else stage.run(given, step)), step
 
     def started(self) -> Stage:
-        """The stage, started."""
+        """Make and start the stage."""
         stage: Stage = self.make(seed=1)
         stage.start()
         return stage
 
-    # What it tells the planner
+    # What its class methods say
 
     def test_it_runs_in_a_phase_and_beside_others(self) -> None:
         assert self.plugin.phase in PHASES
@@ -128,7 +128,7 @@ class StageConformance(PluginConformance):
             assert all(isinstance(name, str) for name in names)
             assert self.plugin.name not in names
 
-    def test_it_tells_the_planner_the_same_twice_in_sets_of_names(self) -> None:
+    def test_its_class_methods_give_the_same_twice_in_sets_of_names(self) -> None:
         for what in ("requires", "provides", "rewrites", "roles", "because"):
             assert self.asked(what) == self.asked(what), what
         required, roles = self.asked("requires"), self.asked("roles")
@@ -189,7 +189,7 @@ class StageConformance(PluginConformance):
         self.assert_sound(self.columns(0).drop(absent))
 
     def assert_sound(self, batch: Batch) -> None:
-        """The same samples come back, and only declared columns differ, each as the glossary says, with finite values."""
+        """Assert that the same samples come back, and only declared columns differ, as the glossary says, with finite values."""
         before = deepcopy(batch)
         done, _ = self.run(batch)
         assert batch.equals(before), "it changed the batch that it was given"
@@ -220,7 +220,7 @@ class StageConformance(PluginConformance):
                 self.assert_close(mine, expected[name][row])
 
     def assert_close(self, got: Any, expected: Any) -> None:
-        """Equal; floats within the tolerance."""
+        """Assert equality; of floats within the tolerance."""
         if isinstance(got, np.ndarray | np.floating):
             np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
         else:

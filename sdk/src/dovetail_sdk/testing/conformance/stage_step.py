@@ -1,4 +1,4 @@
-"""What the suite on stages makes a step of: facts of a plan, batches, and models that answer at random.
+"""What the suite of stages builds a step from: facts of a plan, batches, and models that answer at random.
 
 Legend: N samples, T response tokens.
 """
@@ -27,7 +27,7 @@ Answer = Callable[[str, Batch, frozenset[str]], Batch]
 
 
 def plan_facts(overrides: Sequence[str], required: Mapping[str, str]) -> PlanFacts:
-    """The facts of a plan for the smallest config.
+    """Return the facts of a plan for the smallest config.
 
     Args:
         overrides: `key=value`, laid over it.
@@ -55,7 +55,7 @@ def step_batch(
     by_token: bool,
     declared: Sequence[Column] = (),
 ) -> Batch:
-    """Groups × n samples of 0 to 12 tokens, as a stage gets them.
+    """Make groups × n samples of 0 to 12 tokens, as a stage gets them.
 
     Args:
         names: columns that are there, beside `group_id`, `response_mask`, `scores` and `token_rewards`.
@@ -90,7 +90,7 @@ def step_batch(
 
 
 def without_tokens(batch: Batch) -> Batch:
-    """The batch with empty responses."""
+    """Return the batch with empty responses."""
     return batch.with_columns(
         {
             name: Ragged.from_list([[]] * len(batch), dtype=column.dtype)
@@ -100,7 +100,7 @@ def without_tokens(batch: Batch) -> Batch:
 
 
 def with_masked_row(batch: Batch, row: int) -> Batch:
-    """The batch with one sample of which the policy wrote nothing: a masked token holds 0."""
+    """Return the batch with one row fully masked: its tokens hold 0."""
     kept = ("response_ids", "token_weight_versions", "turn_ids")
     changed = {}
     for name, column in _along_responses(batch).items():
@@ -111,7 +111,7 @@ def with_masked_row(batch: Batch, row: int) -> Batch:
 
 
 def not_finite(batch: Batch) -> list[str]:
-    """Names of the columns with a number that is not finite."""
+    """Return the names of the columns with a number that is not finite."""
     columns = {name: getattr(column, "values", column) for name, column in batch.columns.items()}
     return [
         name
@@ -132,7 +132,7 @@ def _along_responses(batch: Batch) -> dict[str, Ragged]:
 
 
 def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:
-    """Random float32 columns that follow from role, output and tokens alone; masked tokens hold 0.
+    """Return random float32 columns that depend on role, output and tokens alone; masked tokens hold 0.
 
     Args:
         role: whose model it is.
@@ -217,7 +217,7 @@ class Roles(dict[str, Any]):
         self.refused: list[str] = []
 
     def updates(self) -> dict[str, int]:
-        """Optimizer steps that were taken, by role."""
+        """Return the optimizer steps that were taken, by role."""
         return {role: group.updates for role, group in self.items() if group.updates}
 
     def __missing__(self, role: str) -> NoReturn:
