@@ -51,19 +51,15 @@ class CountsPrompts(Trainer):
         super().__init__(config, context)
         self.counts = np.zeros(12, np.uint8)
 
-    def run(self, flow):
-        with flow.running():
-            flow.sync_weights()
-            while flow.step < flow.total_steps:
-                with flow.begin_step():
-                    prompts = flow.loader.next_batch()
-                    for issued in prompts:
-                        self.counts[issued.prompt.index] += 1
-                    batch = flow.prepare(flow.rollout_and_score(prompts))
-                    flow.update(flow.estimate_advantages(batch))
-                    flow.sync_weights()
-                flow.save()
-        return flow.summary()
+    def run(self, run):
+        run.publish_weights()
+        while not run.position.finished:
+            with run.step() as step:
+                run.collect(step)
+                self.counts[np.unique(step.experience.batch()["prompt_id"])] += 1
+                run.learn(step)
+                run.publish_weights()
+            run.save()
 
     def state(self):
         return {"counts": self.counts}
@@ -102,8 +98,8 @@ def test_arrays_in_states_come_back_bit_for_bit(config: Path, tmp_path: Path, se
         assert all(arrays[name].tobytes() == expected[name].tobytes() for name in expected)
     arrays = stored(parts / "checkpoints" / "step_3", "state.safetensors")
     assert arrays['["trainer", "counts"]'].tolist() == [1] * 12
-    assert arrays['["estimator", "means"]'].shape == (3, 2)
-    assert sum(name.startswith('["estimator", "seen"') for name in arrays) == 3
+    assert arrays['["algorithm.advantage", "means"]'].shape == (3, 2)
+    assert sum(name.startswith('["algorithm.advantage", "seen"') for name in arrays) == 3
 
 
 def test_a_damaged_file_of_arrays_stops_the_resume(
@@ -121,7 +117,13 @@ def test_a_state_that_cannot_be_kept_leaves_the_checkpoint_before_it(config: Pat
     estimator = f"algorithm.advantage={{path: {tmp_path}/mine.py, attribute: Forgets}}"
     with pytest.raises(CheckpointError) as caught:
         train(config, [estimator])
-    for fact in ("estimator", "Forgets", "['seen']['lengths'][1]", "set", "numpy.ndarray"):
+    for fact in (
+        "algorithm.advantage",
+        "Forgets",
+        "['seen']['lengths'][1]",
+        "set",
+        "numpy.ndarray",
+    ):
         assert fact in str(caught.value)
     checkpoints = tmp_path / "runs" / "tests" / "run" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_1"]

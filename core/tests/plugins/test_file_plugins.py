@@ -106,7 +106,7 @@ def test_a_class_without_a_config_takes_the_section_of_its_kind(tmp_path: Path) 
     path = tmp_path / "my_loop.py"
     path.write_text(
         "from dovetail.interfaces.trainer import Trainer\n"
-        "class Loop(Trainer):\n    def run(self, flow):\n        return {}\n"
+        "class Loop(Trainer):\n    def run(self, run):\n        pass\n"
     )
     assert config_class("trainer", {"path": str(path), "attribute": "Loop"}) is TrainerSection
 

@@ -229,9 +229,10 @@ def test_rejection_makes_a_loss_mask_and_counts():
     assert got["rollout_corr/masked_token/seq_mean_k1"] == pytest.approx(0.5)
 
 
-def test_without_a_rejected_token_there_is_no_loss_mask():
-    done, _ = correct_batch(make(decoupled.DecoupledGeoRs), batch([[0.0, 0.0]]))
-    assert "loss_mask" not in done
+def test_without_a_rejected_token_the_loss_mask_is_the_response_mask():
+    given = batch([[0.0, 0.0]])
+    done, _ = correct_batch(make(decoupled.DecoupledGeoRs), given)
+    assert done["loss_mask"].to_list() == given["response_mask"].to_list()
 
 
 def test_a_loss_mask_that_is_there_is_narrowed_and_its_tokens_count_in_nothing():
