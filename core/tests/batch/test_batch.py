@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -262,3 +263,18 @@ def test_batches_need_no_torch():
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "facts"),
+    [
+        ("float32", "sample", ["'bonus'", "shape = 'sample'", "'dense'"]),
+        ("float", "dense", ["'bonus'", "dtype = 'float'", "'float32'"]),
+    ],
+)
+def test_a_column_of_no_known_dtype_or_shape_is_refused(
+    dtype: str, shape: Any, facts: list[str]
+) -> None:
+    with pytest.raises(ColumnError) as caught:
+        Column("bonus", dtype, shape, "a bonus", "stage")
+    assert [fact for fact in facts if fact not in str(caught.value)] == []

@@ -222,6 +222,43 @@ def test_installed_stages_that_declare_the_same_column_are_named(plan, monkeypat
     assert [fact for fact in facts if fact not in text] == []
 
 
+@pytest.mark.parametrize(
+    ("method", "returns", "facts"),
+    [
+        ("requires", "'scores'", ["`requires`", "'one'", "returned 'scores'", "{'scores'}"]),
+        ("rewrites", "'scores'", ["`rewrites`", "'one'", "returned 'scores'", "{'scores'}"]),
+        ("provides", "None", ["`provides`", "'one'", "returned None"]),
+        ("roles", "'ref'", ["`roles`", "'one'", "returned 'ref'"]),
+        ("roles", "('crtic',)", ["'one'", "'crtic'", "'critic'"]),
+        ("requires", "config.nothing", ["`requires`", "'one'", "AttributeError", "own_stages.py"]),
+        ("because", "1 / 0", ["`because`", "'one'", "ZeroDivisionError"]),
+    ],
+)
+def test_an_answer_to_the_planner_that_is_none_names_the_stage(plan, method, returns, facts):
+    lines = ["@classmethod", f"def {method}(cls, config, facts):", f"    return {returns}"]
+    with pytest.raises((PlanError, PluginBrokenError)) as caught:
+        plan(One=stage("transform", *lines))
+    text = str(caught.value)
+    assert [fact for fact in facts if fact not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ('after = ("kl_penalty")', ["after = 'kl_penalty'", "('kl_penalty',)"]),
+        ("before = (3,)", ["before = (3,)", "str"]),
+        ("columns = BONUS", ["columns = Column(", "Column"]),
+        ('columns = ("bonus",)', ["columns = ('bonus',)", "Column"]),
+    ],
+)
+def test_class_attributes_that_are_no_tuples_are_refused_when_the_class_is_loaded(
+    plan, line, facts
+):
+    with pytest.raises(ConfigError) as caught:
+        plan(One=stage("transform", line))
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
 def test_an_unknown_phase_is_refused_when_the_class_is_loaded(plan):
     with pytest.raises((PluginBrokenError, ConfigError), match="transfrom"):
         plan(One=stage("transfrom"))

@@ -250,3 +250,12 @@ def test_a_file_may_wait_for_a_thread_that_loads_another(tmp_path: Path) -> None
     other.write_text("x = 1\n")
     path.write_text(WAITS.format(other=str(other)))
     assert not load_file_attribute(str(path), "stuck")
+
+
+def test_a_class_that_extends_another_of_its_file_has_a_name_of_its_own(file: Path) -> None:
+    file.write_text(TRACKER + "\nclass Second(Recorder):\n    pass\n")
+    refs = [
+        PluginRef(kind="tracker", name=name, path=str(file), attribute=name)
+        for name in ("Recorder", "Second")
+    ]
+    assert [load_plugin_class(ref).name for ref in refs] == ["Recorder", "Second"]

@@ -290,6 +290,8 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "file_twice",
         "model_missing",
         "rollout_layout",
+        "rewrite_unread",
+        "stage_order_unknown",
         "tracker_twice",
         "vocabulary_differs",
     }

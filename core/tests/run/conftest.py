@@ -203,8 +203,13 @@ class Composed:
         context, logger, roles = PluginContext(), self.logger, dict[str, Any](self.roles)
         plugins = _plugins_of_stages(self.plan, context)
         stages: list[Any] = [make_plugin(stage.ref, context) for stage in self.plan.stages]
+        driver = plain(trainer, TrainerSection(name=trainer.name))
         checkpoints = RunCheckpoints(
-            self.store, groups=self.roles, loader=loader, ledger=self.ledger, plugins=plugins
+            self.store,
+            groups=self.roles,
+            loader=loader,
+            ledger=self.ledger,
+            plugins={**plugins, "trainer": driver},
         )
         observers = Observers()
         observers.add(self.events)
@@ -250,7 +255,7 @@ class Composed:
             ),
             checkpoints=checkpoints,
             loader=loader,
-            trainer=plain(trainer, TrainerSection(name=trainer.name)),
+            trainer=driver,
             roles=roles,
             plugins=plugins,
             runtime=runtime,

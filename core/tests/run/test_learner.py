@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch, Column
-from dovetail.errors import NumericsError, PluginBrokenError
+from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
 from dovetail.interfaces import Stage, StepContext
 from dovetail_sdk.testing import temporary_plugins
 
@@ -58,6 +58,19 @@ def float64(self: Stage, batch: Batch, step: StepContext) -> Batch:
     return batch.with_columns({"bonus": np.ones(len(batch))})
 
 
+def two_dimensions(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    return batch.with_columns({"bonus": np.ones((len(batch), 1), np.float32)})
+
+
+def writes_in_place(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    batch["scores"][:] = 0
+    return bonus(self, batch, step)
+
+
+def raises(self: Stage, batch: Batch, step: StepContext) -> Batch:
+    raise KeyError("mine")
+
+
 def nothing(self: Stage, batch: Batch, step: StepContext) -> Any:
     return None
 
@@ -83,8 +96,11 @@ def test_a_stage_of_a_plugin_runs_where_it_belongs(compose):
         (fewer_samples, "returned 2 samples for 4"),
         (other_order, "changed the column"),
         (lost_column, "returned no column 'scores'"),
-        (float64, "bonus"),
+        (float64, "'bonus' has dtype float64, not float32"),
+        (two_dimensions, "'bonus' has shape [4, 1], not [4]"),
         (nothing, "returned NoneType, not a Batch"),
+        (writes_in_place, "read-only"),
+        (raises, "raised KeyError: 'mine' ("),
     ],
 )
 def test_a_stage_that_does_not_do_what_it_declares_is_named_before_any_update(compose, run, words):
@@ -138,6 +154,50 @@ def test_a_column_of_a_plugin_that_is_not_finite_stops_the_step(compose):
         with pytest.raises(NumericsError, match="bonus is not finite in 4 of 4 samples"):
             made.take(1)
     assert made.roles["actor"].trained == []
+
+
+def test_scores_that_a_stage_makes_infinite_are_put_down_to_it_and_not_to_the_reward(compose):
+    def infinite(self: Stage, batch: Batch, step: StepContext) -> Batch:
+        return batch.with_columns({"scores": batch["scores"] + np.float32("inf")})
+
+    rewrites = classmethod(lambda cls, config, facts: frozenset({"scores"}))
+    with temporary_plugins(stage(infinite, rewrites=rewrites, provides=Stage.provides)):
+        made = compose(MINE)
+        with pytest.raises(NumericsError, match="scores is not finite") as caught:
+            made.take(1)
+    assert "stage/mine (" in str(caught.value.hint)
+    assert "reward" not in str(caught.value.hint)
+
+
+def test_a_stage_that_reads_what_it_does_not_require_is_named_with_the_fix(compose):
+    def reads(self: Stage, batch: Batch, step: StepContext) -> Batch:
+        return batch.with_columns({"bonus": batch["ref_log_probs"]})
+
+    with temporary_plugins(stage(reads)):
+        made = compose(MINE)
+        with pytest.raises(ColumnError, match="no column 'ref_log_probs'") as caught:
+            made.take(1)
+    assert "stage/mine (" in caught.value.message
+    assert "`requires`" in str(caught.value.hint)
+
+
+def test_arrays_can_be_written_to_again_once_a_stage_has_run(compose):
+    with temporary_plugins(stage(bonus)):
+        made = compose(MINE)
+        made.take(1)
+    assert all(batch["scores"].flags.writeable for batch in made.roles["actor"].trained)
+
+
+def test_an_error_after_a_step_counts_names_the_stage_and_the_step_is_saved(compose):
+    def step_counted(self: Stage, batch: Batch, step: StepContext) -> None:
+        raise ValueError("too late")
+
+    with temporary_plugins(stage(bonus, step_counted=step_counted)):
+        made = compose(MINE)
+        with pytest.raises(PluginBrokenError, match="ValueError: too late") as caught:
+            made.take(1)
+    assert "stage/mine (" in str(caught.value)
+    assert made.store.has(1)
 
 
 def reader(**members: Any) -> type[Stage]:

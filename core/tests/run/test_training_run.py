@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import attrs
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch
-from dovetail.errors import NumericsError, PluginBrokenError, StopRequested
+from dovetail.errors import CheckpointError, NumericsError, PluginBrokenError, StopRequested
 from dovetail.interfaces import Groups, PluginContext, Run, SampleFilter, Trainer
 from dovetail.sections import PluginSection, TrainerSection
 
@@ -263,6 +265,41 @@ def takes_no_step(run: Run) -> None:
     run.publish_weights()
 
 
+def saves_in_a_step(run: Run) -> None:
+    run.publish_weights()
+    with run.step() as step:
+        run.collect(step)
+        run.learn(step)
+        run.save()
+
+
+def validates_in_a_step(run: Run) -> None:
+    run.publish_weights()
+    with run.step() as step:
+        run.collect(step)
+        run.validate()
+
+
+def forgets_the_with(run: Run) -> None:
+    run.publish_weights()
+    run.collect(run.step())  # type: ignore[arg-type]
+
+
+def publishes_beside_collect(run: Run) -> None:
+    run.publish_weights()
+    made: Any = run
+    generate = made.rollouts.collect
+
+    def collect(*arguments: Any) -> Any:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run.publish_weights).result()
+        return generate(*arguments)
+
+    made.rollouts.collect = collect
+    with run.step() as step:
+        run.collect(step)
+
+
 @pytest.mark.parametrize(
     ("drive", "words", "finished"),
     [
@@ -273,6 +310,10 @@ def takes_no_step(run: Run) -> None:
         (learns_before_it_collects, "learns before it collects in step 1", 0),
         (learns_twice, "learns twice from step 1", 1),
         (takes_no_step, "returned at step 0 of 3", 0),
+        (saves_in_a_step, "calls `run.save()` inside step 1", 1),
+        (validates_in_a_step, "calls `run.validate()` inside step 1", 0),
+        (forgets_the_with, "not the step that is under way", 0),
+        (publishes_beside_collect, "`run.publish_weights` while `run.collect` is under way", 0),
     ],
 )
 def test_a_trainer_that_misuses_the_run_is_named(compose, drive, words, finished):
@@ -292,3 +333,56 @@ def test_a_trainer_that_finds_every_step_done_need_not_take_one(compose):
     made.run.record.state = attrs.evolve(made.run.record.state, step=3)
     made.run.train()
     assert made.run.position.finished
+
+
+def takes_one_step(run: Run) -> None:
+    run.publish_weights()
+    with run.step() as step:
+        run.collect(step)
+        run.learn(step)
+
+
+@pytest.mark.parametrize("save_last", [True, False])
+def test_what_a_trainer_did_not_save_is_saved_unless_the_config_says_otherwise(compose, save_last):
+    trainer = type("Brief", (Driven,), {"drive": staticmethod(takes_one_step)})
+    made = compose(f"trainer.save_last={save_last}", trainer=trainer)
+    made.run.train()
+    assert made.run.record.summary()["status"] == "completed"
+    assert made.store.has(1) == save_last
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stop_that_a_trainer_catches_stops_the_run_all_the_same(compose, inside):
+    """It may catch it in the block of a step, or around it."""
+
+    def step_of(run: Run) -> None:
+        with run.step() as step:
+            with suppress(StopRequested) if inside else nullcontext():
+                run.collect(step)
+                run.learn(step)
+            run.publish_weights()
+
+    def catches(run: Run) -> None:
+        run.publish_weights()
+        for _ in range(3):
+            with suppress(StopRequested):
+                step_of(run)
+
+    made = compose(trainer=type("Deaf", (Driven,), {"drive": staticmethod(catches)}))
+    made.events.after = lambda stage: len(made.events.stages) == 3 and made.stop.request("a test")
+    with pytest.raises(StopRequested):
+        made.run.train()
+    assert made.events.stages == ["advantage", "update_actor", "advantage"]
+    assert made.run.record.summary()["status"] == "stopped"
+    assert made.store.has(1)
+
+
+def test_a_state_that_no_checkpoint_can_keep_ends_the_run_before_its_first_step(compose):
+    members = {
+        "drive": staticmethod(takes_one_step),
+        "state": lambda self: {"seen": {1, 2}},
+    }
+    made = compose(trainer=type("Unkept", (Driven,), members))
+    with pytest.raises(CheckpointError, match=r"state of trainer .*\['seen'\] is a set"):
+        made.run.train()
+    assert made.events.stages == []

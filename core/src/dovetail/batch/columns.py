@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dovetail.errors import ColumnError, nearest
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
 
 Raggedness = Literal["dense", "ragged", "either", "object"]
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "object"),
+)
+"""What a column may hold."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,23 @@ class Column:
     """The stage or plugin kind that writes it."""
     along: str | None = None
     """For a ragged column: the column whose rows have the same lengths, token by token."""
+
+    def __post_init__(self) -> None:
+        """Check dtype and shape.
+
+        Raises:
+            ColumnError: one of them is none that a column can have.
+        """
+        for what, value, allowed in (
+            ("shape", self.shape, get_args(Raggedness)),
+            ("dtype", self.dtype, DTYPES),
+        ):
+            if value not in allowed:
+                near = nearest(str(value), allowed)
+                raise ColumnError(
+                    f"the column {self.name!r} has {what} = {value!r}; expected one of {', '.join(map(repr, allowed))}",
+                    hint=f"did you mean {near!r}?" if near else None,
+                )
 
 
 _COLUMNS = (
@@ -100,18 +123,22 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
     Raises:
         ColumnError: all that is wrong, one complaint a column.
     """
-    complaints = [
-        complaint
-        for name, values in batch.columns.items()
-        if (complaint := _complaint(name, values, batch, glossary))
-    ]
-    if complaints:
+    if complaints := complaints_about(batch, glossary):
         raise ColumnError(
             "the batch is not as the glossary says: " + "; ".join(complaints),
             hint="a plugin declares columns of its own in its `columns` attribute"
             if any("unknown" in complaint for complaint in complaints)
             else None,
         )
+
+
+def complaints_about(batch: Batch, glossary: Mapping[str, Column]) -> list[str]:
+    """What `check_batch` raises, as a list."""
+    return [
+        complaint
+        for name, values in batch.columns.items()
+        if (complaint := _complaint(name, values, batch, glossary))
+    ]
 
 
 def _complaint(name: str, values: Any, batch: Batch, glossary: Mapping[str, Column]) -> str | None:
@@ -126,6 +153,8 @@ def _complaint(name: str, values: Any, batch: Batch, glossary: Mapping[str, Colu
         return f"{name!r} is {found}, not {column.shape}"
     if not is_object and values.dtype != column.dtype:
         return f"{name!r} has dtype {values.dtype}, not {column.dtype}"
+    if found == "dense" and values.ndim != 1:
+        return f"{name!r} has shape {list(values.shape)}, not [{len(values)}]"
     if is_ragged and column.along and column.along in batch:
         return _misaligned(name, values.lengths, column.along, batch[column.along].lengths)
     return None

@@ -40,21 +40,7 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
     Raises:
         CheckpointError: a state holds what a checkpoint can't keep; names the plugin, the path in its state and the type.
     """
-    states: dict[str, Any] = {}
-    kept: dict[str, Any] = {}
-    for name, plugin in plugins.items():
-        state = plugin.state()
-        try:
-            if not isinstance(state, Mapping):
-                raise _refused((), f"a {_type(state)}", "return a mapping with string keys")
-            states[name] = _plain(state, (name,), kept)
-        except CheckpointError as error:
-            error.during(f"the checkpoint can't keep the state of {name} ({_type(plugin)})")
-            raise
-        except RecursionError as error:
-            raise CheckpointError(
-                f"the state of {name} ({_type(plugin)}) contains itself, or is nested too deep"
-            ) from error
+    states, kept = _collected(plugins)
     if kept:
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
@@ -70,6 +56,35 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
                 hint="keep many numbers in one array",
             ) from error
     return states
+
+
+def check_states(plugins: Mapping[str, Plugin]) -> None:
+    """Do nothing where a checkpoint can keep the state of every plugin.
+
+    Raises:
+        CheckpointError: as of `write_states`.
+    """
+    _collected(plugins)
+
+
+def _collected(plugins: Mapping[str, Plugin]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The states by the plugins' names, for JSON, and the arrays in them by path."""
+    states: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    for name, plugin in plugins.items():
+        state = plugin.state()
+        try:
+            if not isinstance(state, Mapping):
+                raise _refused((), f"a {_type(state)}", "return a mapping with string keys")
+            states[name] = _plain(state, (name,), kept)
+        except CheckpointError as error:
+            error.during(f"the checkpoint can't keep the state of {name} ({_type(plugin)})")
+            raise
+        except RecursionError as error:
+            raise CheckpointError(
+                f"the state of {name} ({_type(plugin)}) contains itself, or is nested too deep"
+            ) from error
+    return states, kept
 
 
 def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class RunPosition:
 class Run(ABC):
     """A run as its trainer sees it: its position, and methods that continue it.
 
-    A trainer calls these methods in an order of its own, from one thread:
+    A trainer calls these methods in an order of its own, one after another, from one thread:
 
         run.publish_weights()
         while not run.position.finished:
@@ -45,9 +45,13 @@ class Run(ABC):
                 run.collect(step)
                 run.learn(step)
                 run.publish_weights()
+            if run.position.step % 10 == 0:
+                run.validate()
+                run.save()
 
     Hooks, trackers, signals and the checkpoint of a run that fails or is stopped are around `Trainer.run`. Every method may raise
-    StopRequested where the user has asked for a stop; a trainer lets it pass.
+    StopRequested where the user has asked for a stop; a trainer lets it pass. Of the keys of `trainer`, `validate_every`,
+    `save_every`, `validate_before` and `validate_after` are the trainer's to follow, as `self.config.validate_every`.
     """
 
     @property
@@ -72,7 +76,8 @@ class Run(ABC):
 
         Raises:
             PluginBrokenError: the rollout does not hold the actor's weights, since `publish_weights` was not called after they
-                moved, and the trainer does not have the capability `off_policy`; or the step has its experience already.
+                moved, and the trainer does not have the capability `off_policy`.
+            PluginBrokenError: `step` is not the one that is under way, or was collected for before.
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
         """
 
@@ -82,7 +87,7 @@ class Run(ABC):
 
         Raises:
             NumericsError: a number is not finite, or rollout and trainer differ by more than is allowed.
-            PluginBrokenError: the step has no experience, or was learned from before; a stage does not return what it declares.
+            PluginBrokenError: `step` has no experience, was learned from before, or is not the one that is under way; a stage does not return what it declares.
         """
 
     @abstractmethod
@@ -95,8 +100,18 @@ class Run(ABC):
 
     @abstractmethod
     def validate(self) -> Mapping[str, float]:
-        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none."""
+        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none.
+
+        Raises:
+            PluginBrokenError: a step is under way: validate after its block.
+        """
 
     @abstractmethod
     def save(self) -> None:
-        """Write a checkpoint of the finished steps, the trainer's `state()` included; nothing where there is one already."""
+        """Write a checkpoint of the finished steps, the trainer's `state()` included; nothing where there is one already.
+
+        A run calls it itself where `Trainer.run` returns (unless `trainer.save_last` is false), is stopped or fails.
+
+        Raises:
+            PluginBrokenError: a step is under way: save after its block.
+        """

@@ -294,7 +294,7 @@ def _planned(
     rewrites: frozenset[str],
 ) -> PlannedStage:
     plugin = stage.plugin
-    roles: tuple[str, ...] = plugin.cls.roles(plugin.config, facts)
+    roles = stage.roles(facts)
     who = ", ".join(f"{role} ({facts.engine(role).ref.name})" for role in roles) or "controller"
     if plugin.ref.distribution != "dovetail-core":
         who += f"; {plugin.ref.distribution or plugin.ref.path}"

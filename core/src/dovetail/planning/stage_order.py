@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import attrs
 
-from dovetail.errors import PlanError
+from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.stage import PHASES, PlanFacts, SelectedPlugin
+from dovetail.plugins.titles import called
+
+ROLES = ("actor", "ref", "critic")
+"""Whose models a stage may compute with."""
 
 IN_CONFIG = "algorithm.stages["
 """What the key paths of stages begin with that the config names."""
@@ -35,21 +40,60 @@ class Candidate:
         return self.plugin.path.startswith(IN_CONFIG)
 
     def because(self, facts: PlanFacts) -> str | None:
-        reason: str | None = self.plugin.cls.because(self.plugin.config, facts)
+        reason: str | None = self._answer("because", facts)
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
         """Columns, and what reads each."""
-        found = self.plugin.cls.requires(self.plugin.config, facts)
+        found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)
         return dict.fromkeys(sorted(found), self.title)
 
     def provides(self, facts: PlanFacts) -> frozenset[str]:
-        return frozenset(self.plugin.cls.provides(self.plugin.config, facts))
+        return frozenset(self._names("provides", facts))
 
     def rewrites(self, facts: PlanFacts) -> frozenset[str]:
-        return frozenset(self.plugin.cls.rewrites(self.plugin.config, facts))
+        return frozenset(self._names("rewrites", facts))
+
+    def roles(self, facts: PlanFacts) -> tuple[str, ...]:
+        """Roles that it computes with.
+
+        Raises:
+            PlanError: one of them is no role.
+        """
+        roles = tuple(self._names("roles", facts))
+        for role in roles:
+            if role not in ROLES:
+                near = nearest(role, ROLES)
+                raise PlanError(
+                    f"{whose(self)} names the role {role!r}; expected {', '.join(map(repr, ROLES))}",
+                    hint=f"did its author mean {near!r}?" if near else None,
+                )
+        return roles
+
+    def _names(self, method: str, facts: PlanFacts) -> Collection[str]:
+        """A collection of names that a class method returns.
+
+        Raises:
+            PlanError: it returns something else.
+        """
+        found = self._answer(method, facts)
+        if (
+            isinstance(found, str)
+            or not isinstance(found, Collection)
+            or any(not isinstance(name, str) for name in found)
+        ):
+            example = f"{{{found!r}}}" if isinstance(found, str) else "frozenset()"
+            raise PlanError(
+                f"`{method}` of {whose(self)} returned {found!r}; expected a set of names",
+                hint=f"return {example}",
+            )
+        return found
+
+    def _answer(self, method: str, facts: PlanFacts) -> Any:
+        bound = getattr(self.plugin.cls, method)
+        return called(lambda: f"`{method}` of {whose(self)}", bound, self.plugin.config, facts)
 
 
 def in_order(stages: Sequence[Candidate]) -> list[Candidate]:

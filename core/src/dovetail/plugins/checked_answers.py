@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
-from dovetail.errors import DovetailError, PluginBrokenError
+from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
-from dovetail.plugins.titles import title_of
+from dovetail.plugins.titles import called, title_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -27,7 +25,7 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
     name = title_of("advantage", estimator)
-    result = _answer(name, estimator.estimate, batch.read_only(), groups)
+    result = called(lambda: name, estimator.estimate, batch.read_only(), groups)
     if not isinstance(result, Advantages):
         raise PluginBrokenError(
             f"{name} returned {type(result).__name__}",
@@ -59,7 +57,7 @@ def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[n
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
     name = title_of("sample_filter", chosen)
-    result = _answer(name, chosen.keep, columns, groups)
+    result = called(lambda: name, chosen.keep, columns, groups)
     if (
         not isinstance(result, np.ndarray)
         or result.dtype != np.bool_
@@ -90,18 +88,3 @@ def _misfit(values: object, batch: Batch) -> str | None:
     if values.dtype != np.float32 or values.shape != (len(batch),):
         return f"{values.dtype} of shape {values.shape} for {len(batch)} samples"
     return None
-
-
-def _answer(name: str, method: Callable[..., Any], *arguments: object) -> object:
-    """What a plugin's method returns; what it raises besides Dovetail's own errors names its place."""
-    try:
-        return method(*arguments)
-    except DovetailError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
-        raise PluginBrokenError(
-            f"{name} raised {type(error).__name__}: {error} ({where})",
-            hint="DOVETAIL_TRACEBACK=1 shows the whole traceback",
-        ) from error

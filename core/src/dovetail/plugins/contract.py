@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import attrs
@@ -54,6 +55,9 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
         )
     for name, allowed in _choices(interface).items():
         _check_choice(obj, name, allowed, title)
+    for name in ("aliases", "capabilities", "before", "after"):
+        _check_collection(obj, name, str, title)
+    _check_collection(obj, "columns", import_object("dovetail.batch.columns:Column"), title)
     return obj
 
 
@@ -132,6 +136,22 @@ def _check_choice(cls: type, name: str, allowed: tuple[Any, ...], title: str) ->
     if not isinstance(value, property) and getattr(cls, name) not in allowed:
         raise PluginBrokenError(
             f"{title} has {name} = {getattr(cls, name)!r}, which is not {wanted}", hint=hint
+        )
+
+
+def _check_collection(cls: type, name: str, item: type, title: str) -> None:
+    value = inspect.getattr_static(cls, name, ())
+    if isinstance(value, property):
+        return
+    if isinstance(value, str) or not isinstance(value, Collection):
+        wrong, example = value, f"({value!r},)"
+    else:
+        wrong = next((one for one in value if not isinstance(one, item)), None)
+        example = f"({item.__name__}(…),)" if item is not str else f"({str(wrong)!r},)"
+    if wrong is not None:
+        raise PluginBrokenError(
+            f"{title} has {name} = {value!r}; expected a tuple, each entry a {item.__name__}",
+            hint=f"write in the class: {name} = {example}",
         )
 
 

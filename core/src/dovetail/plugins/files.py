@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
+_named_here: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes that got their names from their attributes."""
 _locks: dict[Path, threading.RLock] = {}
 """File → the lock under which it is run: two threads must not make two modules of one. Each file has its own, since a file
 may wait for a thread that loads another."""
@@ -92,8 +95,10 @@ def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
         check_api(cls.api, kind, title)
     else:
         cls.api = _this_core(kind.name)
-    if not hasattr(cls, "name"):
+    named = next((base for base in cls.__mro__ if "name" in vars(base)), None)
+    if named is None or named in _named_here:  # a class that it extends has got its own name here
         cls.name = attribute
+        _named_here.add(cls)
     return cls
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.errors import PluginBrokenError
+from dovetail.errors import DovetailError, PluginBrokenError
 from dovetail.plugins.index import default_index
 
 if TYPE_CHECKING:
@@ -26,6 +28,25 @@ def title_of(kind: str, plugin: Plugin) -> str:
         return f"{kind}/{name} ({cls.__qualname__} of {inspect.getsourcefile(cls)})"
     except TypeError:  # a class that was made without a file
         return f"{kind}/{name} ({cls.__module__}.{cls.__qualname__})"
+
+
+def called(title: Callable[[], str], method: Callable[..., Any], *arguments: object) -> Any:
+    """Return what a plugin's method returns.
+
+    Raises:
+        PluginBrokenError: it raised something that is no error of Dovetail's; names the plugin by `title`, and the file and line.
+    """
+    try:
+        return method(*arguments)
+    except DovetailError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+        raise PluginBrokenError(
+            f"{title()} raised {type(error).__name__}: {error} ({where})",
+            hint="DOVETAIL_TRACEBACK=1 shows the whole traceback",
+        ) from error
 
 
 def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrokenError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.checkpoint.plugin_states import read_states, write_states
+from dovetail.checkpoint.plugin_states import check_states, read_states, write_states
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError, RunDirectoryError
 from dovetail.interfaces.plugin import Plugin
@@ -64,6 +64,14 @@ class RunCheckpoints:
         self.store = store
         self._groups, self._plugins = groups, plugins
         self._loader, self._ledger = loader, ledger
+
+    def check_states(self) -> None:
+        """Ask every plugin for its state, so that one that can't be kept ends the run before its first step.
+
+        Raises:
+            CheckpointError: a plugin's state holds what a checkpoint can't keep.
+        """
+        check_states(self._plugins)
 
     def save(self, state: RunState) -> Path:
         """Write model, optimizer, loader, ledger and every plugin's state, atomically.

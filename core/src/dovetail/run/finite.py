@@ -73,7 +73,12 @@ class _Found:
 
 
 def check_finite(
-    batch: Batch, columns: Collection[str], *, step: StepContext, directory: RunDirectory
+    batch: Batch,
+    columns: Collection[str],
+    *,
+    step: StepContext,
+    directory: RunDirectory,
+    writer: str | None = None,
 ) -> None:
     """Do nothing where every number is finite. What response_mask leaves out does not matter.
 
@@ -82,6 +87,7 @@ def check_finite(
         columns: those to check; only floating-point numbers are.
         step: the step that is under way, with its experience.
         directory: of the run; `faults/step_N.json` is written into it.
+        writer: the stage of a plugin that wrote the columns, from others that are finite.
 
     Raises:
         NumericsError: names the first column that is not finite, the samples, and the file.
@@ -104,7 +110,9 @@ def check_finite(
     raise NumericsError(
         f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step.number}: "
         f"{listed(named)}{also}. No weight was changed; what was found is in {path}",
-        hint=HINTS.get(
+        hint=f"correct {writer}, which wrote it"
+        if writer
+        else HINTS.get(
             first.column, "correct the stage that writes it (`dovetail plan` shows which)"
         ),
         sample_ids=ids,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dovetail.batch.batch import Batch
-from dovetail.batch.columns import check_batch, glossary
+from dovetail.batch.columns import complaints_about, glossary
+from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
-from dovetail.plugins.titles import describe, title_of
+from dovetail.plugins.titles import called, describe, title_of
 from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
@@ -21,6 +25,7 @@ from dovetail.weights.residency import Residency
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
 
+CORE = "dovetail-core"
 PUBLISHED = "actor"
 """The role whose weights the rollout follows."""
 
@@ -81,7 +86,7 @@ class Learner:
         record.weights_dirty, step.counted = False, True
         step.metrics |= {f"{role}/updates": float(count) for role, count in step.updates.items()}
         for _, stage in self._stages:
-            stage.step_counted(batch, step)
+            called(partial(title_of, "stage", stage), stage.step_counted, batch, step)
         metrics = {n: value for n, value in step.metrics.items() if n not in before_updates}
         record.observers.emit("update_finished", step=step.number, metrics=metrics)
         record.stop.check()
@@ -93,14 +98,23 @@ class Learner:
         for planned, stage in self._stages:
             if planned.phase not in ("score", "check"):
                 batch = batch.drop(unread)  # what was asked for to be checked, and nothing requires
-            if stage.skips(batch, step):
+            title = partial(title_of, "stage", stage)
+            own = planned.ref.distribution != CORE
+            if called(title, stage.skips, batch, step):
                 self._check_skipped(planned, stage)
                 continue
-            with self._around(planned, step):
-                result = stage.run(batch, step)
+            lock = own and not planned.roles  # engines make tensors of what they get
+            with self._around(planned, step), _locked(batch) if lock else nullcontext():
+                result = _run(stage, batch, step)
             self._check_columns(planned, stage, batch, result, step)
             written = planned.provides | planned.rewrites
-            check_finite(result, written, step=step, directory=self._record.directory)
+            check_finite(
+                result,
+                written,
+                step=step,
+                directory=self._record.directory,
+                writer=title() if own else None,
+            )
             self._record.observers.emit(
                 "stage_finished", step=step.number, stage=planned.name, before=batch, after=result
             )
@@ -157,9 +171,17 @@ class Learner:
             PluginBrokenError: it did not; names the stage.
         """
         if not isinstance(after, Batch):
-            raise _broken(stage, f"returned {describe(after)}, not a Batch")
+            raise _broken(
+                stage,
+                f"returned {describe(after)}, not a Batch",
+                "end `run` with `return batch.with_columns({…})`, or with `return batch`",
+            )
         if len(after) != len(before):
-            raise _broken(stage, f"returned {len(after)} samples for {len(before)}")
+            raise _broken(
+                stage,
+                f"returned {len(after)} samples for {len(before)}",
+                "return the same samples in the same order; a sample filter leaves samples out",
+            )
         old: Mapping[str, Any] = before.columns
         new: Mapping[str, Any] = after.columns
         declared = planned.provides | planned.rewrites
@@ -174,10 +196,13 @@ class Learner:
                 raise _broken(stage, f"returned no column {column!r}, which {other} requires of it")
         if step.first:
             along = {self._columns[name].along for name in changed} & new.keys()
-            try:
-                check_batch(after.select({*changed, *filter(None, along)}), self._columns)
-            except ColumnError as error:
-                raise _broken(stage, error.message) from error
+            chosen = after.select({*changed, *filter(None, along)})
+            if complaints := complaints_about(chosen, self._columns):
+                raise _broken(
+                    stage,
+                    f"wrote what is not as declared: {'; '.join(complaints)}",
+                    "keep the dtype and shape of the column, as by `values.astype(np.float32)`",
+                )
 
     def _account(self, batch: Batch, step: StepContext) -> None:
         """Tell the ledger which prompts were trained on, and why the others were not."""
@@ -191,8 +216,37 @@ class Learner:
                 self._ledger.drop(*key, reason=reason)
 
 
-def _broken(stage: Stage, problem: str) -> PluginBrokenError:
-    return PluginBrokenError(
-        f"{title_of('stage', stage)} {problem}",
-        hint="its class methods `provides` and `rewrites` name every column that `run` writes",
-    )
+def _run(stage: Stage, batch: Batch, step: StepContext) -> Any:
+    """What a stage returns; what it raises names it."""
+    title = partial(title_of, "stage", stage)
+    try:
+        return called(title, stage.run, batch, step)
+    except ColumnError as error:
+        error.during(title())
+        error.hint = error.hint or "name every column that it reads in `requires`"
+        raise
+
+
+@contextmanager
+def _locked(batch: Batch) -> Iterator[None]:
+    """The arrays of a batch refuse to be written to, as far as they are here: other batches share them."""
+    arrays = [
+        array
+        for column in batch.columns.values()
+        if isinstance(array := column.values if type(column) is Ragged else column, np.ndarray)
+        and array.flags.writeable
+    ]
+    for array in arrays:
+        array.flags.writeable = False
+    try:
+        yield
+    finally:
+        for array in arrays:
+            array.flags.writeable = True
+
+
+_DECLARED = "its class methods `provides` and `rewrites` name every column that `run` writes"
+
+
+def _broken(stage: Stage, problem: str, hint: str = _DECLARED) -> PluginBrokenError:
+    return PluginBrokenError(f"{title_of('stage', stage)} {problem}", hint=hint)

@@ -50,7 +50,8 @@ class TrainingRun(Run):
     started: ExitStack
     """Closes what was started, the latest first."""
     _steps_begun: int = 0
-    _under_way: bool = False
+    _current: StepContext | None = None
+    _calling: str | None = None
 
     @property
     def position(self) -> RunPosition:
@@ -68,7 +69,8 @@ class TrainingRun(Run):
     def step(self) -> Iterator[StepContext]:
         """One step; see `Run.step`."""
         record, number = self.record, self.record.state.step + 1
-        if self._under_way:
+        record.stop.check()
+        if self._current is not None:
             raise self._broken(f"begins step {number} inside of itself", "end the block before")
         if number > record.total_steps:
             raise self._broken(
@@ -88,19 +90,21 @@ class TrainingRun(Run):
             first=self._steps_begun == 1,
             updates=dict.fromkeys(trained, 0),
         )
-        self._under_way = True
+        self._current = step
         try:
             with record.step(step):
                 yield step
                 if not step.counted:
+                    record.stop.check()  # where the trainer caught StopRequested
                     raise self._broken(
                         f"ended step {number} without `run.learn(step)`", "call it inside the step"
                     )
         finally:
-            self._under_way = False
+            self._current = None
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
+        self._check_current("collect", step)
         if step.collected is not None:
             raise self._broken(
                 f"collects twice in step {step.number}",
@@ -111,46 +115,61 @@ class TrainingRun(Run):
                 f"collects samples for step {step.number} with weights that are not the actor's",
                 f"call `run.publish_weights()` before, or declare the capability {OFF_POLICY!r}",
             )
-        asked = self.learner.asks(step.number)
-        step.collected = self.rollouts.collect(step, asked)
+        with self._alone("collect"):
+            asked = self.learner.asks(step.number)
+            step.collected = self.rollouts.collect(step, asked)
         step.weight_version = self.record.state.weight_version
 
     def learn(self, step: StepContext) -> None:
         """Run the stages of the plan; see `Run.learn`."""
+        self._check_current("learn", step)
         if step.collected is None or step.counted:
             problem = "learns twice from" if step.counted else "learns before it collects in"
             raise self._broken(
                 f"{problem} step {step.number}",
                 "call `run.collect(step)` and then `run.learn(step)`, once each",
             )
-        self.learner.learn(step)
+        with self._alone("learn"):
+            self.learner.learn(step)
 
     def publish_weights(self) -> None:
         """Send the actor's weights; see `Run.publish_weights`."""
-        self.publisher.publish()
+        with self._alone("publish_weights"):
+            self.publisher.publish()
 
     def validate(self) -> Mapping[str, float]:
         """Score held-out prompts; see `Run.validate`."""
-        return self.evaluator.validate()
+        self._check_between_steps("validate")
+        with self._alone("validate"):
+            return self.evaluator.validate()
 
     def save(self) -> None:
         """Write a checkpoint; see `Run.save`."""
-        self.record.save()
+        self._check_between_steps("save")
+        with self._alone("save"):
+            self.record.save()
 
     def train(self) -> None:
         """Let the trainer drive the run to its end.
 
         Raises:
+            CheckpointError: a plugin's state holds what a checkpoint can't keep.
             PluginBrokenError: the trainer returned without a finished step, though there were steps to do.
+            StopRequested: a stop was asked for before every step was done.
         """
         before = self.position
         with self.record.running():
+            self.checkpoints.check_states()
             self.trainer.run(self)
+            if not self.position.finished:
+                self.record.stop.check()  # where the trainer caught StopRequested
             if not before.finished and self.position.step == before.step:
                 raise self._broken(
                     f"returned at step {before.step} of {before.total_steps} without finishing one",
                     "run steps until `run.position.finished`",
                 )
+            if self.record.config.trainer.save_last:
+                self.record.save()
 
     def restore(self, checkpoint: Path) -> None:
         """Bring every part back to where a checkpoint was written."""
@@ -159,6 +178,34 @@ class TrainingRun(Run):
     def close(self) -> None:
         """Stop everything that was started, in the reverse order, even where one part fails."""
         self.started.close()
+
+    def _check_current(self, method: str, step: StepContext) -> None:
+        if self._current is None or step is not self._current:
+            raise self._broken(
+                f"calls `run.{method}` with what is not the step that is under way",
+                f"write `with run.step() as step:`, and call `run.{method}(step)` in its block",
+            )
+
+    def _check_between_steps(self, method: str) -> None:
+        """In a step, the weights may be its own while `position` is that of the step before."""
+        if self._current is not None:
+            raise self._broken(
+                f"calls `run.{method}()` inside step {self._current.number}",
+                "call it after the block `with run.step()`",
+            )
+
+    @contextmanager
+    def _alone(self, method: str) -> Iterator[None]:
+        if self._calling is not None:
+            raise self._broken(
+                f"calls `run.{method}` while `run.{self._calling}` is under way",
+                "call the methods of the run one after another, from one thread",
+            )
+        self._calling = method
+        try:
+            yield
+        finally:
+            self._calling = None
 
     def _broken(self, problem: str, hint: str) -> PluginBrokenError:
         return PluginBrokenError(f"{title_of('trainer', self.trainer)} {problem}", hint=hint)

@@ -169,6 +169,8 @@ class ScriptedRun(Run):
     def collect(self, step: StepContext) -> None:
         self._note("collect")
         self._check_current(step)
+        if step.collected is not None:
+            raise PluginBrokenError(f"step {step.number} was collected for already")
         if self._stale and not self._off_policy:
             raise PluginBrokenError(
                 "the rollout does not hold the actor's weights",
@@ -205,11 +207,13 @@ class ScriptedRun(Run):
 
     def validate(self) -> Mapping[str, float]:
         self._note("validate")
+        self._check_between_steps("validate")
         self._validated = True
         return dict(self._validation)
 
     def save(self) -> None:
         self._note("save")
+        self._check_between_steps("save")
         if self._step not in self.saved:
             self.saved.append(self._step)
 
@@ -225,6 +229,12 @@ class ScriptedRun(Run):
         if self._current is None or step is not self._current:
             raise PluginBrokenError(
                 "the step is over, or of another run; expected the one of the `with run.step()` block that is open"
+            )
+
+    def _check_between_steps(self, method: str) -> None:
+        if self._current is not None:
+            raise PluginBrokenError(
+                f"step {self._current.number} is under way; expected run.{method}() after its `with` block"
             )
 
 

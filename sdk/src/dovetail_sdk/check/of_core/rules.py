@@ -14,6 +14,7 @@ from dovetail.preflight import (
     profiling,
     rollouts,
     sizes,
+    stages,
     unused,
     vocabularies,
 )
@@ -90,7 +91,9 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("algorithm.advantage=gae",),
         ("algorithm.advantage=gae", "critic.path=/no/such/model"),
     ),
-    # What these three find depends on the model.
+    # What these five find depends on the model, or on stages of other packages.
+    stages.RewriteUnread: (("algorithm.overlong_penalty.buffer=16",), ()),
+    stages.StageOrderUnknown: (("algorithm.overlong_penalty.buffer=16",), ()),
     vocabularies.VocabularyDiffers: (("algorithm.advantage=gae", "critic.path=/no/such/model"), ()),
     adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
     rollouts.RolloutLayout: (("rollout={name: vllm, tensor_parallel_size: 2}",), ()),

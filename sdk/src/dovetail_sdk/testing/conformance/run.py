@@ -177,6 +177,21 @@ class RunConformance:
         with pytest.raises(PluginBrokenError):
             self.begin(run)
 
+    def test_a_step_that_is_over_is_refused(self) -> None:
+        run = self.make_run(2)
+        self.take(run)
+        run.publish_weights()
+        with pytest.raises(_RaisedError), run.step() as over:
+            raise _RaisedError
+        with run.step() as step:
+            with pytest.raises(PluginBrokenError):
+                run.collect(over)
+            run.collect(step)
+            with pytest.raises(PluginBrokenError):
+                run.learn(over)
+            run.learn(step)
+        assert run.position.step == 2
+
     # Weights
 
     def test_collect_is_refused_before_weights_were_published(self) -> None:
@@ -243,6 +258,21 @@ class RunConformance:
         run.save()
         assert run.position == before
         self.take(run)
+
+    def test_validation_and_checkpoints_are_refused_inside_a_step(self) -> None:
+        run = self.make_run(1)
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            run.learn(step)
+            run.publish_weights()
+            with pytest.raises(PluginBrokenError):
+                run.validate()
+            with pytest.raises(PluginBrokenError):
+                run.save()
+        run.validate()
+        run.save()
+        assert run.position.finished
 
 
 class _RaisedError(Exception):
