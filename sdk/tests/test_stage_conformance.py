@@ -321,7 +321,7 @@ FAULTS = {
     ),
     "provides another's": (
         "test_a_column_that_it_provides_is_one_of_core_or_its_own",
-        told(Clip, "provides", lambda: {"another.column"}),
+        answering(Clip, "provides", lambda: {"another.column"}),
     ),
     "requires its own": (
         "test_it_does_not_require_what_it_provides",
