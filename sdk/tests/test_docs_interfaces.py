@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dovetail.batch import Column
+from dovetail.batch.columns import GLOSSARY
 from dovetail.hooks import HOOKS, HookSpec, Observers
 from dovetail.interfaces import Plugin, Run, RunPosition
 from dovetail.plugins.conformance import TIERS
@@ -98,6 +101,15 @@ def test_the_page_of_a_run_has_all_that_a_trainer_calls(texts):
     assert all(f"| `{name}: " in texts["run.md"] for name in attribute_docs(RunPosition))
 
 
+def test_the_page_of_batches_has_every_column_and_a_declaration_that_works(texts):
+    page = texts["batch.md"]
+    assert [name for name in GLOSSARY if f"| `{name}` |" not in page] == []
+    source = page.split("```python\n")[1].split("```")[0]
+    declared: dict[str, Any] = {}
+    exec(source, declared)
+    assert isinstance(declared["columns"][0], Column)
+
+
 def test_every_class_attribute_of_an_interface_is_documented():
     for kind in KINDS.values():
         interface = import_object(kind.interface)
@@ -162,7 +174,7 @@ def test_every_capability_that_is_claimed_or_asked_for_is_explained():
 
 def test_writing_leaves_other_files_and_removes_pages_of_what_is_gone(tmp_path):
     assert drift(tmp_path)
-    assert write(tmp_path) == len(KINDS) + 5
+    assert write(tmp_path) == len(KINDS) + 6
     assert drift(tmp_path) == []
     page = (tmp_path / "rollout.md").read_text()
     (tmp_path / "gone.md").write_text(page)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.batch.columns import GLOSSARY
 from dovetail.config.keys import format_path
 from dovetail.config.plugin_page import places_of
 from dovetail.hooks import HOOKS, HookSpec
@@ -30,7 +31,7 @@ _INTRODUCTION = f"""{_MARK}
 # Interfaces
 
 A page for each kind of plugin, with all that its interface asks for and offers. What plugins of every kind share is on [plugin](plugin.md); what can be observed
-without being selected, on [hooks](hooks.md); what a trainer drives, on [run](run.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
+without being selected, on [hooks](hooks.md); what a trainer drives, on [run](run.md); what a stage gets and returns, and which columns there are, on [batch](batch.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
 [writing-plugins.md](../writing-plugins.md) builds one from nothing.
 """
 
@@ -58,6 +59,16 @@ class BestReward:
 best_reward = "my_package:BestReward"
 ```"""
 
+_BATCH = """`batch["scores"]` is a column: a NumPy array [N] where its shape is dense, a `Ragged` where it is ragged (`values`, packed end to end, and `lengths` of its rows),
+a list where it is object. `batch.with_columns({"scores": …})` makes another batch. A plugin declares a column of its own in its class attribute `columns`:
+
+```python
+from dovetail.batch import Column
+
+columns = (Column("mypackage.length_share", "float32", "dense", "length / limit", "my_stage"),)
+```
+
+Columns of core; `dovetail plan CONFIG --columns` shows which of them a run has, and when:"""
 
 _RUN = (
     ("import", "`from dovetail.interfaces import Run`"),
@@ -104,6 +115,14 @@ def pages() -> dict[str, str]:
         *_methods("## Methods", members(Run), Run),
         *_types("dovetail.interfaces.run", ("RunPosition",)),
     )
+    texts["batch.md"] = _joined(
+        _MARK,
+        "# Batches and their columns",
+        f"{_BACK} · [stage](stage.md), which gets and returns a batch",
+        _BATCH,
+        "\n".join(table(("column", "dtype", "shape", "meaning", "written by"), _columns())),
+        *_types("dovetail.batch", ("Batch", "Ragged", "Column")),
+    )
     texts["public.md"] = _joined(_MARK, "# What is public", _BACK, _PUBLIC, *_public())
     texts["README.md"] = _INTRODUCTION + "\n" + "\n".join(_index()) + "\n"
     return texts
@@ -147,6 +166,13 @@ def _public() -> Iterator[str]:
         yield f"## `{module}`"
         yield doc
         yield "\n".join(table(("name", ""), rows))
+
+
+def _columns() -> list[tuple[str, ...]]:
+    return [
+        (f"`{column.name}`", column.dtype, column.shape, column.meaning, column.owner)
+        for column in GLOSSARY.values()
+    ]
 
 
 def _index() -> list[str]:

@@ -88,7 +88,7 @@ class Plugin(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     """What it can do beyond the interface; decides which conformance tests run."""
     columns: ClassVar[tuple[Column, ...]] = ()
-    """Columns of its own that core has never heard of."""
+    """Columns of its own that core has never heard of, each a `dovetail.batch.Column`."""
     Config: ClassVar[type[PluginSection]] = PluginSection
     """Its frozen attrs config class, from `<package>/config.py`."""
 
@@ -113,7 +113,7 @@ class Plugin(ABC):
             in any way. NumPy's dtypes are bool, int8 to int64, uint8 to uint64, float16, float32 and float64. Arrays need no copy: they are
             written before the run goes on.
 
-        Anything else ends the run with a CheckpointError when the checkpoint is written, which names the plugin, the place in its state and
+        Anything else ends the run with a CheckpointError, before its first step or when the checkpoint is written, which names the plugin, the place in its state and
         the type. A set can be kept as a sorted list, bytes as `np.frombuffer(data, np.uint8)`, complex64 as `array.view(np.float32)`.
         """
         return {}

@@ -103,7 +103,8 @@ class Run(ABC):
         """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none.
 
         Raises:
-            PluginBrokenError: a step is under way: validate after its block.
+            PluginBrokenError: a step is under way: validate after its block; or the rollout does not hold the actor's weights, as for
+                `collect`.
         """
 
     @abstractmethod

@@ -180,15 +180,17 @@ class Stage(Plugin):
     """
 
     phase: ClassVar[Literal["score", "check", "transform", "estimate", "update"]]
-    """When it runs."""
+    """When it runs. `score`: forward passes. `check`: may stop the step by a `NumericsError`, and writes nothing. `transform`: writes
+    and rewrites columns. `estimate`: advantages and returns. `update`: optimizer steps. A stage reads what those of earlier
+    phases wrote: one that clips `advantages` has the phase `estimate`, behind the estimator."""
     before: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of its phase that run after it, where they are in the step."""
+    """Names of stages of its phase that run after it, where they are in the step: a tuple, `("kl_penalty",)`."""
     after: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of its phase that run before it, where they are in the step."""
+    """Names of stages of its phase that run before it, where they are in the step: a tuple. A name that is not there orders nothing."""
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> Collection[str]:
-        """Return the columns that it reads, in the version that they have when it runs.
+        """Return the columns that it reads, in the version that they have when it runs. Others may be absent.
 
         Returns:
             A set; or a mapping from each column to what reads it, for the plan, where that is not the stage itself.
@@ -216,7 +218,7 @@ class Stage(Plugin):
 
     @classmethod
     def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
-        """Return the roles whose models it computes with: they exist for it, and are on the accelerator while it runs."""
+        """Return the roles (`actor`, `ref`, `critic`) whose models it computes with: they exist for it, and are on the accelerator while it runs."""
         return ()
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:

@@ -110,11 +110,7 @@ class TrainingRun(Run):
                 f"collects twice in step {step.number}",
                 "a step learns from one collection: take another step, or raise data.train_batch_size",
             )
-        if self.publisher.stale and OFF_POLICY not in self.trainer.capabilities:
-            raise self._broken(
-                f"collects samples for step {step.number} with weights that are not the actor's",
-                f"call `run.publish_weights()` before, or declare the capability {OFF_POLICY!r}",
-            )
+        self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
             asked = self.learner.asks(step.number)
             step.collected = self.rollouts.collect(step, asked)
@@ -140,6 +136,7 @@ class TrainingRun(Run):
     def validate(self) -> Mapping[str, float]:
         """Score held-out prompts; see `Run.validate`."""
         self._check_between_steps("validate")
+        self._check_published("validates")
         with self._alone("validate"):
             return self.evaluator.validate()
 
@@ -184,6 +181,14 @@ class TrainingRun(Run):
             raise self._broken(
                 f"calls `run.{method}` with what is not the step that is under way",
                 f"write `with run.step() as step:`, and call `run.{method}(step)` in its block",
+            )
+
+    def _check_published(self, does: str) -> None:
+        """A resumed run's rollout has the weights of `model.path` until the actor's are published."""
+        if self.publisher.stale and OFF_POLICY not in self.trainer.capabilities:
+            raise self._broken(
+                f"{does} with weights that are not the actor's",
+                f"call `run.publish_weights()` before, or declare the capability {OFF_POLICY!r}",
             )
 
     def _check_between_steps(self, method: str) -> None:

@@ -171,16 +171,7 @@ class ScriptedRun(Run):
         self._check_current(step)
         if step.collected is not None:
             raise PluginBrokenError(f"step {step.number} was collected for already")
-        if self._stale and not self._off_policy:
-            raise PluginBrokenError(
-                "the rollout does not hold the actor's weights",
-                hint="call run.publish_weights() before the first step and after each learn",
-            )
-        if step.collected is not None:
-            raise PluginBrokenError(
-                f"step {step.number} has its experience already",
-                hint="call run.collect(step) once in a step",
-            )
+        self._check_published()
         step.collected = ScriptedExperience.of(_columns(step.number, self._version))
 
     def learn(self, step: StepContext) -> None:
@@ -208,6 +199,7 @@ class ScriptedRun(Run):
     def validate(self) -> Mapping[str, float]:
         self._note("validate")
         self._check_between_steps("validate")
+        self._check_published()
         self._validated = True
         return dict(self._validation)
 
@@ -229,6 +221,13 @@ class ScriptedRun(Run):
         if self._current is None or step is not self._current:
             raise PluginBrokenError(
                 "the step is over, or of another run; expected the one of the `with run.step()` block that is open"
+            )
+
+    def _check_published(self) -> None:
+        if self._stale and not self._off_policy:
+            raise PluginBrokenError(
+                "the rollout does not hold the actor's weights",
+                hint="call run.publish_weights() before the first step and after each learn",
             )
 
     def _check_between_steps(self, method: str) -> None:

@@ -250,6 +250,11 @@ class RunConformance:
         assert (after.step, after.weight_version) == (before.step, before.weight_version)
         assert after.validated or not metrics
 
+    def test_validation_is_refused_before_the_actors_weights_are_published(self) -> None:
+        run = self.make_run(1)
+        with pytest.raises(PluginBrokenError):
+            run.validate()
+
     def test_saving_twice_is_no_error_and_does_not_move_the_run(self) -> None:
         run = self.make_run(2)
         self.take(run)
