@@ -66,14 +66,15 @@ class SilentConfig(PluginSection):
 
 PLUGINS = '''
 from dovetail.batch import Column
-from dovetail.interfaces import RewardFunction
+from dovetail.interfaces import SampleFilter
 from acme_shapes.config import CurveConfig, LooseConfig, SilentConfig, StrictConfig
 
 
-class Curve(RewardFunction):
+class Curve(SampleFilter):
     """Bends the reward."""
 
     name = "curve"
+    action = "mask"
     aliases = ("acme/curve",)
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic", "cheap"})
@@ -84,8 +85,8 @@ class Curve(RewardFunction):
     def requires(cls, config):
         return frozenset({"scores"}) if config.power > 1 else frozenset()
 
-    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
-        return 0.0
+    def keep(self, columns, groups):
+        return columns["scores"] > 0
 
 
 class Strict(Curve):
@@ -119,14 +120,15 @@ class Renamed(Curve):
     name = "something_else"
 
 
-class Undated(RewardFunction):
+class Undated(SampleFilter):
     name = "undated"
+    action = "mask"
 
-    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
-        return 0.0
+    def keep(self, columns, groups):
+        return columns["scores"] > 0
 
 
-class Partial(RewardFunction):
+class Partial(SampleFilter):
     name = "partial"
     api = ">=1.0,<2"
 '''
@@ -138,7 +140,7 @@ Make = Callable[..., Path]
 def package(tmp_path: Path) -> Make:
     """Write the source folder of `acme-shapes` with these entry points."""
 
-    def make(entries: dict[str, str], kind: str = "reward_function", extra: str = "") -> Path:
+    def make(entries: dict[str, str], kind: str = "sample_filter", extra: str = "") -> Path:
         source = tmp_path / "acme-shapes" / "src" / "acme_shapes"
         source.mkdir(parents=True)
         for name, text in {
@@ -180,7 +182,7 @@ def test_the_manifest_follows_from_the_classes(package: Make) -> None:
     assert (manifest["schema"], manifest["distribution"]) == (1, "acme-shapes")
     curve, strict = manifest["plugins"]
     assert curve == {
-        "kind": "reward_function",
+        "kind": "sample_filter",
         "name": "curve",
         "aliases": ["acme/curve"],
         "target": "acme_shapes.plugins:Curve",
@@ -189,6 +191,7 @@ def test_the_manifest_follows_from_the_classes(package: Make) -> None:
         "capabilities": ["cheap", "deterministic"],
         "requires": ["scores"],
         "provides": [],
+        "facts": {"action": "mask"},
         "columns": [
             {
                 "name": "acme_shapes.bend",
@@ -232,7 +235,7 @@ def test_the_index_reads_what_was_written(package: Make, monkeypatch: pytest.Mon
     assert run(folder).returncode == 0
     monkeypatch.syspath_prepend(folder / "src")
     manifest = read_manifest("acme_shapes", "acme_shapes")
-    assert manifest.get("reward_function", "curve").capabilities == ("cheap", "deterministic")
+    assert manifest.get("sample_filter", "curve").capabilities == ("cheap", "deterministic")
 
 
 def test_a_package_that_wants_an_environment_of_its_own_says_so(
@@ -244,7 +247,7 @@ def test_a_package_that_wants_an_environment_of_its_own_says_so(
     folder = package(targets, extra="[tool.dovetail]\nisolated = true")
     assert run(cwd=folder).returncode == 0
     monkeypatch.syspath_prepend(folder / "src")
-    curve = read_manifest("acme_shapes", "acme-shapes").get("reward_function", "curve")
+    curve = read_manifest("acme_shapes", "acme-shapes").get("sample_filter", "curve")
     assert curve is not None
     assert curve.isolated
     pyproject = folder / "pyproject.toml"
@@ -285,10 +288,10 @@ def test_drift_is_found_and_named(package: Make) -> None:
     drifted = run("--check", folder)
     assert drifted.returncode == 1
     assert (
-        'reward_function/curve: capabilities is ["cheap", "deterministic"], should be '
+        'sample_filter/curve: capabilities is ["cheap", "deterministic"], should be '
         '["dear", "deterministic"]' in drifted.stderr
     )
-    assert "reward_function/curve: the fields or docs of its Config have changed" in drifted.stderr
+    assert "sample_filter/curve: the fields or docs of its Config have changed" in drifted.stderr
     assert "python -m dovetail_sdk manifest" in drifted.stderr
     assert (source / "dovetail-plugin.json").read_text() == written
 
@@ -314,16 +317,16 @@ def test_every_complaint_comes_at_once(package: Make) -> None:
     assert not (folder / "src" / "acme_shapes" / "dovetail-plugin.json").exists()
     for text in (
         "acme-shapes: 10 plugins can't be described",
-        "(reward_function/crash) can't be imported: RuntimeError: no luck (",
+        "(sample_filter/crash) can't be imported: RuntimeError: no luck (",
         "crash.py:2)",
         "install what provides 'acme_engine' where the manifest is made",
         "write that module, or mend the entry point in pyproject.toml",
-        "has no 'Curv', which the entry point reward_function/misspelt names",
+        "has no 'Curv', which the entry point sample_filter/misspelt names",
         "did you mean 'Curve'?",
         "has name = 'something_else', but its entry point is called 'renamed'",
         "has api = None, which is no version range",
-        f'api = ">={KINDS["reward_function"].api},<2"',
-        "does not implement compute_score",
+        f'api = ">={KINDS["sample_filter"].api},<2"',
+        "does not implement keep",
         "acme_shapes.plugins.Hasty.provides fails for its default config: AttributeError",
         "acme_shapes.config.LooseConfig takes power by position",
         "the field 'power' of acme_shapes.config.SilentConfig has no docstring",
@@ -337,7 +340,7 @@ def test_an_alias_that_selects_another_plugin_is_refused(package: Make) -> None:
     plugins = folder / "src" / "acme_shapes" / "plugins.py"
     plugins.write_text(PLUGINS.replace('("acme/curve",)', '("strict",)'))
     done = run(folder)
-    assert "reward_function 'strict' selects both 'curve' and 'strict'" in done.stderr
+    assert "sample_filter 'strict' selects both 'curve' and 'strict'" in done.stderr
 
 
 def test_an_unknown_group_gets_the_nearest(package: Make) -> None:
