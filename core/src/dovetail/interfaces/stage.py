@@ -127,7 +127,7 @@ class StepContext:
     number: int
     """The first is 1."""
     facts: PlanFacts
-    """The planner's final ones."""
+    """As of the finished plan."""
     roles: Mapping[str, WorkerGroupHandle]
     """Worker groups by role: `step.roles["actor"].forward(batch, outputs).result()`. A stage uses those that it names in
     `roles`."""

@@ -342,8 +342,8 @@ def _no_provider(
     if column not in known and (installed := _declaring(column)):
         titles = ", ".join(entry.title for entry in installed)
         return PlanError(
-            f"{reader} requires the column {column!r}, which more than one installed stage declares: {titles}",
-            hint="name the one that is to write it in algorithm.stages",
+            f"{reader} requires the column {column!r}, which no stage of the step provides; {titles} declares it",
+            hint="name the stage that is to write it in algorithm.stages, with the settings under which it does",
         )
     if column not in known:
         near = nearest(column, known)

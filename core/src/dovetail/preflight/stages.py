@@ -50,9 +50,8 @@ class RewriteUnread(PreflightRule):
         if plan is None:
             return
         estimator = plan.facts.plugins["algorithm.advantage"]
-        level = inspect.getattr_static(
-            estimator.cls, "level", None
-        )  # a property hangs on the config
+        # A property depends on the config, which an instance has.
+        level = inspect.getattr_static(estimator.cls, "level", None)
         written = {"token": "scores", "sample": "token_rewards"}.get(str(level))
         read = "token_rewards" if written == "scores" else "scores"
         for stage in plan.stages:

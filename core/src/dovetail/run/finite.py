@@ -107,9 +107,10 @@ def check_finite(
     first = found[0]
     named = [batch["sample_id"][row] for row in first.samples_M]
     also = f"; so are {', '.join(part.column for part in found[1:])}" if found[1:] else ""
+    unchanged = "" if any(step.updates.values()) else "No weight was changed. "
     raise NumericsError(
         f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step.number}: "
-        f"{listed(named)}{also}. No weight was changed; what was found is in {path}",
+        f"{listed(named)}{also}. {unchanged}The samples and values are in {path}",
         hint=f"correct {writer}, which wrote it"
         if writer
         else HINTS.get(
