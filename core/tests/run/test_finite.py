@@ -201,3 +201,13 @@ def test_an_engines_error_gets_the_same_file(directory, make_sample):
     assert told.sample_ids == (name,)
     assert told.hint == "lower it"
     assert "step_6.json" in told.message
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_unchanged_weights_are_claimed_before_the_first_update_alone(tmp_path, updates):
+    run, step = RunDirectory.create(tmp_path / "run"), step_of(2)
+    step.updates["actor"] = updates
+    batch = make_batch([[True]], scores=np.array([np.nan], np.float32))
+    with pytest.raises(NumericsError) as error:
+        check_finite(batch, ("scores",), step=step, directory=run)
+    assert ("No weight was changed" in str(error.value)) == (updates == 0)
