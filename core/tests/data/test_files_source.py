@@ -108,7 +108,7 @@ def test_empty_files_say_so(write, tmp_path) -> None:
     [
         (b'{"prompt": "a"}\n', r"begins with b'\{\"prompt\".*\n.*looks like JSON: name it .jsonl"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer: run `git lfs pull`"),
-        (gzip.compress(b"x"), "is not a parquet file"),
+        (gzip.compress(b"x", mtime=0), "is not a parquet file"),
         (b"PAR1 and then nothing more of it", "is not a whole parquet file: it ends with"),
         (b"PAR1 something in between PAR1", "can't be read as parquet"),
     ],
