@@ -105,6 +105,24 @@ def test_a_role_that_a_stage_computes_with_has_a_model(plan):
     assert "own" in made.models[1].because
 
 
+def test_a_stage_with_the_name_of_one_of_cores_takes_its_place(plan):
+    made = plan(Advantage=stage("estimate", provides="advantages"))
+    assert names(made) == names(plan())
+    [own] = [stage for stage in made.stages if stage.name == "advantage"]
+    assert own.ref.path is not None
+    assert own.because == "algorithm.stages[0], in place of core's"
+    assert made.stages[-1].reads["advantages"] == 1
+
+
+def test_a_stage_of_core_that_the_config_names_is_there_already(plan):
+    mapping = {"model": {"path": "tiny"}, "algorithm": {"stages": ["advantage"]}}
+    with pytest.raises(
+        PlanError, match=r"algorithm\.stages\[0\] names stage 'advantage'"
+    ) as caught:
+        make_plan(config_from_mapping(mapping, ()).config)
+    assert caught.value.hint == "remove algorithm.stages[0]"
+
+
 def test_a_stage_stands_behind_those_of_its_phase(plan):
     made = plan(*PPO, Own=stage("transform", provides="test.bonus"))
     assert names(made).index("own") == names(made).index("kl_penalty") + 1
@@ -181,8 +199,12 @@ def test_stages_that_the_config_names_say_so(plan):
             ["'one'", "'advantage'", "phase"],
         ),
         (
-            {"Advantage": stage("transform")},
-            ["'advantage'", "two stages", "algorithm.stages[0]"],
+            {"One": stage("transform"), "Two": stage("transform", "name = 'one'")},
+            ["'one'", "two stages", "algorithm.stages[1]"],
+        ),
+        (
+            {"Advantage": stage("estimate")},
+            ["'advantages'", "'advantage'", "in place of core's, does not provide it"],
         ),
     ],
     ids=[
@@ -195,6 +217,7 @@ def test_stages_that_the_config_names_say_so(plan):
             "no order",
         ),
         *("undeclared", "check that writes", "contradiction", "phases", "same name"),
+        "in place of core's, without its column",
     ],
 )
 def test_a_list_that_is_not_sound_is_refused_with_plugins_and_fix(plan, bodies, facts):

@@ -2,8 +2,8 @@
 
 The columns of the rollout and its rewards are there when the first stage runs. Stages of core are active where their `because`
 says so, those that the config names always, and a stage that is installed where it alone declares a column that something
-requires, before the first stage that does. As a stage's needs may depend on what others require, all are asked again until
-nothing changes.
+requires, before the first stage that does. A stage of the config that has the name of one of core's takes its place. As a
+stage's needs may depend on what others require, all are asked again until nothing changes.
 """
 
 from __future__ import annotations
@@ -96,13 +96,7 @@ def list_stages(
         PlanError: a column has no provider, is read before it is written, has two providers, or is rewritten in no declared
             order; `before` and `after` contradict each other or the phases. Names the plugins.
     """
-    candidates = [_core_stage(name) for name in CORE_STAGES]
-    candidates += [
-        Candidate(plugin, plugin.path)
-        for path, plugin in plugins.items()
-        if path.startswith(IN_CONFIG)
-    ]
-    _check_names(candidates)
+    candidates = _candidates(plugins)
     required = _required_by_plugins(plugins)
     while True:
         facts = PlanFacts(
@@ -146,18 +140,33 @@ def _core_stage(name: str) -> Candidate:
     return Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section))
 
 
-def _check_names(candidates: Sequence[Candidate]) -> None:
-    seen: dict[str, Candidate] = {}
-    for candidate in candidates:
-        other = seen.setdefault(candidate.name, candidate)
-        if other is not candidate:
-            same = other.plugin.cls is candidate.plugin.cls
-            fix = "it is in the step already, where something requires it" if same else ""
+def _candidates(plugins: Mapping[str, SelectedPlugin]) -> list[Candidate]:
+    """Stages of core, and those that the config names: after them, or in the place of the one of the same name.
+
+    Raises:
+        PlanError: the config names two stages of one name, or one of core's.
+    """
+    candidates = {name: _core_stage(name) for name in CORE_STAGES}
+    for path, plugin in plugins.items():
+        if not path.startswith(IN_CONFIG):
+            continue
+        name = str(plugin.cls.name)
+        other = candidates.get(name)
+        if other is None:
+            candidates[name] = Candidate(plugin, path)
+        elif other.in_config:
             raise PlanError(
-                f"two stages are named {candidate.name!r}: {whose(other)} and {whose(candidate)}",
-                hint=f"remove {candidate.plugin.path}"
-                + (f": {fix}" if fix else ", or give its class another name"),
+                f"two stages are named {name!r}: {whose(other)} and {whose(Candidate(plugin))}",
+                hint=f"remove {path}, or give its class another name",
             )
+        elif other.plugin.cls is plugin.cls:
+            raise PlanError(
+                f"{path} names {whose(other)}, which is in the step where something requires it",
+                hint=f"remove {path}",
+            )
+        else:
+            candidates[name] = Candidate(plugin, f"{path}, in place of core's")
+    return list(candidates.values())
 
 
 def _required_by_plugins(plugins: Mapping[str, SelectedPlugin]) -> dict[str, str]:
@@ -351,9 +360,20 @@ def _no_provider(
             f"{reader} requires the column {column!r}, which no plugin declares",
             hint=f"did its author mean {near!r}?" if near else None,
         )
+    instead = [
+        other
+        for other in stages
+        if other.in_config
+        and other.name in CORE_STAGES
+        and column in _core_stage(other.name).provides(facts)
+    ]
     return PlanError(
         f"{reader} requires the column {column!r} ({known[column].meaning}), but "
-        + _why_not(facts, column, known[column].owner),
+        + (
+            f"{whose(instead[0])}, in place of core's, does not provide it"
+            if instead
+            else _why_not(facts, column, known[column].owner)
+        ),
         hint="choose another plugin on one of the two sides",
     )
 
