@@ -20,6 +20,7 @@ from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.dispatch import Future
 from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.rollout_service import RolloutService
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import (
     PluginContext,
@@ -35,14 +36,15 @@ from dovetail.plugins.load import make_plugin
 from dovetail.run.broadcast import Trackers
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.checkpoints import RunCheckpoints, RunState
+from dovetail.run.collector import Collector
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.run.profile import StepProfile
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
-from dovetail.run.rollouts import RolloutService
 from dovetail.run.training_run import TrainingRun
+from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
 from dovetail.weights.residency import Residency
@@ -228,16 +230,31 @@ class Composed:
         )
         residency = Residency(config, roles, record.phase)
         pool = RolloutPool([self.engine])
+        manager = plain(Manager)
         tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))
-        publisher = WeightPublisher(
-            record, actor=roles["actor"], pool=pool, residency=residency, tokenizer=tokenizer
+        service = RolloutService(
+            pool=pool,
+            manager=manager,
+            scorer=Scorer(manager, timeout=5.0),
+            tokenizer=tokenizer,
+            seed=config.seed,
+            check_stop=self.stop.check,
         )
-        rollouts = RolloutService(
+        self.close = service.close
+        publisher = WeightPublisher(
+            record,
+            actor=roles["actor"],
+            service=service,
+            pool=pool,
+            residency=residency,
+            tokenizer=tokenizer,
+        )
+        collector = Collector(
             record,
             publisher,
+            service,
             pool=pool,
-            manager=plain(Manager),
-            tokenizer=tokenizer,
+            whole=False,
             loader=loader,
             ledger=self.ledger,
             filters=filters or {},
@@ -245,13 +262,14 @@ class Composed:
         runtime: Any = None
         self.run = TrainingRun(
             record=record,
-            rollouts=rollouts,
+            service=service,
+            collector=collector,
             learner=Learner(
                 record, stages, residency=residency, publisher=publisher, ledger=self.ledger
             ),
             publisher=publisher,
             evaluator=Evaluator(
-                record, publisher, rollouts, pool=pool, prompts=[], store=self.store
+                record, publisher, service, pool=pool, prompts=[], store=self.store
             ),
             checkpoints=checkpoints,
             loader=loader,
@@ -284,8 +302,14 @@ class Composed:
 @pytest.fixture
 def compose(tmp_path: Path) -> Iterator[Callable[..., Composed]]:
     """A function that makes a `Composed` run from overrides of its config, and groups by role."""
-    with temporary_plugins(Scripted, Table):
-        yield lambda *overrides, **given: Composed(tmp_path, *overrides, **given)
+    with temporary_plugins(Scripted, Table), ExitStack() as made:
+
+        def one(*overrides: str, **given: Any) -> Composed:
+            composed = Composed(tmp_path, *overrides, **given)
+            made.callback(composed.close)
+            return composed
+
+        yield one
 
 
 @pytest.fixture(scope="session")

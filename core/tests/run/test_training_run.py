@@ -288,14 +288,14 @@ def forgets_the_with(run: Run) -> None:
 def publishes_beside_collect(run: Run) -> None:
     run.publish_weights()
     made: Any = run
-    generate = made.rollouts.collect
+    generate = made.collector.collect
 
     def collect(*arguments: Any) -> Any:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run.publish_weights).result()
         return generate(*arguments)
 
-    made.rollouts.collect = collect
+    made.collector.collect = collect
     with run.step() as step:
         run.collect(step)
 

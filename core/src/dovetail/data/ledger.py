@@ -1,7 +1,8 @@
 """The ledger: every (epoch, prompt, attempt) from issue to its end, so that none is lost or used twice.
 
-issue ──► issued ── finish ──► finished ── use ──► used
-             └───────────────────┴──────── drop ──► dropped(reason)
+issue ──► issued ── take ──► taken(step) ── use ──► used
+            │ ◄── give_back ──┘    │
+            └──────────────────────┴─────── drop ──► dropped(reason)
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Key = tuple[int, int, int]
 class _Epoch:
     """One epoch that is not yet complete. Every issued prompt is in exactly one of open, used, dropped."""
 
-    open: dict[int, bool] = attrs.field(factory=dict)
-    """Prompts in flight in order of issue, and whether their generation is finished."""
+    open: dict[int, int | None] = attrs.field(factory=dict)
+    """Prompts in flight in order of issue, and the step that has taken their samples."""
     used: set[int] = attrs.field(factory=set)
     dropped: dict[int, str] = attrs.field(factory=dict)
     """Prompt → why its last attempt ended."""
@@ -89,30 +90,39 @@ class Ledger:
             )
         if record.dropped.pop(prompt, None) is not None:
             record.attempts[prompt] = record.attempts.get(prompt, 1) + 1
-        record.open[prompt] = False
+        record.open[prompt] = None
         self._close_behind()
         return record.latest(prompt)
 
-    def finish(self, epoch: int, prompt: int, attempt: int) -> None:
-        """Its responses are generated and scored.
+    def take(self, epoch: int, prompt: int, attempt: int, *, step: int) -> None:
+        """Its samples go into a step.
 
         Raises:
-            LedgerError: that attempt is not in flight, or is finished.
+            LedgerError: that attempt is not in flight, or a step has taken it.
         """
-        record = self._in_flight(epoch, prompt, attempt, "finished")
-        if record.open[prompt]:
-            raise LedgerError(f"{_name(epoch, prompt, attempt)} finished twice")
-        record.open[prompt] = True
+        record = self._in_flight(epoch, prompt, attempt, "taken")
+        if record.open[prompt] is not None:
+            raise LedgerError(
+                f"{_name(epoch, prompt, attempt)} taken by step {step}, but step {record.open[prompt]} has it"
+            )
+        record.open[prompt] = step
+
+    def give_back(self, step: int) -> None:
+        """A step that failed gives back what it took."""
+        for record in self._epochs.values():
+            for prompt, taken in record.open.items():
+                if taken == step:
+                    record.open[prompt] = None
 
     def use(self, epoch: int, prompt: int, attempt: int) -> None:
         """It was trained on.
 
         Raises:
-            LedgerError: that attempt was used or dropped, is not finished, or was never issued.
+            LedgerError: that attempt was used or dropped, is not taken, or was never issued.
         """
         record = self._in_flight(epoch, prompt, attempt, "used")
-        if not record.open[prompt]:
-            raise LedgerError(f"{_name(epoch, prompt, attempt)} used before it was finished")
+        if record.open[prompt] is None:
+            raise LedgerError(f"{_name(epoch, prompt, attempt)} used before a step took it")
         del record.open[prompt]
         record.used.add(prompt)
         self._close_behind()
@@ -130,17 +140,21 @@ class Ledger:
 
     # -- what it knows -------------------------------------------------------------------------
 
+    def attempt(self, epoch: int, prompt: int) -> int:
+        """Return the number of the latest attempt of a prompt that is in flight."""
+        return self._epochs[epoch].latest(prompt)
+
     def open(self) -> list[Key]:
-        """Attempts in flight, finished or not, in order of issue within an epoch."""
+        """Attempts in flight, taken or not, in order of issue within an epoch."""
         return [
             (epoch, prompt, record.latest(prompt))
             for epoch, record in sorted(self._epochs.items())
             for prompt in record.open
         ]
 
-    def finished(self) -> list[Key]:
-        """Attempts that are finished and neither used nor dropped."""
-        return [key for key in self.open() if self._epochs[key[0]].open[key[1]]]
+    def taken(self, step: int) -> list[Key]:
+        """Attempts that a step has taken, and that are neither used nor dropped."""
+        return [key for key in self.open() if self._epochs[key[0]].open[key[1]] == step]
 
     def knows(self, epoch: int, prompt: int) -> bool:
         """Whether the prompt was issued in this epoch, whatever became of it."""
@@ -149,12 +163,13 @@ class Ledger:
         return epoch < self._closed or held
 
     def counts(self) -> dict[str, Any]:
-        """Over the whole run: `used`, `open`, `dropped` by reason, and `complete_epochs`."""
+        """Over the whole run: `used`, `open`, those of them that are `taken`, `dropped` by reason, and `complete_epochs`."""
         records = self._epochs.values()
         dropped = self._closed_dropped + Counter(r for e in records for r in e.dropped.values())
         return {
             "used": self._closed_used + sum(len(record.used) for record in records),
             "open": sum(len(record.open) for record in records),
+            "taken": sum(step is not None for r in records for step in r.open.values()),
             "dropped": dict(dropped),
             "complete_epochs": self._closed,
         }
@@ -224,7 +239,7 @@ class Ledger:
     def reopen(self) -> list[Key]:
         """After a resume: attempts in flight are to be generated again, under the same number. Returns them."""
         for record in self._epochs.values():
-            record.open = dict.fromkeys(record.open, False)
+            record.open = dict.fromkeys(record.open)
         return self.open()
 
     # -- helpers -------------------------------------------------------------------------------
@@ -258,7 +273,7 @@ class Ledger:
 def _packed(record: _Epoch) -> dict[str, Any]:
     reasons = sorted(set(record.dropped.values()))
     return {
-        "open": [[prompt, finished] for prompt, finished in record.open.items()],
+        "open": [[prompt, step] for prompt, step in record.open.items()],
         "used": pack(record.used),
         "dropped": {
             reason: pack(prompt for prompt, why in record.dropped.items() if why == reason)

@@ -65,11 +65,10 @@ class PromptLoader:
     @property
     def epoch(self) -> float:
         """Passes over the data so far: 1.5 is half-way through the second."""
-        # not from the position: it lags behind after a resume, which skips what the ledger knows
+        # not from the position: it runs ahead of the steps, and lags behind after a resume, which skips what the ledger knows
         counts = self._ledger.counts()
-        waiting = counts["open"] if self._resumed else len(self._waiting)
-        issued: int = counts["used"] + counts["open"] + sum(counts["dropped"].values())
-        return (issued - waiting) / len(self._prompts)
+        reached: int = counts["used"] + counts["taken"] + sum(counts["dropped"].values())
+        return reached / len(self._prompts)
 
     def next_batch(self, size: int | None = None) -> list[Issued]:
         """The next prompts, entered in the ledger as issued.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 from dovetail.interfaces.reward import Failure, Outcome, RewardSample, Score
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
@@ -27,11 +26,11 @@ class Sample:
 
     sample_id: str
     issued: Issued
-    group: int
-    """Position of its prompt in the step, over all its rounds of generation."""
     completion: Completion
     text: str
     outcome: Outcome
+    group: int = 0
+    """Position of its prompt in the step, over all its rounds of generation."""
 
     @property
     def prompt(self) -> Any:
@@ -71,89 +70,111 @@ class Sample:
         return row
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Generated:
-    """What one round of generation brought."""
+@attrs.define(kw_only=True, eq=False)
+class Group:
+    """A prompt on its way through the rollout, with the samples drawn for it: the unit of the ledger and of the stream."""
 
-    samples: tuple[Sample, ...]
-    """In the order of the prompts, n for each."""
-    baselines: tuple[Sample, ...] = ()
-    """The greedy response to each prompt, in their order; empty where none were asked for."""
+    issued: Issued
+    """The prompt under its latest attempt."""
+    n: int
+    """Samples wanted."""
+    sampling: SamplingParams
+    purpose: str = "train"
+    """What the samples are for; part of the name of their random streams."""
+    baseline: bool = False
+    """Whether a greedy response is wanted, too."""
+    samples: list[Sample] = attrs.field(factory=list)
+    """Sound ones under the latest attempt, those that could not be scored under the one that they had."""
+    greedy: Sample | None = None
+    finished: bool = False
+    """Whether everything that was asked for has an outcome."""
+
+    def lacks(self) -> tuple[int, bool]:
+        """Return how many samples are still to be drawn, and whether the greedy response is."""
+        missing = self.n - sum(sample.score is not None for sample in self.samples)
+        return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
+
+    def try_again(self, *, whole: bool) -> None:
+        """Go on to the next attempt, which keeps the samples that have a score.
+
+        Args:
+            whole: it keeps none where one is missing, because scores depend on each other.
+        """
+        self.finished = False
+        self.issued = attrs.evolve(self.issued, attempt=self.issued.attempt + 1)
+        anew = whole and self.lacks()[0] > 0
+        self.samples = [
+            sample if sample.score is None else attrs.evolve(sample, issued=self.issued)
+            for sample in self.samples
+            if sample.score is None or not anew
+        ]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Asked:
-    """A request, and whose prompt it answers."""
-
-    group: int
-    item: Issued
-    request: RolloutRequest
-
-
-async def generate_and_score(
-    issued: Sequence[Issued],
+async def draw(
+    group: Group,
     *,
-    n: int | Sequence[int],
-    sampling: SamplingParams,
     pool: RolloutPool,
     scorer: Scorer,
     tokenizer: Any,
     seed: int,
-    purpose: str = "train",
-    first_group: int = 0,
-    groups: Sequence[int] | None = None,
-    baseline: bool | Sequence[bool] = False,
-) -> Generated:
-    """Draw n samples a prompt and score each as it arrives.
+    generating: AbstractContextManager[object],
+) -> None:
+    """Draw what a group lacks, and score each sample as it arrives.
 
     Args:
-        issued: the prompts.
-        n: samples a prompt; or for each prompt how many, where 0 draws none.
-        sampling: how their tokens are drawn.
+        group: gets the samples once all of them have an outcome.
         pool: what generates.
         scorer: what scores.
         tokenizer: turns tokens into the text that is scored.
         seed: of the run.
-        purpose: what the samples are for; part of the name of their random streams.
-        first_group: number of the first prompt's group; the others follow.
-        groups: the number of each prompt's group, in place of `first_group`.
-        baseline: draw one greedy response to each prompt too, in the same call of the pool; or for each prompt whether.
+        generating: around what comes before the last sample's outcome is waited for.
 
     Raises:
         RolloutError: the engine failed and no replica could take over.
     """
-    numbers = groups if groups is not None else range(first_group, first_group + len(issued))
-    counts = [n] * len(issued) if isinstance(n, int) else n
-    ones = [baseline] * len(issued) if isinstance(baseline, bool) else baseline
-    asked = _requests(issued, counts, sampling, seed, purpose, numbers)
-    greedy = _requests(issued, list(map(int, ones)), greedy_of(sampling), seed, BASELINE, numbers)
-    both = asked | greedy
-
-    done: dict[str, tuple[Completion, str]] = {}
-    async for completion in pool.generate([entry.request for entry in both.values()]):
-        entry = both[completion.request_id]
-        prompt = entry.item.prompt
-        text = _decode(tokenizer, completion.response_ids)
-        sample_id = f"{completion.request_id}.s{completion.sample}"
-        done[sample_id] = (completion, text)
-        scorer.add(
-            RewardSample(
-                sample_id=sample_id,
-                prompt=prompt.raw,
-                solution_str=text,
-                data_source=prompt.data_source,
-                ground_truth=prompt.ground_truth,
-                extra_info=prompt.extra_info,
-                response_ids=completion.response_ids,
-                finish_reason=str(completion.finish_reason),
-            ),
-            group=completion.request_id,
-            group_size=entry.request.n,
-        )
-    outcomes = await scorer.finish()
-    return Generated(
-        samples=_samples(asked, done, outcomes), baselines=_samples(greedy, done, outcomes)
-    )
+    missing, greedy = group.lacks()
+    requests = [_request(group, missing, group.sampling, group.purpose, seed)] if missing else []
+    if greedy:
+        requests.append(_request(group, 1, greedy_of(group.sampling), BASELINE, seed))
+    prompt, done = group.issued.prompt, dict[str, tuple[Completion, str]]()
+    with generating:
+        async for completion in pool.generate(requests):
+            [request] = [r for r in requests if r.request_id == completion.request_id]
+            text = str(tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True))
+            sample_id = _sample_id(request, completion.sample)
+            done[sample_id] = (completion, text)
+            scorer.add(
+                RewardSample(
+                    sample_id=sample_id,
+                    prompt=prompt.raw,
+                    solution_str=text,
+                    data_source=prompt.data_source,
+                    ground_truth=prompt.ground_truth,
+                    extra_info=prompt.extra_info,
+                    response_ids=completion.response_ids,
+                    finish_reason=str(completion.finish_reason),
+                ),
+                group=request.request_id,
+                group_size=request.n,
+            )
+    outcomes = await scorer.outcomes(list(done))
+    for request in requests:
+        names = [_sample_id(request, number) for number in range(request.n)]
+        samples = [
+            Sample(
+                sample_id=name,
+                issued=group.issued,
+                completion=done[name][0],
+                text=done[name][1],
+                outcome=outcomes[name],
+            )
+            for name in names
+        ]
+        if request.streams[0].purpose == BASELINE:
+            [group.greedy] = samples
+        else:
+            group.samples += samples
+    group.finished = True
 
 
 def greedy_of(sampling: SamplingParams) -> SamplingParams:
@@ -163,63 +184,29 @@ def greedy_of(sampling: SamplingParams) -> SamplingParams:
     )
 
 
-def _requests(
-    issued: Sequence[Issued],
-    counts: Sequence[int],
-    sampling: SamplingParams,
-    seed: int,
-    purpose: str,
-    groups: Sequence[int],
-) -> dict[str, _Asked]:
-    asked = {}
-    for group, item, n in zip(groups, issued, counts, strict=True):
-        if not n:
-            continue
-        name = f"{purpose}.e{item.epoch}.p{item.prompt.index}.a{item.attempt}"
-        streams = tuple(
-            SampleStream(
-                seed=seed,
-                purpose=purpose,
-                epoch=item.epoch,
-                prompt=item.prompt.index,
-                sample=sample,
-                attempt=item.attempt,
-            )
-            for sample in range(n)
+def _request(
+    group: Group, n: int, sampling: SamplingParams, purpose: str, seed: int
+) -> RolloutRequest:
+    issued = group.issued
+    streams = tuple(
+        SampleStream(
+            seed=seed,
+            purpose=purpose,
+            epoch=issued.epoch,
+            prompt=issued.prompt.index,
+            sample=sample,
+            attempt=issued.attempt,
         )
-        request = RolloutRequest(
-            request_id=name,
-            prompt_ids=item.prompt.prompt_ids,
-            sampling=sampling,
-            streams=streams,
-            media=item.prompt.media,
-        )
-        asked[name] = _Asked(group=group, item=item, request=request)
-    return asked
+        for sample in range(n)
+    )
+    return RolloutRequest(
+        request_id=f"{purpose}.e{issued.epoch}.p{issued.prompt.index}.a{issued.attempt}",
+        prompt_ids=issued.prompt.prompt_ids,
+        sampling=sampling,
+        streams=streams,
+        media=issued.prompt.media,
+    )
 
 
-def _samples(
-    asked: Mapping[str, _Asked],
-    done: Mapping[str, tuple[Completion, str]],
-    outcomes: Mapping[str, Outcome],
-) -> tuple[Sample, ...]:
-    samples = []
-    for name, entry in asked.items():
-        for number in range(entry.request.n):
-            sample_id = f"{name}.s{number}"
-            completion, text = done[sample_id]
-            samples.append(
-                Sample(
-                    sample_id=sample_id,
-                    issued=entry.item,
-                    group=entry.group,
-                    completion=completion,
-                    text=text,
-                    outcome=outcomes[sample_id],
-                )
-            )
-    return tuple(samples)
-
-
-def _decode(tokenizer: Any, ids_T: np.ndarray) -> str:
-    return str(tokenizer.decode(ids_T.tolist(), skip_special_tokens=True))
+def _sample_id(request: RolloutRequest, number: int) -> str:
+    return f"{request.request_id}.s{number}"

@@ -6,14 +6,14 @@ Dynamic sampling (DAPO, arXiv 2503.14476) is this with a filter that drops group
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
-from dovetail.experience.generation import Generated, Sample
+from dovetail.experience.generation import Group, Sample
 from dovetail.experience.sample_columns import has_baseline, to_batch
 from dovetail.interfaces.advantage import Groups
 from dovetail.plugins.checked_answers import checked_keep
@@ -132,7 +132,7 @@ class Rounds:
         """Groups that are still wanted: as many prompts the next round takes."""
         return self._wanted - len({sample.group for sample in self._kept})
 
-    def add(self, generated: Generated) -> None:
+    def add(self, groups: Sequence[Group]) -> None:
         """Take a round in, and run the filters over it. Samples without a score, or without the score of
         their baseline, are out before any filter sees their group.
 
@@ -140,14 +140,17 @@ class Rounds:
             PluginBrokenError: a filter raised, or did not answer with one bool a sample.
         """
         self.count += 1
-        self.prompts += len({sample.group for sample in generated.samples})
-        self._samples += generated.samples
+        samples = list[Sample]()
+        for number, group in enumerate(groups, self.prompts):
+            samples += [attrs.evolve(sample, group=number) for sample in group.samples]
+            if self._baselines is not None and group.greedy is not None:
+                self._baselines[number] = attrs.evolve(group.greedy, group=number)
+        self.prompts += len(groups)
+        self._samples += samples
         baselines = self._baselines
-        if baselines is not None:
-            baselines |= {sample.group: sample for sample in generated.baselines}
-        scored = [sample for sample in generated.samples if sample.score is not None]
+        scored = [sample for sample in samples if sample.score is not None]
         kept = [s for s in scored if baselines is None or has_baseline(s, baselines)]
-        self._reasons |= {sample.key: "reward_failures" for sample in generated.samples}
+        self._reasons |= {sample.key: "reward_failures" for sample in samples}
         self._reasons |= {sample.key: "baseline_failures" for sample in scored}
         self._kept += self._filter(kept) if self._filters else kept
 

@@ -61,7 +61,8 @@ class Run(ABC):
 
     @abstractmethod
     def step(self) -> AbstractContextManager[StepContext]:
-        """Surround one step. It counts once `learn` is through; an error before that undoes it, and its prompts are issued again.
+        """Surround one step. It counts once `learn` is through; an error before that undoes it, and its samples are the next
+        step's, or its prompts the next run's.
 
         `position` moves when the block ends.
 
@@ -71,8 +72,24 @@ class Run(ABC):
         """
 
     @abstractmethod
+    def admit(self, groups: int | None = None) -> None:
+        """Begin to generate and score samples to the next prompts, with the weights that the rollout holds, and return at once.
+
+        Later calls of `collect` take them, in this order. Nothing where the steps that are left have all their prompts.
+
+        Args:
+            groups: prompts; as many as a step takes (`data.train_batch_size`) where absent.
+
+        Raises:
+            PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts would be admitted and
+                not yet learned from and followed by `publish_weights`; `rollout.offload` is set; or the rollout does not hold
+                the actor's weights, as for `collect`.
+        """
+
+    @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Generate and score the samples of a step, and set `step.experience`.
+        """Take the samples of a step, and set `step.experience`: those that were admitted first, and where these are too few, others
+        that are generated and scored now.
 
         Raises:
             PluginBrokenError: the rollout does not hold the actor's weights, since `publish_weights` was not called after they
@@ -92,7 +109,8 @@ class Run(ABC):
 
     @abstractmethod
     def publish_weights(self) -> None:
-        """Send the actor's weights to every rollout replica as a new version; nothing where they have not moved.
+        """Send the actor's weights to every rollout replica as a new version; nothing where they have not moved. Requests that are
+        running end before.
 
         Raises:
             WeightSyncError: a replica did not take them, though it was started again.

@@ -13,12 +13,14 @@ import attrs
 
 from dovetail.errors import ConfigError
 from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.run.broadcast import Trackers
 from dovetail.run.checkpoints import RunCheckpoints, RunState
+from dovetail.run.collector import Collector
 from dovetail.run.data import Data
 from dovetail.run.data_checks import check_sampler
 from dovetail.run.evaluator import Evaluator
@@ -26,9 +28,9 @@ from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
-from dovetail.run.rollouts import RolloutService
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
+from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig, TrainingSection
 from dovetail.weights.residency import Residency
 
@@ -154,26 +156,42 @@ def build(
             stop=stop or StopSwitch(),
         )
         residency = Residency(config, groups, record.phase)
+        service = RolloutService(
+            pool=pool,
+            manager=manager,
+            scorer=Scorer(
+                manager,
+                timeout=config.reward.timeout,
+                retries=config.reward.retries,
+                concurrency=config.reward.concurrency,
+            ),
+            tokenizer=data.tokenizer,
+            seed=config.seed,
+            check_stop=record.stop.check,
+        )
+        started.callback(service.close)
         publisher = WeightPublisher(
             record,
             actor=groups["actor"],
+            service=service,
             pool=pool,
             residency=residency,
             tokenizer=data.tokenizer,
         )
-        rollouts = RolloutService(
+        collector = Collector(
             record,
             publisher,
+            service,
             pool=pool,
-            manager=manager,
-            tokenizer=data.tokenizer,
+            whole=manager.unit == "group",
             loader=loader,
             ledger=ledger,
             filters=filters,
         )
         return TrainingRun(
             record=record,
-            rollouts=rollouts,
+            service=service,
+            collector=collector,
             learner=Learner(
                 record, stages, residency=residency, publisher=publisher, ledger=ledger
             ),
@@ -181,7 +199,7 @@ def build(
             evaluator=Evaluator(
                 record,
                 publisher,
-                rollouts,
+                service,
                 pool=pool,
                 prompts=_held_out(data),
                 store=checkpoints.store,

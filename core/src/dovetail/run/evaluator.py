@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
-from dovetail.experience.generation import Sample
+from dovetail.experience.generation import Group, Sample
 from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics
 from dovetail.interfaces.reward import Failure
 from dovetail.run.accuracy import AccuracyKeeper
+from dovetail.run.collector import shown
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
-from dovetail.run.rollouts import RolloutService, shown
 from dovetail.stages.sampling import validation_sampling
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Evaluator:
     Args:
         record: of the run.
         publisher: sends the weights to replicas before they generate.
-        rollouts: generates and scores.
+        service: generates and scores.
         pool: the replicas, for their metrics.
         prompts: held out; none means that nothing is validated.
         store: of checkpoints, which remembers the best one.
@@ -39,13 +40,13 @@ class Evaluator:
         self,
         record: RunRecord,
         publisher: WeightPublisher,
-        rollouts: RolloutService,
+        service: RolloutService,
         *,
         pool: RolloutPool,
         prompts: Sequence[Issued],
         store: CheckpointStore,
     ) -> None:
-        self._record, self._publisher, self._rollouts = record, publisher, rollouts
+        self._record, self._publisher, self._service = record, publisher, service
         self._pool, self._prompts = pool, prompts
         self._best = Best.of(record.config.trainer, store, record.logger)
         self._accuracy = AccuracyKeeper(record.logger)
@@ -63,9 +64,13 @@ class Evaluator:
         self._publisher.ready()
         with record.phase("validation"):
             for start in range(0, len(self._prompts), size):
-                chunk = self._prompts[start : start + size]
-                generated, _ = self._rollouts.generate(chunk, how.n, sampling, "validation")
-                samples += generated.samples
+                groups = [
+                    Group(issued=issued, n=how.n, sampling=sampling, purpose="validation")
+                    for issued in self._prompts[start : start + size]
+                ]
+                self._service.generate(groups)
+                self._publisher.generated()
+                samples += [sample for group in groups for sample in group.samples]
         metrics = validation_metrics(
             samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
         )
@@ -73,6 +78,7 @@ class Evaluator:
             record.logger.warning(_unscored(failures, len(samples)), step=record.state.step)
         metrics["time/validation"] = time.monotonic() - began
         self._pool.figures()  # what validation did is not the next step's
+        self._service.seconds()
         record.state = self._accuracy.updated(record.state, metrics, how.n)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         record.directory.write_samples(record.state.step, rows, name="validation")

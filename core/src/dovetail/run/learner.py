@@ -208,7 +208,7 @@ class Learner:
         """Tell the ledger which prompts were trained on, and why the others were not."""
         names = (batch[column].tolist() for column in ("epoch", "prompt_id", "attempt"))
         used = set(zip(*names, strict=True))
-        for key in self._ledger.finished():
+        for key in self._ledger.taken(step.number):
             if key in used:
                 self._ledger.use(*key)
             else:

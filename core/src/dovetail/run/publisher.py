@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.rollout_service import RolloutService
 from dovetail.run.record import RunRecord
 from dovetail.weights.probe import Probe
 from dovetail.weights.residency import Residency
@@ -23,6 +24,7 @@ class WeightPublisher:
     Args:
         record: of the run.
         actor: the worker group that sends.
+        service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
         residency: which training roles are on the accelerator.
         tokenizer: of the run.
@@ -33,11 +35,12 @@ class WeightPublisher:
         record: RunRecord,
         *,
         actor: Any,
+        service: RolloutService,
         pool: RolloutPool,
         residency: Residency,
         tokenizer: Any,
     ) -> None:
-        self._record, self._residency = record, residency
+        self._record, self._residency, self._service = record, residency, service
         self.stale = True
         self._sync = WeightSync(
             config=record.config,
@@ -50,8 +53,9 @@ class WeightPublisher:
             logger=record.logger,
             phase=record.phase,
             metrics=lambda: record.metrics,
+            held=service.held,
         )
-        pool.rescue = self._rescue
+        service.bring_back_with(self._rescue)
 
     stale: bool
     """Whether the rollout does not hold the actor's weights, as before any were sent."""
@@ -65,6 +69,7 @@ class WeightPublisher:
         if not self.stale and not self._sync.discarded:
             return
         self._bring()
+        self._service.settle()
         self._record.stop.check()
 
     def ready(self) -> None:

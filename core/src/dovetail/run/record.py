@@ -147,8 +147,7 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Surround one step. An error before it counts restores the loader; after that the step is finished and logged."""
-        before = self._loader.state()
+        """Surround one step. After an error, one that counts is finished and logged all the same."""
         self.metrics = context.metrics
         self.timers.reset()
         set_step(context.number)
@@ -162,8 +161,6 @@ class RunRecord:
                     error.during(f"step {context.number}")
                 if context.counted:
                     self._finish(context, began)
-                else:
-                    self._loader.load_state(before)
                 raise
             self._finish(context, began)
 

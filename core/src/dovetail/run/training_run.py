@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dovetail.errors import PluginBrokenError
+from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.run import Run, RunPosition
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
@@ -17,11 +18,11 @@ from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
 from dovetail.plugins.titles import title_of
 from dovetail.run.checkpoints import RunCheckpoints
+from dovetail.run.collector import Collector
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
-from dovetail.run.rollouts import RolloutService
 
 if TYPE_CHECKING:
     from dovetail.data.loader import PromptLoader
@@ -35,7 +36,8 @@ class TrainingRun(Run):
     """Composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
 
     record: RunRecord
-    rollouts: RolloutService
+    service: RolloutService
+    collector: Collector
     learner: Learner
     publisher: WeightPublisher
     evaluator: Evaluator
@@ -50,6 +52,8 @@ class TrainingRun(Run):
     started: ExitStack
     """Closes what was started, the latest first."""
     _steps_begun: int = 0
+    _unpublished: int = 0
+    """Groups that steps have taken since weights were published."""
     _current: StepContext | None = None
     _calling: str | None = None
 
@@ -78,6 +82,7 @@ class TrainingRun(Run):
                 "take steps while `not run.position.finished`",
             )
         self._steps_begun += 1
+        unpublished = self._unpublished
         trained = [model.role for model in record.plan.models if model.trained]
         step = StepContext(
             number=number,
@@ -95,12 +100,41 @@ class TrainingRun(Run):
             with record.step(step):
                 yield step
                 if not step.counted:
-                    record.stop.check()  # where the trainer caught StopRequested
-                    raise self._broken(
-                        f"ended step {number} without `run.learn(step)`", "call it inside the step"
-                    )
+                    self._not_learned(number)
+        except BaseException:
+            if not step.counted:
+                self.collector.give_back(step.number)
+                self._unpublished = unpublished
+            raise
         finally:
             self._current = None
+
+    def admit(self, groups: int | None = None) -> None:
+        """Begin to generate samples that later steps take; see `Run.admit`."""
+        config, batch = self.record.config, self.record.config.data.train_batch_size
+        if config.rollout.offload:
+            raise self._broken(
+                "admits prompts, but the replicas sleep while a step learns (rollout.offload)",
+                "leave out `run.admit`, or set rollout.offload=false",
+            )
+        collected = self._current is not None and self._current.collected is not None
+        done = self.record.state.step + collected
+        left = (self.record.total_steps - done) * batch - self.service.outstanding
+        count = min(batch if groups is None else groups, left)
+        if count <= 0:
+            return
+        outstanding = self.service.outstanding + self._unpublished
+        limit = (self.trainer.max_staleness + 1) * batch
+        if outstanding + count > limit:
+            raise self._broken(
+                f"admits {count} prompts while {outstanding} are outstanding; with max_staleness = {self.trainer.max_staleness} "
+                f"at most {limit} may be",
+                "publish weights after every step and admit as many prompts as a step takes, or raise the trainer's `max_staleness`",
+            )
+        self._check_published("admits prompts")
+        with self._alone("admit"):
+            number = done + 1 + self.service.outstanding // batch
+            self.collector.admit(count, self.learner.asks(number))
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
@@ -113,8 +147,9 @@ class TrainingRun(Run):
         self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
             asked = self.learner.asks(step.number)
-            step.collected = self.rollouts.collect(step, asked)
+            step.collected = self.collector.collect(step, asked)
         step.weight_version = self.record.state.weight_version
+        self._unpublished += self.record.config.data.train_batch_size
 
     def learn(self, step: StepContext) -> None:
         """Run the stages of the plan; see `Run.learn`."""
@@ -132,6 +167,7 @@ class TrainingRun(Run):
         """Send the actor's weights; see `Run.publish_weights`."""
         with self._alone("publish_weights"):
             self.publisher.publish()
+        self._unpublished = 0
 
     def validate(self) -> Mapping[str, float]:
         """Score held-out prompts; see `Run.validate`."""
@@ -175,6 +211,12 @@ class TrainingRun(Run):
     def close(self) -> None:
         """Stop everything that was started, in the reverse order, even where one part fails."""
         self.started.close()
+
+    def _not_learned(self, number: int) -> None:
+        self.record.stop.check()  # where the trainer caught StopRequested
+        raise self._broken(
+            f"ended step {number} without `run.learn(step)`", "call it inside the step"
+        )
 
     def _check_current(self, method: str, step: StepContext) -> None:
         if self._current is None or step is not self._current:

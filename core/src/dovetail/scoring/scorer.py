@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -22,6 +22,7 @@ from dovetail.interfaces.reward import (
 )
 from dovetail.interfaces.reward_answers import finite_float
 from dovetail.interfaces.reward_time import CountedTime
+from dovetail.scoring.busy import BusyTime
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""
@@ -34,9 +35,9 @@ class BrokenAnswer(Failure):
 
 
 class Scorer:
-    """Scores the samples of one rollout: each gets exactly one outcome, and a failure is never a number.
+    """Scores samples: each gets exactly one outcome, and a failure is never a number.
 
-    After `finish`, which lets the manager sleep, it may be used for another rollout, also in another event loop.
+    After `finish`, which lets the manager sleep, it may be used again, also in another event loop.
 
     Args:
         manager: what scores; started.
@@ -67,13 +68,11 @@ class Scorer:
         self._begin()
 
     counts: Counter[FailureKind]
-    """Samples of this rollout without a score, by kind, after all tries."""
+    """Samples without a score since the last `finish`, by kind, after all tries."""
     retried: int
-    """Further tries of this rollout."""
-    seconds: float
-    """In which at least one sample of this rollout was being scored."""
-    left: float
-    """Of these, those in `finish`: no generation hid them."""
+    """Further tries since then."""
+    busy: BusyTime
+    """Since then, with at least one sample being scored."""
 
     def add(self, sample: RewardSample, *, group: Hashable, group_size: int) -> None:
         """Begin to score a sample; where the manager scores groups, when its group is complete.
@@ -89,9 +88,9 @@ class Scorer:
         """
         if self._finished:
             self._begin()
-        if sample.sample_id in self._outcomes:
+        if sample.sample_id in self._added:
             raise RewardError(f"sample {sample.sample_id!r} was added to the scorer twice")
-        self._outcomes[sample.sample_id] = None
+        self._added[sample.sample_id] = None
         if self._manager.unit == "sample":
             self._start(RewardUnit(samples=(sample,)))
             return
@@ -100,75 +99,73 @@ class Scorer:
         if len(waiting) >= group_size:
             self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
 
-    async def finish(self) -> dict[str, Outcome]:
-        """Wait for every sample added since the last `finish`; outcomes by `sample_id`, in the order added.
+    async def outcomes(self, sample_ids: Collection[str]) -> dict[str, Outcome]:
+        """Wait for these samples, which were added before, and forget them.
 
         A group that stayed incomplete, because generation failed for some of it, is scored as it is.
+
+        Returns:
+            Outcomes by `sample_id`, in the order given.
         """
+        wanted = set(sample_ids)
+        for group, samples in list(self._waiting.items()):
+            if wanted.intersection(sample.sample_id for sample in samples):
+                self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
+        await asyncio.gather(*(self._tasks[name] for name in sample_ids))
+        found = {name: self._tasks[name].result()[name] for name in sample_ids}
+        for name in sample_ids:
+            del self._tasks[name], self._added[name]
+        self.counts.update(o.kind for o in found.values() if isinstance(o, Failure))
+        return found
+
+    async def finish(self) -> dict[str, Outcome]:
+        """Wait for every sample added since the last `finish`, and let the manager sleep; outcomes in the order added."""
         if self._finished:
             self._begin()
-        for group in list(self._waiting):
-            self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
+        found = await self.outcomes(list(self._added))
         self._finished = True
-        began = asyncio.get_running_loop().time()
-        await asyncio.gather(*self._tasks)
-        self.left = asyncio.get_running_loop().time() - began
         self._manager.sleep()
-        outcomes = {
-            name: outcome for name, outcome in self._outcomes.items() if outcome is not None
-        }
-        if len(outcomes) != len(self._outcomes):
-            lost = sorted(self._outcomes.keys() - outcomes.keys())
-            raise RewardError(f"{len(lost)} samples have no outcome: {', '.join(lost[:5])}")
-        self.counts.update(
-            outcome.kind for outcome in outcomes.values() if isinstance(outcome, Failure)
-        )
-        return outcomes
+        return found
 
     async def cancel(self) -> None:
         """Give up everything that is being scored, when the rollout is abandoned."""
-        for task in self._tasks:
+        tasks = set(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._finished = True
         self._manager.sleep()
 
     def _begin(self) -> None:
-        self._outcomes: dict[str, Outcome | None] = {}
         self._waiting: dict[Hashable, list[RewardSample]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._added: dict[str, None] = {}
+        self._tasks: dict[str, asyncio.Task[dict[str, Outcome]]] = {}
         self._free = asyncio.Semaphore(self._places)
         self.counts = Counter()
         self.retried = 0
-        self.seconds = self.left = 0.0
-        self._running, self._since = 0, 0.0
+        self.busy = BusyTime(lambda: asyncio.get_running_loop().time())
         self._finished = False
 
     def _start(self, unit: RewardUnit) -> None:
-        loop = asyncio.get_running_loop()
-        if not self._running:
-            self._since = loop.time()
-        self._running += 1
-        task = loop.create_task(self._score(unit))
-        task.add_done_callback(self._ended)
-        self._tasks.append(task)
+        task = asyncio.get_running_loop().create_task(self._score(unit))
+        self._tasks |= {sample.sample_id: task for sample in unit.samples}
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running -= 1
-        if not self._running:
-            self.seconds += task.get_loop().time() - self._since
-
-    async def _score(self, unit: RewardUnit) -> None:
-        for attempt in range(self._retries + 1):
-            if attempt:
-                self.retried += 1
-                await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_BACKOFF))
-            async with self._free:
-                outcomes = await self._try(unit)
-            if not any(isinstance(outcome, Failure) and outcome.retryable for outcome in outcomes):
-                break
-        for sample, outcome in zip(unit.samples, outcomes, strict=True):
-            self._outcomes[sample.sample_id] = outcome
+    async def _score(self, unit: RewardUnit) -> dict[str, Outcome]:
+        with self.busy:
+            for attempt in range(self._retries + 1):
+                if attempt:
+                    self.retried += 1
+                    await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_BACKOFF))
+                async with self._free:
+                    outcomes = await self._try(unit)
+                if not any(
+                    isinstance(outcome, Failure) and outcome.retryable for outcome in outcomes
+                ):
+                    break
+        return {
+            sample.sample_id: outcome
+            for sample, outcome in zip(unit.samples, outcomes, strict=True)
+        }
 
     async def _try(self, unit: RewardUnit) -> list[Outcome]:
         """One try; whatever the manager does, one valid outcome a sample."""

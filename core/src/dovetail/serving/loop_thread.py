@@ -19,12 +19,21 @@ class LoopThread:
 
     Args:
         name: the thread's.
+
+    Attributes:
+        failure: what ended the loop before it was closed.
     """
 
     def __init__(self, name: str) -> None:
+        self.failure: BaseException | None = None
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs what it is handed."""
+        return self._thread.is_alive()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Hand a coroutine over; the future may be waited for in any thread."""
@@ -60,7 +69,10 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            try:
+                self._loop.run_forever()
+            except BaseException as failure:  # noqa: BLE001 - whoever waits for its work must learn of it
+                self.failure = failure
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()

@@ -46,6 +46,7 @@ class WeightSync:
         logger: with the standard methods.
         phase: times a part of the step under a name.
         metrics: the figures of the step that is under way.
+        held: nothing is generated in its block.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class WeightSync:
         logger: Any,
         phase: Callable[[str], AbstractContextManager[None]],
         metrics: Callable[[], dict[str, float]],
+        held: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._actor, self._pool, self._logger = actor, pool, logger
         self._residency = residency
         self._outer_phase, self._prefix = phase, ""
-        self._metrics = metrics
+        self._metrics, self._held = metrics, held
         self._probe = probe
         self._rebuilds = config.rollout.rebuilds
         self._rebuilt = 0
@@ -165,7 +167,7 @@ class WeightSync:
                 with self._phase("wake"):
                     faults = self._pool.wake(WEIGHTS)
             if not faults:
-                with self._phase("weight_sync"):
+                with self._phase("weight_sync"), self._held():
                     faults = self._transfer(version)
         if self._offload:
             self._residency.settle()

@@ -1,0 +1,229 @@
+"""RolloutService: generates and scores groups for the life of a run, while the trainer does other things."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dovetail.errors import RolloutError
+from dovetail.experience.generation import Group, draw
+from dovetail.interfaces.rollout import PauseMode
+from dovetail.scoring.busy import BusyTime
+from dovetail.serving.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from dovetail.experience.pool_members import Fault
+    from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.reward import RewardManager
+    from dovetail.scoring.scorer import Scorer
+
+T = TypeVar("T")
+
+_LOOK = 0.5
+"""Seconds between two looks of a waiting trainer at whether the loop still runs and a stop was asked for."""
+
+
+class RolloutService:
+    """Generates groups on an event loop in a thread of its own, and hands them out in the order of their admission.
+
+    All methods are called from the trainer's thread. Weights are sent by that thread alone: replicas that are all lost are
+    brought back while it waits here.
+
+    Args:
+        pool: the replicas.
+        scorer: of every sample.
+        manager: that the scorer asks; it sleeps while nothing is generated.
+        tokenizer: of the run.
+        seed: of the run.
+        check_stop: raises where a stop was asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: RolloutPool,
+        scorer: Scorer,
+        manager: RewardManager,
+        tokenizer: Any,
+        seed: int,
+        check_stop: Callable[[], None],
+    ) -> None:
+        self._pool, self._scorer, self._manager = pool, scorer, manager
+        self._check_stop = check_stop
+        self._draw = partial(draw, pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed)
+        self._loop = LoopThread("dovetail-rollout")
+        self._admitted: deque[Group] = deque()
+        self._running: dict[Group, asyncio.Task[None]] = {}
+        self._rescues: list[Future[None]] = []
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._generating, self._busy = BusyTime(), BusyTime()
+        self._before = (0.0, 0.0, 0.0)
+        self._bring_back: Callable[[Sequence[Fault]], None] | None = None
+
+    def bring_back_with(self, rescue: Callable[[Sequence[Fault]], None]) -> None:
+        """Have replicas that are all lost brought back by a function, which the trainer's thread calls."""
+        self._bring_back = rescue
+        self._pool.rescue = self._rescue
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that are admitted and not taken."""
+        return len(self._admitted)
+
+    def admit(self, groups: Sequence[Group]) -> None:
+        """Begin to generate groups, all of them in one turn of the loop; return at once."""
+        self._admitted.extend(groups)
+        self._begin(self._admitted)
+
+    def take(self, count: int) -> list[Group]:
+        """Wait for the groups that were admitted first, and return them in that order.
+
+        Raises:
+            RolloutError: fewer are admitted; or a request failed on every replica. Groups that are not finished are then
+                ended, and begin anew with the next call.
+            StopRequested: a stop was asked for; groups that are not finished are ended.
+        """
+        if count > len(self._admitted):
+            raise RolloutError(
+                f"{count} groups are to be taken, and {len(self._admitted)} are admitted",
+                hint="admit as many before",
+            )
+        self._begin(self._admitted)
+        groups = [self._admitted[place] for place in range(count)]
+        self._finish(groups)
+        for _ in groups:
+            self._admitted.popleft()
+        return groups
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        """Put groups that were taken before those that are admitted: the next `take` returns them, as they are."""
+        self._admitted.extendleft(reversed(groups))
+
+    def generate(self, groups: Sequence[Group]) -> None:
+        """Generate what these groups lack, beside those that are admitted, and wait for it. For errors see `take`."""
+        self._begin(groups)
+        self._finish(groups)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds since the last call in which groups were generated, and scored, as metrics."""
+        now = (self._generating.seconds, self._scorer.busy.seconds, self._busy.seconds)
+        generation, scoring, busy = (b - a for a, b in zip(self._before, now, strict=True))
+        self._before = now
+        return {
+            "time/rollout/generation": generation,
+            "time/rollout/scoring": scoring,
+            "time/rollout/scoring_left": busy - generation,
+        }
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is generated in the block: running requests end before it, further ones begin after it."""
+        if not self._running:
+            yield
+            return
+        self._wait(self._pool.pause(PauseMode.WAIT))
+        try:
+            yield
+        finally:
+            self._wait(self._pool.resume())
+
+    def settle(self) -> None:
+        """Bring lost replicas back, where requests wait for it: at a version boundary, after weights were sent."""
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                call()
+
+    def close(self) -> None:
+        """End everything that runs; safe to call twice."""
+        self._pool.rescue = None
+        for waiting in self._rescues:
+            waiting.cancel()
+        self._loop.close()
+
+    def _begin(self, groups: Iterable[Group]) -> None:
+        """Start those that are neither finished nor running."""
+        waiting = [g for g in groups if g not in self._running and not g.finished]
+        if waiting:
+            self._wait(self._start(waiting))
+
+    async def _start(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._running[group] = asyncio.create_task(self._produce(group))
+
+    async def _produce(self, group: Group) -> None:
+        try:
+            with self._busy:
+                await self._draw(group, generating=self._generating)
+        finally:
+            del self._running[group]
+            if not self._running:
+                self._manager.sleep()
+
+    def _finish(self, groups: Sequence[Group]) -> None:
+        try:
+            self._wait(self._all(groups), stoppable=True)
+        except Exception:
+            if self._loop.alive:
+                self._wait(self._interrupt())
+            raise
+
+    async def _all(self, groups: Sequence[Group]) -> None:
+        await asyncio.gather(*(self._running[group] for group in groups if group in self._running))
+
+    async def _interrupt(self) -> None:
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wait(self, work: Coroutine[Any, Any, T], *, stoppable: bool = False) -> T:
+        """Wait for what runs on the loop, and bring lost replicas back meanwhile."""
+        if not self._loop.alive:
+            work.close()
+            raise self._ended()
+        future = self._loop.start(work)
+        future.add_done_callback(lambda _: self._calls.put(None))
+        while not future.done():
+            try:
+                call = self._calls.get(timeout=_LOOK)
+            except queue.Empty:
+                call = None
+            if call is not None:
+                call()
+            elif not self._loop.alive:
+                raise self._ended()
+            elif stoppable:
+                self._check_stop()
+        return future.result()
+
+    def _ended(self) -> RolloutError:
+        error = RolloutError(f"the rollout's event loop has ended: {self._loop.failure!r}")
+        error.__cause__ = self._loop.failure
+        return error
+
+    def _rescue(self, lost: Sequence[Fault]) -> None:
+        """Called by the pool in a thread of its own: wait until the trainer's thread has brought the replicas back."""
+        done: Future[None] = Future()
+
+        def call() -> None:
+            self._rescues.remove(done)
+            try:
+                if self._bring_back and len(self._pool.lost()) == self._pool.size:
+                    self._bring_back(lost)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+
+        self._rescues.append(done)
+        self._calls.put(call)
+        done.result()

@@ -1,0 +1,190 @@
+"""Collector: the samples of a step, from the rollout service, with refills and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dovetail.experience.faults import check_failures, too_many_failures
+from dovetail.experience.generation import Group, Sample
+from dovetail.experience.refill import Rollout, Rounds
+from dovetail.experience.rollout_service import RolloutService
+from dovetail.experience.sample_checks import check_completions, check_outcomes
+from dovetail.experience.sample_columns import rollout_metrics
+from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.stage import StepContext
+from dovetail.metrics import values
+from dovetail.run.publisher import WeightPublisher
+from dovetail.run.record import RunRecord
+from dovetail.stages.sampling import training_sampling
+
+if TYPE_CHECKING:
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import PromptLoader
+    from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.sample_filter import SampleFilter
+
+FAILURES_SHOWN = 64
+"""Samples without a score that are written besides those that the config asks for."""
+REWARD_FAILURES = "reward_failures"
+"""Why the ledger drops an attempt of which samples could not be scored."""
+
+
+class Collector:
+    """Admits prompts to the rollout service, and makes a step's experience of what it returns.
+
+    Args:
+        record: of the run.
+        publisher: sends the weights to replicas before they generate.
+        service: generates and scores.
+        pool: the replicas, for their metrics.
+        whole: whether a group's scores depend on each other, so that it is drawn anew as a whole.
+        loader: gives the prompts.
+        ledger: accounts for each.
+        filters: sample filters by name, in the order in which they are applied.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        publisher: WeightPublisher,
+        service: RolloutService,
+        *,
+        pool: RolloutPool,
+        whole: bool,
+        loader: PromptLoader,
+        ledger: Ledger,
+        filters: Mapping[str, SampleFilter],
+    ) -> None:
+        self._record, self._publisher, self._service = record, publisher, service
+        self._pool, self._whole = pool, whole
+        self._loader, self._ledger, self._filters = loader, ledger, filters
+        self._taken: dict[int, list[Group]] = {}
+
+    def admit(self, count: int, asked: Collection[str]) -> None:
+        """Begin to generate samples for the next prompts.
+
+        Args:
+            count: prompts.
+            asked: columns with log-probabilities that the engine must give.
+        """
+        config = self._record.config
+        sampling = training_sampling(config, asked)
+        baseline = self._record.plan.baseline
+        self._service.admit(
+            [
+                Group(issued=issued, n=config.rollout.n, sampling=sampling, baseline=baseline)
+                for issued in self._loader.next_batch(count)
+            ]
+        )
+
+    def collect(self, step: StepContext, asked: Collection[str]) -> Rollout:
+        """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
+
+        Args:
+            step: the step that is under way.
+            asked: columns with log-probabilities that the engine must give.
+
+        Raises:
+            RewardError: more than `reward.max_failure_share` of the samples could not be scored.
+            PluginBrokenError: in the first step: a completion or an outcome is not as its interface says.
+        """
+        record, config = self._record, self._record.config
+        limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
+        rounds = Rounds(
+            config.data.train_batch_size,
+            self._filters,
+            temperature=config.rollout.temperature,
+            baseline=record.plan.baseline,
+        )
+        self._taken = {step.number: []}
+        self._publisher.ready()
+        while True:
+            with record.phase("rollout"):
+                if rounds.missing > self._service.outstanding:
+                    self.admit(rounds.missing - self._service.outstanding, asked)
+                groups = self._service.take(rounds.missing)
+                self._taken[step.number] += groups
+                self._refill(groups, step)
+                self._publisher.generated()
+                if step.first:
+                    check_outcomes([s for g in groups for s in g.samples], config.reward.manager)
+                rounds.add(groups)
+                for group in groups:
+                    self._enter(group, step)
+            enough = not rounds.missing or rounds.count == limit
+            if enough or any(too_many_failures(s, share) for s in (rounds.samples, rounds.greedy)):
+                break
+            record.stop.check()
+        metrics = values(self._pool.figures())
+        self._publisher.rest()
+        step.metrics |= metrics
+        rollout = rounds.rollout(refills=limit > 1)
+        self._report(rollout, step)
+        directory = record.directory.path
+        check_failures(rollout.samples, share, step.number, directory)
+        check_failures(rollout.greedy, share, step.number, directory, "greedy baselines")
+        record.observers.emit("reward_finished", step=step.number, metrics=dict(step.metrics))
+        record.stop.check()
+        if step.first:
+            longest = config.data.max_response_length
+            check_completions(rollout.samples, config.rollout, longest)
+        return rollout
+
+    def give_back(self, step: int) -> None:
+        """A step has failed: its groups are the next step's, as they are."""
+        self._ledger.give_back(step)
+        self._service.give_back(self._taken.pop(step, []))
+
+    def _refill(self, groups: Sequence[Group], step: StepContext) -> None:
+        """Draw samples in place of those that could not be scored, where the config wants it."""
+        reward = self._record.config.reward
+        if reward.on_failure != "refill":
+            return
+        redrawn = 0
+        for _ in range(reward.refill_rounds):
+            samples = [sample for group in groups for sample in group.samples]
+            greedy = [group.greedy for group in groups if group.greedy is not None]
+            thinned = [group for group in groups if group.lacks() != (0, False)]
+            share = reward.max_failure_share
+            if not thinned or any(too_many_failures(part, share) for part in (samples, greedy)):
+                break
+            self._record.stop.check()
+            for group in thinned:
+                group.try_again(whole=self._whole)
+                missing, baseline = group.lacks()
+                redrawn += missing + baseline
+            self._service.generate(thinned)
+        step.metrics["reward/refilled"] = step.metrics.get("reward/refilled", 0.0) + redrawn
+
+    def _enter(self, group: Group, step: StepContext) -> None:
+        """Tell the ledger that the step has a group, and which attempts of it failed before."""
+        epoch, prompt = group.issued.epoch, group.issued.prompt.index
+        while (attempt := self._ledger.attempt(epoch, prompt)) < group.issued.attempt:
+            self._ledger.drop(epoch, prompt, attempt, REWARD_FAILURES)
+            self._ledger.issue(epoch, prompt)
+        self._ledger.take(epoch, prompt, group.issued.attempt, step=step.number)
+
+    def _report(self, rollout: Rollout, step: StepContext) -> None:
+        """Metrics, written samples and hooks of a rollout that is finished."""
+        record, config, service = self._record, self._record.config, self._service
+        samples = rollout.samples
+        step.metrics |= service.seconds()
+        step.metrics |= rollout_metrics(samples, config.data.max_response_length, rollout.greedy)
+        step.metrics |= rollout.metrics
+        generated = sum(len(s.completion.response_ids) for s in (*samples, *rollout.greedy))
+        step.tokens = generated + sum(len(s.issued.prompt.prompt_ids) for s in samples)
+        seconds = max(step.metrics["time/rollout/generation"], 1e-9)
+        step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
+        rows = rollout.rows(shown(samples, config.trainer.samples_per_step))
+        record.directory.write_samples(step.number, rows)
+        record.trackers.samples(step.number, rows)
+        record.observers.emit("rollout_finished", step=step.number, samples=samples)
+
+
+def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """Return the first samples, as many as the limit says (−1: all), and the first that failed."""
+    if limit < 0:
+        return list(samples)
+    failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
+    return [*samples[:limit], *failures[:FAILURES_SHOWN]]
