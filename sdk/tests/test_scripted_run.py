@@ -13,8 +13,8 @@ from dovetail_sdk.testing.conformance import RunConformance
 
 
 class TestScriptedRun(RunConformance):
-    def make_run(self, steps, *, learn_error=None, off_policy=False) -> Run:
-        return ScriptedRun(steps, learn_error=learn_error, off_policy=off_policy)
+    def make_run(self, steps, *, learn_error=None, max_staleness=0) -> Run:
+        return ScriptedRun(steps, learn_error=learn_error, max_staleness=max_staleness)
 
 
 class CountingAtOnce(ScriptedRun):
@@ -68,14 +68,14 @@ class Unchecked(ScriptedRun):
     """Samples come from whatever weights the rollout holds."""
 
     def collect(self, step):
-        self._off_policy = True
+        self._max_staleness, self._published = 9, True
         super().collect(step)
 
 
 class Strict(ScriptedRun):
     """The rollout must hold the actor's weights, whatever the trainer says."""
 
-    def __init__(self, *arguments, off_policy=False, **named):
+    def __init__(self, *arguments, max_staleness=0, **named):
         super().__init__(*arguments, **named)
 
 
@@ -83,7 +83,7 @@ class Republishing(ScriptedRun):
     """Every publication is a new version."""
 
     def publish_weights(self):
-        self._stale = True
+        self._published = False
         super().publish_weights()
 
 
@@ -177,7 +177,7 @@ ORDER = "test_calls_in_a_wrong_order_are_refused"
         (Losing, "test_a_step_that_raises_after_learn_counts"),
         (Unchecked, "test_collect_is_refused_before_weights_were_published"),
         (Unchecked, "test_collect_is_refused_after_weights_moved"),
-        (Strict, "test_off_policy_collect_takes_older_weights"),
+        (Strict, "test_collect_takes_weights_as_old_as_the_trainer_allows"),
         (
             Republishing,
             "test_publishing_gives_a_new_version_where_weights_moved_and_only_there",
@@ -216,4 +216,4 @@ def test_a_step_of_another_run_is_refused():
     run = ScriptedRun(3)
     run.publish_weights()
     with pytest.raises(PluginBrokenError), run.step() as step:
-        ScriptedRun(1, off_policy=True).collect(step)
+        ScriptedRun(1, max_staleness=1).collect(step)

@@ -40,7 +40,7 @@ class TwoStepsAWeight(OnPolicy):
     """Publishes after every other learn, which it counts over resumes."""
 
     name = "lagging"
-    capabilities = frozenset({"off_policy"})
+    max_staleness = 1
     learned = 0
 
     def step(self, run):
@@ -63,7 +63,7 @@ class TestTwoStepsAWeight(TrainerConformance):
 
 
 class NeverPublishing(OnPolicy):
-    capabilities = frozenset({"off_policy"})
+    max_staleness = 1
 
     def run(self, run):
         while not run.position.finished:

@@ -13,11 +13,11 @@ from dovetail_sdk.testing.conformance import RunConformance
 
 
 class OffPolicy(Trainer):
-    """Says that it collects with older weights."""
+    """Says that it collects with weights from one step ago."""
 
     name = "off_policy"
     api = ">=2.0,<3"
-    capabilities = frozenset({"off_policy"})
+    max_staleness = 1
     Config = TrainerSection
 
     def run(self, run: Run) -> None: ...
@@ -31,10 +31,10 @@ class TestTrainingRun(RunConformance):
         self.compose, self.worker_group = compose, worker_group
 
     def make_run(
-        self, steps: int, *, learn_error: Exception | None = None, off_policy: bool = False
+        self, steps: int, *, learn_error: Exception | None = None, max_staleness: int = 0
     ) -> Run:
         script = [] if learn_error is None else [learn_error]
-        more = {"trainer": OffPolicy} if off_policy else {}
+        more = {"trainer": OffPolicy} if max_staleness else {}
         actor = self.worker_group(script=script)
         composed = self.compose(f"trainer.total_steps={steps}", actor=actor, **more)
         run: Run = composed.run

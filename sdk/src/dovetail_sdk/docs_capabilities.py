@@ -38,9 +38,6 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
     "reward_function": {
         "sandboxed": "Runs what the policy wrote, in a sandbox.",
     },
-    "trainer": {
-        "off_policy": "Collects with weights that are older than the actor's.",
-    },
     "runtime": {
         "task_workers": "Starts further processes beside the pools, for scoring: `task_workers`.",
     },

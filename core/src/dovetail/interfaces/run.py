@@ -82,8 +82,8 @@ class Run(ABC):
 
         Raises:
             PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts would be admitted and
-                not yet learned from and followed by `publish_weights`; `rollout.offload` is set; or the rollout does not hold
-                the actor's weights, as for `collect`.
+                not yet learned from and followed by `publish_weights`; `rollout.offload` is set; or the rollout's weights are too
+                old, as for `collect`.
         """
 
     @abstractmethod
@@ -92,8 +92,8 @@ class Run(ABC):
         that are generated and scored now.
 
         Raises:
-            PluginBrokenError: the rollout does not hold the actor's weights, since `publish_weights` was not called after they
-                moved, and the trainer does not have the capability `off_policy`.
+            PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
+                `publish_weights` has sent.
             PluginBrokenError: `step` is not the one that is under way, or was collected for before.
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
         """
@@ -121,8 +121,7 @@ class Run(ABC):
         """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none.
 
         Raises:
-            PluginBrokenError: a step is under way: validate after its block; or the rollout does not hold the actor's weights, as for
-                `collect`.
+            PluginBrokenError: a step is under way: validate after its block; or the rollout's weights are too old, as for `collect`.
         """
 
     @abstractmethod

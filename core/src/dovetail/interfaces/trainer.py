@@ -14,15 +14,11 @@ TRAINER_API = "2.0"
 
 
 class Trainer(Plugin):
-    """Decides what a run does next: admit, collect, learn, publish, validate, save.
-
-    The capability `off_policy` says that it collects with weights that are older than the actor's. Its `state()` is in every
-    checkpoint.
-    """
+    """Decides what a run does next: admit, collect, learn, publish, validate, save. Its `state()` is in every checkpoint."""
 
     max_staleness: int = 0
-    """How many steps ahead of the one that learns samples may be generated (`Run.admit`), so that weights which are so many
-    updates old have made them: 0 for none. A property where the config decides."""
+    """From how many steps ago the weights may be that generate a step's samples: 0 is on-policy, and 1 lets the next step's samples
+    be generated while a step learns (`Run.admit`). A property where the config decides."""
 
     @abstractmethod
     def run(self, run: Run) -> None:

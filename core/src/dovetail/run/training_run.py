@@ -27,9 +27,6 @@ from dovetail.run.record import RunRecord
 if TYPE_CHECKING:
     from dovetail.data.loader import PromptLoader
 
-OFF_POLICY = "off_policy"
-"""The capability of a trainer that collects with weights older than the actor's."""
-
 
 @attrs.define(kw_only=True, eq=False)
 class TrainingRun(Run):
@@ -52,8 +49,10 @@ class TrainingRun(Run):
     started: ExitStack
     """Closes what was started, the latest first."""
     _steps_begun: int = 0
+    _published: bool = False
+    """Whether this process has published weights."""
     _unpublished: int = 0
-    """Groups that steps have taken since weights were published."""
+    """Steps that were learned since weights were published."""
     _current: StepContext | None = None
     _calling: str | None = None
 
@@ -82,7 +81,6 @@ class TrainingRun(Run):
                 "take steps while `not run.position.finished`",
             )
         self._steps_begun += 1
-        unpublished = self._unpublished
         trained = [model.role for model in record.plan.models if model.trained]
         step = StepContext(
             number=number,
@@ -104,7 +102,6 @@ class TrainingRun(Run):
         except BaseException:
             if not step.counted:
                 self.collector.give_back(step.number)
-                self._unpublished = unpublished
             raise
         finally:
             self._current = None
@@ -117,13 +114,15 @@ class TrainingRun(Run):
                 "admits prompts, but the replicas sleep while a step learns (rollout.offload)",
                 "leave out `run.admit`, or set rollout.offload=false",
             )
-        collected = self._current is not None and self._current.collected is not None
+        current = self._current
+        collected = current is not None and current.collected is not None
         done = self.record.state.step + collected
         left = (self.record.total_steps - done) * batch - self.service.outstanding
         count = min(batch if groups is None else groups, left)
         if count <= 0:
             return
-        outstanding = self.service.outstanding + self._unpublished
+        learning = collected and not (current and current.counted)
+        outstanding = self.service.outstanding + (self._unpublished + learning) * batch
         limit = (self.trainer.max_staleness + 1) * batch
         if outstanding + count > limit:
             raise self._broken(
@@ -149,7 +148,6 @@ class TrainingRun(Run):
             asked = self.learner.asks(step.number)
             step.collected = self.collector.collect(step, asked)
         step.weight_version = self.record.state.weight_version
-        self._unpublished += self.record.config.data.train_batch_size
 
     def learn(self, step: StepContext) -> None:
         """Run the stages of the plan; see `Run.learn`."""
@@ -161,13 +159,16 @@ class TrainingRun(Run):
                 "call `run.collect(step)` and then `run.learn(step)`, once each",
             )
         with self._alone("learn"):
-            self.learner.learn(step)
+            try:
+                self.learner.learn(step)
+            finally:
+                self._unpublished += step.counted
 
     def publish_weights(self) -> None:
         """Send the actor's weights; see `Run.publish_weights`."""
         with self._alone("publish_weights"):
             self.publisher.publish()
-        self._unpublished = 0
+        self._published, self._unpublished = True, 0
 
     def validate(self) -> Mapping[str, float]:
         """Score held-out prompts; see `Run.validate`."""
@@ -227,11 +228,16 @@ class TrainingRun(Run):
 
     def _check_published(self, does: str) -> None:
         """A resumed run's rollout has the weights of `model.path` until the actor's are published."""
-        if self.publisher.stale and OFF_POLICY not in self.trainer.capabilities:
-            raise self._broken(
-                f"{does} with weights that are not the actor's",
-                f"call `run.publish_weights()` before, or declare the capability {OFF_POLICY!r}",
-            )
+        stale = self._unpublished > self.trainer.max_staleness
+        if not self.publisher.stale or (self._published and not stale):
+            return
+        what = "with weights that are not the actor's"
+        if self._published:
+            what += f" (steps since their publication: {self._unpublished}; max_staleness: {self.trainer.max_staleness})"
+        raise self._broken(
+            f"{does} {what}",
+            "call `run.publish_weights()` before, or raise the trainer's `max_staleness`",
+        )
 
     def _check_between_steps(self, method: str) -> None:
         """In a step, the weights may be its own while `position` is that of the step before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -102,7 +103,7 @@ class ScriptedRun(Run):
         total_steps: int,
         *,
         step: int = 0,
-        off_policy: bool = False,
+        max_staleness: int = 0,
         stop_at: int | None = None,
         learn_error: Exception | None = None,
         fails_in: int = 1,
@@ -113,7 +114,7 @@ class ScriptedRun(Run):
         Args:
             total_steps: steps of the whole run.
             step: finished steps; above 0 it is resumed from a checkpoint.
-            off_policy: the trainer has the capability `off_policy`: the rollout may hold older weights.
+            max_staleness: the trainer's.
             stop_at: the call that raises StopRequested before it does anything; the first is 1. None for none.
             learn_error: what `learn` raises once, in step `fails_in`.
             fails_in: number of that step.
@@ -123,12 +124,13 @@ class ScriptedRun(Run):
         self.learned: list[int] = []
         self.saved: list[int] = [step] if step else []
         self._step, self._total_steps = step, total_steps
-        self._off_policy, self._stop_at = off_policy, stop_at
+        self._max_staleness, self._stop_at = max_staleness, stop_at
         self._learn_error, self._fails_in = learn_error, fails_in
         self._validation = {"val/mean@1": 0.5} if validation is None else dict(validation)
         self._validated = step > 0
         self._version = step
-        self._stale = True
+        self._published, self._unpublished = False, 0
+        self._admitted: deque[int] = deque()
         self._current: StepContext | None = None
 
     @property
@@ -163,8 +165,28 @@ class ScriptedRun(Run):
                 )
         finally:
             self._current = None
+            if step.collected is not None and not self._counts(step):
+                self._admitted.extendleft(_versions(step.collected.batch()))
             if self._counts(step):
                 self._step, self._validated = step.number, True
+
+    def admit(self, groups: int | None = None) -> None:
+        self._note("admit")
+        step = self._current
+        collected = step is not None and step.collected is not None
+        learning = step is not None and collected and not self._counts(step)
+        left = (self._total_steps - self._step - collected) * PROMPTS - len(self._admitted)
+        count = min(PROMPTS if groups is None else groups, left)
+        if count <= 0:
+            return
+        self._check_published()
+        outstanding = len(self._admitted) + (self._unpublished + learning) * PROMPTS
+        if outstanding + count > (self._max_staleness + 1) * PROMPTS:
+            raise PluginBrokenError(
+                f"{count} prompts are admitted while {outstanding} are outstanding; max_staleness is {self._max_staleness}",
+                hint="call run.publish_weights() after each step, and admit as many prompts as a step takes",
+            )
+        self._admitted.extend([self._version] * count)
 
     def collect(self, step: StepContext) -> None:
         self._note("collect")
@@ -172,7 +194,10 @@ class ScriptedRun(Run):
         if step.collected is not None:
             raise PluginBrokenError(f"step {step.number} was collected for already")
         self._check_published()
-        step.collected = ScriptedExperience.of(_columns(step.number, self._version))
+        while len(self._admitted) < PROMPTS:
+            self._admitted.append(self._version)
+        versions = [self._admitted.popleft() for _ in range(PROMPTS)]
+        step.collected = ScriptedExperience.of(_columns(step.number, versions))
 
     def learn(self, step: StepContext) -> None:
         self._note("learn")
@@ -188,12 +213,12 @@ class ScriptedRun(Run):
             raise error
         step.updates["actor"] = 1
         self.learned.append(step.number)
-        self._stale = True
+        self._unpublished += 1
 
     def publish_weights(self) -> None:
         self._note("publish_weights")
-        if self._stale:
-            self._stale = False
+        if self._unpublished or not self._published:
+            self._published, self._unpublished = True, 0
             self._version += 1
 
     def validate(self) -> Mapping[str, float]:
@@ -224,10 +249,11 @@ class ScriptedRun(Run):
             )
 
     def _check_published(self) -> None:
-        if self._stale and not self._off_policy:
+        if not self._published or self._unpublished > self._max_staleness:
             raise PluginBrokenError(
-                "the rollout does not hold the actor's weights",
-                hint="call run.publish_weights() before the first step and after each learn",
+                f"the rollout holds weights from {self._unpublished} steps ago, or none that were published; "
+                f"max_staleness is {self._max_staleness}",
+                hint="call run.publish_weights() before the first step and after each learn, or raise max_staleness",
             )
 
     def _check_between_steps(self, method: str) -> None:
@@ -250,8 +276,8 @@ def _context(number: int, version: int) -> StepContext:
     )
 
 
-def _columns(number: int, version: int) -> Batch:
-    """The samples of a step: one of two tokens a prompt."""
+def _columns(number: int, versions: Sequence[int]) -> Batch:
+    """The samples of a step: one of two tokens a prompt, generated with these versions of the weights."""
     prompts_N = np.arange(PROMPTS) + PROMPTS * (number - 1)
     responses = Ragged.from_list([[5, 6]] * PROMPTS, dtype=np.int64)
     return Batch(
@@ -264,9 +290,12 @@ def _columns(number: int, version: int) -> Batch:
             "prompt_ids": Ragged.from_list([[3, 4]] * PROMPTS, dtype=np.int64),
             "response_ids": responses,
             "response_mask": responses.with_values(np.ones(responses.total, np.bool_)),
-            "token_weight_versions": responses.with_values(
-                np.full(responses.total, version, np.int64)
-            ),
+            "token_weight_versions": responses.with_values(np.repeat(versions, 2).astype(np.int64)),
             "scores": (prompts_N % 2).astype(np.float32),
         }
     )
+
+
+def _versions(batch: Batch) -> list[int]:
+    """The versions of the weights that generated the samples of a step."""
+    return [int(versions_T[0]) for versions_T in batch["token_weight_versions"]]

@@ -15,14 +15,14 @@ class RunConformance:
     """Subclass it, override `make_run`, and pytest runs the suite."""
 
     def make_run(
-        self, steps: int, *, learn_error: Exception | None = None, off_policy: bool = False
+        self, steps: int, *, learn_error: Exception | None = None, max_staleness: int = 0
     ) -> Run:
         """Make a fresh run of so many steps, in which the same seed gives the same samples.
 
         Args:
             steps: of the whole run; at most 3.
             learn_error: what a stage raises, once, in the first `learn`, before any weights have moved.
-            off_policy: the run's trainer has the capability `off_policy`.
+            max_staleness: of the run's trainer.
         """
         raise NotImplementedError
 
@@ -214,8 +214,8 @@ class RunConformance:
                 run.collect(step)
             raise _RaisedError
 
-    def test_off_policy_collect_takes_older_weights(self) -> None:
-        run = self.make_run(2, off_policy=True)
+    def test_collect_takes_weights_as_old_as_the_trainer_allows(self) -> None:
+        run = self.make_run(3, max_staleness=1)
         self.take(run)
         version = run.position.weight_version
         with run.step() as step:
@@ -223,6 +223,86 @@ class RunConformance:
             assert step.weight_version == version
             run.learn(step)
         assert run.position.weight_version == version
+        with pytest.raises(_RaisedError):
+            self.be_refused_and_raise(run)
+
+    def test_a_resumed_or_fresh_run_needs_weights_whatever_the_trainer_allows(self) -> None:
+        with pytest.raises(_RaisedError):
+            self.be_refused_and_raise(self.make_run(2, max_staleness=1))
+
+    # Samples that are generated ahead
+
+    def test_what_was_admitted_is_collected_with_the_weights_of_then(self) -> None:
+        run = self.make_run(2, max_staleness=1)
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            first = _samples(step)
+            run.admit()
+            run.learn(step)
+        run.publish_weights()
+        version = run.position.weight_version
+        with run.step() as step:
+            run.collect(step)
+            assert not set(first) & set(_samples(step))
+            rows = step.experience.batch()["token_weight_versions"]
+            assert {int(v) for row in rows for v in row} == {version - 1}
+            assert step.weight_version == version
+            run.learn(step)
+        assert run.position.finished
+
+    def test_samples_ahead_are_bounded_by_the_staleness(self) -> None:
+        run = self.make_run(3, max_staleness=1)
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            run.admit()
+            with pytest.raises(PluginBrokenError):
+                run.admit()
+            run.learn(step)
+        assert run.position.step == 1
+
+    def test_an_on_policy_run_admits_nothing_ahead(self) -> None:
+        run = self.make_run(2)
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            with pytest.raises(PluginBrokenError):
+                run.admit()
+            run.learn(step)
+
+    def test_nothing_is_admitted_beyond_the_last_step(self) -> None:
+        run = self.make_run(1, max_staleness=1)
+        run.publish_weights()
+        with run.step() as step:
+            run.collect(step)
+            for _ in range(3):
+                run.admit()
+            run.learn(step)
+        run.admit()
+        assert run.position.finished
+
+    def test_what_was_admitted_is_there_after_a_step_that_failed(self) -> None:
+        run = self.make_run(2, max_staleness=1)
+        run.publish_weights()
+        failed: list[str] = []
+
+        def fail() -> None:
+            with run.step() as step:
+                run.collect(step)
+                failed.extend(_samples(step))
+                run.admit()
+                raise _RaisedError
+
+        with pytest.raises(_RaisedError):
+            fail()
+        for number in (1, 2):
+            with run.step() as step:
+                run.collect(step)
+                assert (_samples(step) == failed) == (number == 1)
+                run.learn(step)
+            run.publish_weights()
+        assert run.position.finished
 
     def test_publishing_gives_a_new_version_where_weights_moved_and_only_there(self) -> None:
         run = self.make_run(2)
