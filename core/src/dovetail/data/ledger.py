@@ -163,13 +163,12 @@ class Ledger:
         return epoch < self._closed or held
 
     def counts(self) -> dict[str, Any]:
-        """Over the whole run: `used`, `open`, those of them that are `taken`, `dropped` by reason, and `complete_epochs`."""
+        """Over the whole run: `used`, `open`, `dropped` by reason, and `complete_epochs`."""
         records = self._epochs.values()
         dropped = self._closed_dropped + Counter(r for e in records for r in e.dropped.values())
         return {
             "used": self._closed_used + sum(len(record.used) for record in records),
             "open": sum(len(record.open) for record in records),
-            "taken": sum(step is not None for r in records for step in r.open.values()),
             "dropped": dict(dropped),
             "complete_epochs": self._closed,
         }

@@ -67,7 +67,7 @@ class PromptLoader:
         """Passes over the data so far: 1.5 is half-way through the second."""
         # not from the position: it runs ahead of the steps, and lags behind after a resume, which skips what the ledger knows
         counts = self._ledger.counts()
-        reached: int = counts["used"] + counts["taken"] + sum(counts["dropped"].values())
+        reached: int = counts["used"] + sum(counts["dropped"].values())
         return reached / len(self._prompts)
 
     def next_batch(self, size: int | None = None) -> list[Issued]:

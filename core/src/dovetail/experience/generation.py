@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -110,71 +110,75 @@ class Group:
         ]
 
 
+def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
+    """Return the request for the samples that a group lacks, and the one for its greedy response; None for neither.
+
+    Args:
+        group: with or without samples.
+        seed: of the run.
+    """
+    missing, greedy = group.lacks()
+    return (
+        _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
+        _request(group, 1, greedy_of(group.sampling), BASELINE, seed) if greedy else None,
+    )
+
+
 async def draw(
-    group: Group,
+    request: RolloutRequest,
+    issued: Issued,
     *,
     pool: RolloutPool,
     scorer: Scorer,
     tokenizer: Any,
-    seed: int,
     generating: AbstractContextManager[object],
-) -> None:
-    """Draw what a group lacks, and score each sample as it arrives.
+) -> list[Sample]:
+    """Return the samples of a request, each scored as soon as it has arrived.
 
     Args:
-        group: gets the samples once all of them have an outcome.
+        request: of one prompt.
+        issued: the prompt.
         pool: what generates.
         scorer: what scores.
         tokenizer: turns tokens into the text that is scored.
-        seed: of the run.
-        generating: around what comes before the last sample's outcome is waited for.
+        generating: is entered until the last sample has arrived.
 
     Raises:
         RolloutError: the engine failed and no replica could take over.
     """
-    missing, greedy = group.lacks()
-    requests = [_request(group, missing, group.sampling, group.purpose, seed)] if missing else []
-    if greedy:
-        requests.append(_request(group, 1, greedy_of(group.sampling), BASELINE, seed))
-    prompt, done = group.issued.prompt, dict[str, tuple[Completion, str]]()
+    prompt, done = issued.prompt, dict[str, tuple[Completion, str]]()
     with generating:
-        async for completion in pool.generate(requests):
-            [request] = [r for r in requests if r.request_id == completion.request_id]
-            text = str(tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True))
-            sample_id = _sample_id(request, completion.sample)
-            done[sample_id] = (completion, text)
-            scorer.add(
-                RewardSample(
-                    sample_id=sample_id,
-                    prompt=prompt.raw,
-                    solution_str=text,
-                    data_source=prompt.data_source,
-                    ground_truth=prompt.ground_truth,
-                    extra_info=prompt.extra_info,
-                    response_ids=completion.response_ids,
-                    finish_reason=str(completion.finish_reason),
-                ),
-                group=request.request_id,
-                group_size=request.n,
-            )
+        async with aclosing(pool.submit(request)) as completions:
+            async for completion in completions:
+                ids_T = completion.response_ids.tolist()
+                text = str(tokenizer.decode(ids_T, skip_special_tokens=True))
+                sample_id = f"{request.request_id}.s{completion.sample}"
+                done[sample_id] = (completion, text)
+                scorer.add(
+                    RewardSample(
+                        sample_id=sample_id,
+                        prompt=prompt.raw,
+                        solution_str=text,
+                        data_source=prompt.data_source,
+                        ground_truth=prompt.ground_truth,
+                        extra_info=prompt.extra_info,
+                        response_ids=completion.response_ids,
+                        finish_reason=str(completion.finish_reason),
+                    ),
+                    group=request.request_id,
+                    group_size=request.n,
+                )
     outcomes = await scorer.outcomes(list(done))
-    for request in requests:
-        names = [_sample_id(request, number) for number in range(request.n)]
-        samples = [
-            Sample(
-                sample_id=name,
-                issued=group.issued,
-                completion=done[name][0],
-                text=done[name][1],
-                outcome=outcomes[name],
-            )
-            for name in names
-        ]
-        if request.streams[0].purpose == BASELINE:
-            [group.greedy] = samples
-        else:
-            group.samples += samples
-    group.finished = True
+    return [
+        Sample(
+            sample_id=name,
+            issued=issued,
+            completion=done[name][0],
+            text=done[name][1],
+            outcome=outcomes[name],
+        )
+        for name in (f"{request.request_id}.s{number}" for number in range(request.n))
+    ]
 
 
 def greedy_of(sampling: SamplingParams) -> SamplingParams:
@@ -206,7 +210,3 @@ def _request(
         streams=streams,
         media=issued.prompt.media,
     )
-
-
-def _sample_id(request: RolloutRequest, number: int) -> str:
-    return f"{request.request_id}.s{number}"

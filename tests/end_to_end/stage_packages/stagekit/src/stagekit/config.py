@@ -1,4 +1,4 @@
-"""Settings of the stages and the trainer."""
+"""Settings of the stages and the trainers."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ class LengthLimitConfig(PluginSection):
 @attrs.frozen(kw_only=True)
 class SparseConfig(TrainerSection):
     """Validates ever more rarely."""
+
+
+@attrs.frozen(kw_only=True)
+class OneStepOffConfig(TrainerSection):
+    """Generates one step ahead."""
