@@ -37,6 +37,27 @@ class Reader(Stage):
         step.metrics["reader/entropy"] = float(batch["entropies"].values.mean())
         return batch
 """
+KILLER = """
+import os
+import signal
+
+import psutil
+from dovetail.interfaces import Stage
+
+
+class Killer(Stage):
+    name = "killer"
+    api = ">=1.0,<2"
+    phase = "transform"
+
+    def run(self, batch, step):
+        ours = psutil.Process().children(recursive=True) if step.number == 3 else []
+        replicas = [p for p in ours if " ".join(p.cmdline()).startswith("ray::rollout")]
+        for replica in replicas:
+            os.kill(replica.pid, signal.SIGKILL)
+        step.metrics["killer/killed"] = float(len(replicas))
+        return batch
+"""
 COUNTED = """
 import json, sys, traceback
 import dovetail
@@ -117,7 +138,7 @@ def test_its_plugins_are_listed(dovetail: Run) -> None:
     found = json.loads(dovetail("plugins", "list", "--kind", "stage", "--json").stdout)["plugins"]
     found += json.loads(dovetail("plugins", "list", "--kind", "trainer", "--json").stdout)["plugins"]  # fmt: skip
     states = {p["name"]: p["state"] for p in found if p["distribution"] == "stagekit"}
-    assert states == dict.fromkeys([*STAGES, "sparse"], "compatible")
+    assert states == dict.fromkeys([*STAGES, "sparse", "one_step_off"], "compatible")
 
 
 def test_the_plan_puts_its_stages_into_their_phases_with_the_versions_that_they_read(
@@ -201,7 +222,9 @@ def test_a_step_that_its_stages_refuse_changes_no_weight(
     assert not list(run.glob("checkpoints/step_*"))
 
 
-@pytest.mark.parametrize("plugin", ["stage/clip_advantages", "stage/add_bonus", "trainer/sparse"])
+@pytest.mark.parametrize(
+    "plugin", ["stage/clip_advantages", "stage/add_bonus", "trainer/sparse", "trainer/one_step_off"]
+)
 def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
     done = dovetail("plugins", "check", plugin, "--json", check=False)
     report = json.loads(done.stdout)
@@ -209,6 +232,39 @@ def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
     assert left == []
     assert len(report["tests"]) > 10
     assert report["tier"] in ("gold", "platinum"), report["facts"]
+
+
+def test_a_trainer_generates_the_next_step_while_a_step_learns(
+    dovetail: Run, config: Path, tmp_path: Path
+) -> None:
+    dovetail("train", str(config), "trainer.name=one_step_off", "algorithm.gate.every=1")
+    run = tmp_path / "runs" / "tests" / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("completed", 3)
+    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
+    stale = [row["gate/stale_tokens"] for row in steps]
+    assert stale[0] == 0
+    assert all(row["gate/stale_tokens"] == row["gate/tokens"] > 0 for row in steps[1:])
+    names = [row["sample_id"] for number in (1, 2, 3) for row in lines(run, f"samples/step_{number}.jsonl")]  # fmt: skip
+    assert len(set(names)) == len(names) == 3 * 4 * 4
+    assert [row["data/epoch"] for row in steps] == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+@pytest.mark.ray
+def test_on_ray_replicas_that_die_while_a_step_learns_are_brought_back_at_its_end(
+    dovetail: Run, config: Path, tmp_path: Path
+) -> None:
+    killer = tmp_path / "killer.py"
+    killer.write_text(KILLER)
+    stages = f"algorithm.stages=[{{path: {killer}, attribute: Killer}}]"
+    ray = ("runtime.name=ray", "trainer.name=one_step_off", "data.train_batch_size=2")
+    done = dovetail("train", str(config), *ray, stages, "data.val_files=[]")
+    run = tmp_path / "runs" / "tests" / "run"
+    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6], done.stdout
+    assert [row["killer/killed"] for row in steps] == [0, 0, 1, 0, 0, 0]
+    names = [row["sample_id"] for n in range(1, 7) for row in lines(run, f"samples/step_{n}.jsonl")]  # fmt: skip
+    assert len(set(names)) == len(names) == 12 * 4
 
 
 @pytest.mark.ray
