@@ -40,7 +40,11 @@ class TwoStepsAWeight(OnPolicy):
     """Publishes after every other learn, which it counts over resumes."""
 
     name = "lagging"
-    max_staleness = 1
+
+    @classmethod
+    def max_staleness(cls, config):
+        return 1
+
     learned = 0
 
     def step(self, run):
@@ -63,7 +67,9 @@ class TestTwoStepsAWeight(TrainerConformance):
 
 
 class NeverPublishing(OnPolicy):
-    max_staleness = 1
+    @classmethod
+    def max_staleness(cls, config):
+        return 1
 
     def run(self, run):
         while not run.position.finished:

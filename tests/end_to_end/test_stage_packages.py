@@ -237,14 +237,17 @@ def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
 def test_a_trainer_generates_the_next_step_while_a_step_learns(
     dovetail: Run, config: Path, tmp_path: Path
 ) -> None:
-    dovetail("train", str(config), "trainer.name=one_step_off", "algorithm.gate.every=1")
+    done = dovetail("train", str(config), "trainer.name=one_step_off", "algorithm.gate.every=1")
+    assert "one_step_off trains on samples of weights up to 1 version(s) old" in done.stdout
     run = tmp_path / "runs" / "tests" / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 3)
     steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
-    stale = [row["gate/stale_tokens"] for row in steps]
-    assert stale[0] == 0
-    assert all(row["gate/stale_tokens"] == row["gate/tokens"] > 0 for row in steps[1:])
+    assert [row["rollout/staleness_mean"] for row in steps] == [0, 1, 1]
+    assert ["gate/tokens" in row for row in steps] == [True, False, False]
+    ratios = [row["actor/ratio_mean"] for row in steps]
+    assert ratios[0] == pytest.approx(1, abs=1e-5)
+    assert all(ratio != pytest.approx(1, abs=1e-5) for ratio in ratios[1:])
     names = [row["sample_id"] for number in (1, 2, 3) for row in lines(run, f"samples/step_{number}.jsonl")]  # fmt: skip
     assert len(set(names)) == len(names) == 3 * 4 * 4
     assert [row["data/epoch"] for row in steps] == pytest.approx([1 / 3, 2 / 3, 1])

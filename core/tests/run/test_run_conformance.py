@@ -17,8 +17,11 @@ class OffPolicy(Trainer):
 
     name = "off_policy"
     api = ">=2.0,<3"
-    max_staleness = 1
     Config = TrainerSection
+
+    @classmethod
+    def max_staleness(cls, config: Any) -> int:
+        return 1
 
     def run(self, run: Run) -> None: ...
 

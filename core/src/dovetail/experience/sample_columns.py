@@ -121,6 +121,17 @@ def rollout_metrics(
     }
 
 
+def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
+    """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`."""
+    age_T = weight_version - np.concatenate([s.completion.weight_versions for s in samples])
+    if not len(age_T):
+        return {}
+    return {
+        "rollout/staleness_mean": float(age_T.mean()),
+        "rollout/staleness_max": float(age_T.max()),
+    }
+
+
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     outcomes = [s.outcome for s in samples]
     scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]

@@ -10,12 +10,13 @@ from dovetail.experience.generation import Group, Sample
 from dovetail.experience.refill import Rollout, Rounds
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
-from dovetail.experience.sample_columns import rollout_metrics
+from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
 from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
+from dovetail.stages.algorithm import staleness
 from dovetail.stages.sampling import training_sampling
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ class Collector:
         step.metrics |= service.seconds()
         step.metrics |= rollout_metrics(samples, config.data.max_response_length, rollout.greedy)
         step.metrics |= rollout.metrics
+        if staleness(step.facts):
+            step.metrics |= staleness_metrics(samples, record.state.weight_version)
         generated = sum(len(s.completion.response_ids) for s in (*samples, *rollout.greedy))
         step.tokens = generated + sum(len(s.issued.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)

@@ -68,6 +68,10 @@ class TrainingRun(Run):
             validated=state.step > 0 or state.accuracy_before is not None,
         )
 
+    @property
+    def _max_staleness(self) -> int:
+        return self.trainer.max_staleness(self.trainer.config)
+
     @contextmanager
     def step(self) -> Iterator[StepContext]:
         """One step; see `Run.step`."""
@@ -123,10 +127,10 @@ class TrainingRun(Run):
             return
         learning = collected and not (current and current.counted)
         outstanding = self.service.outstanding + (self._unpublished + learning) * batch
-        limit = (self.trainer.max_staleness + 1) * batch
+        limit = (self._max_staleness + 1) * batch
         if outstanding + count > limit:
             raise self._broken(
-                f"admits {count} prompts while {outstanding} are outstanding; with max_staleness = {self.trainer.max_staleness} "
+                f"admits {count} prompts while {outstanding} are outstanding; with max_staleness = {self._max_staleness} "
                 f"at most {limit} may be",
                 "publish weights after every step and admit as many prompts as a step takes, or raise the trainer's `max_staleness`",
             )
@@ -228,12 +232,12 @@ class TrainingRun(Run):
 
     def _check_published(self, does: str) -> None:
         """A resumed run's rollout has the weights of `model.path` until the actor's are published."""
-        stale = self._unpublished > self.trainer.max_staleness
+        stale = self._unpublished > self._max_staleness
         if not self.publisher.stale or (self._published and not stale):
             return
         what = "with weights that are not the actor's"
         if self._published:
-            what += f" (steps since their publication: {self._unpublished}; max_staleness: {self.trainer.max_staleness})"
+            what += f" (steps since their publication: {self._unpublished}; max_staleness: {self._max_staleness})"
         raise self._broken(
             f"{does} {what}",
             "call `run.publish_weights()` before, or raise the trainer's `max_staleness`",

@@ -12,9 +12,16 @@ def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
     return facts.plugins.get("algorithm.rollout_correction")
 
 
+def staleness(facts: PlanFacts) -> int:
+    """Return from how many steps ago the weights may be that generated a step's samples."""
+    trainer = facts.plugins.get("trainer")
+    return 0 if trainer is None else int(trainer.cls.max_staleness(trainer.config))
+
+
 def rollout_is_old(facts: PlanFacts) -> bool:
-    """Whether the rollout's log-probabilities are taken for the old ones."""
-    return bool(_mode(facts) == "bypass")
+    """Whether the rollout's log-probabilities are taken for the old ones: a correction in bypass mode, or stale samples without any."""
+    mode = _mode(facts)
+    return mode == "bypass" or (mode == "disabled" and staleness(facts) > 0)
 
 
 def corrects_before(facts: PlanFacts) -> bool:

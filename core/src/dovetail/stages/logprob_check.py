@@ -29,7 +29,7 @@ from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
 from dovetail.numerics.finite import sample_names
 from dovetail.sections.algorithm import GateSection
-from dovetail.stages.algorithm import rollout_is_old
+from dovetail.stages.algorithm import rollout_is_old, staleness
 from dovetail.stages.logprob_cause import Cause, diagnose
 from dovetail.stages.logprob_comparison import Comparison
 from dovetail.stages.sampling import ON_REQUEST, training_sampling
@@ -76,10 +76,14 @@ class LogProbCheck(Stage):
     def run(self, batch: Batch, step: StepContext) -> Batch:
         section = step.config.algorithm.gate
         compared = batch
+        if allowed := staleness(step.facts):
+            compared = batch.take(~stale_rows(batch, step.weight_version, allowed))
+            if not len(compared):
+                return batch
         if _actor_scores(step.facts):
-            log_probs = batch["old_log_probs"]
+            log_probs = compared["old_log_probs"]
         else:
-            compared = batch.take(chosen_rows(batch["response_mask"], section.samples))
+            compared = compared.take(chosen_rows(compared["response_mask"], section.samples))
             scored = step.roles["actor"].forward(compared, frozenset({"log_probs"})).result()
             log_probs = scored["log_probs"]
         verdict = measure(
@@ -147,6 +151,24 @@ class Verdict:
 def due(step: int, section: GateSection) -> bool:
     """Whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
+
+
+def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
+    """Return which samples have tokens of weights that are older, as the trainer means it: another policy made these.
+
+    Args:
+        batch: N samples.
+        weight_version: the version in force.
+        allowed: versions before it that the trainer allows.
+
+    Returns:
+        bool [N]. Samples with tokens of still older weights are not among them: the check warns of those.
+    """
+    versions: Ragged = batch["token_weight_versions"]
+    age_T = weight_version - versions.values
+    meant_N = versions.with_values((age_T > 0) & (age_T <= allowed)).sum() > 0
+    older_N = versions.with_values(age_T > allowed).sum() > 0
+    return meant_N & ~older_N
 
 
 def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:

@@ -6,11 +6,11 @@ from typing import Any
 
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.stages.algorithm import correction_of, rollout_is_old
+from dovetail.stages.algorithm import correction_of, rollout_is_old, staleness
 
 
 class OldLogProbsFromRollout(Stage):
-    """old_log_probs = rollout_log_probs, where a rollout correction in bypass mode says so."""
+    """old_log_probs = rollout_log_probs, where a rollout correction in bypass mode says so, or samples may be stale and nothing corrects."""
 
     name = "old_log_probs_from_rollout"
     api = ">=1.0,<2"
@@ -26,10 +26,15 @@ class OldLogProbsFromRollout(Stage):
 
     @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
-        correction = correction_of(facts)
-        if correction is None or not rollout_is_old(facts) or "old_log_probs" not in facts.required:
+        if not rollout_is_old(facts) or "old_log_probs" not in facts.required:
             return None
-        return f"{correction.ref.name} takes the rollout policy for the old one; required by {facts.required['old_log_probs']}"
+        correction = correction_of(facts)
+        why = (
+            f"{facts.plugins['trainer'].ref.name} trains on samples of weights up to {staleness(facts)} version(s) old"
+            if correction is None
+            else f"{correction.ref.name} takes the rollout policy for the old one"
+        )
+        return f"{why}; required by {facts.required['old_log_probs']}"
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         return batch.with_columns({"old_log_probs": batch["rollout_log_probs"]})

@@ -178,7 +178,7 @@ class TrainerConformance(PluginConformance):
 
     def scripted(self, **settings: Any) -> ScriptedRun:
         """A run for the trainer; for `settings` see `ScriptedRun`."""
-        stale = self.make().max_staleness
+        stale = self.plugin.max_staleness(self.make_config())
         return ScriptedRun(**{"total_steps": self.steps, "max_staleness": stale, **settings})
 
     def test_it_takes_every_step_in_order(self) -> None:
@@ -198,7 +198,7 @@ class TrainerConformance(PluginConformance):
         assert "publish_weights" in calls[: calls.index("collect")]
 
     def test_weights_are_published_after_each_learn(self) -> None:
-        if self.make().max_staleness:
+        if self.plugin.max_staleness(self.make_config()):
             pytest.skip("its rollout may hold older weights")
         order = ("collect", "learn", "publish_weights")
         calls = [call for call in self.trained().calls if call in order]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces import Trainer
 from stagekit.config import OneStepOffConfig
@@ -16,8 +16,11 @@ class OneStepOff(Trainer):
 
     name = "one_step_off"
     api = ">=2.0,<3"
-    max_staleness = 1
     Config = OneStepOffConfig
+
+    @classmethod
+    def max_staleness(cls, config: Any) -> int:
+        return 1
 
     def run(self, run: Run) -> None:
         run.publish_weights()
