@@ -137,27 +137,34 @@ async def draw(
     if greedy:
         requests.append(_request(group, 1, greedy_of(group.sampling), BASELINE, seed))
     prompt, done = group.issued.prompt, dict[str, tuple[Completion, str]]()
-    with generating:
-        async for completion in pool.generate(requests):
-            [request] = [r for r in requests if r.request_id == completion.request_id]
-            text = str(tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True))
-            sample_id = _sample_id(request, completion.sample)
-            done[sample_id] = (completion, text)
-            scorer.add(
-                RewardSample(
-                    sample_id=sample_id,
-                    prompt=prompt.raw,
-                    solution_str=text,
-                    data_source=prompt.data_source,
-                    ground_truth=prompt.ground_truth,
-                    extra_info=prompt.extra_info,
-                    response_ids=completion.response_ids,
-                    finish_reason=str(completion.finish_reason),
-                ),
-                group=request.request_id,
-                group_size=request.n,
-            )
-    outcomes = await scorer.outcomes(list(done))
+    try:
+        with generating:
+            async for completion in pool.generate(requests):
+                [request] = [r for r in requests if r.request_id == completion.request_id]
+                text = str(
+                    tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True)
+                )
+                sample_id = _sample_id(request, completion.sample)
+                done[sample_id] = (completion, text)
+                scorer.add(
+                    RewardSample(
+                        sample_id=sample_id,
+                        prompt=prompt.raw,
+                        solution_str=text,
+                        data_source=prompt.data_source,
+                        ground_truth=prompt.ground_truth,
+                        extra_info=prompt.extra_info,
+                        response_ids=completion.response_ids,
+                        finish_reason=str(completion.finish_reason),
+                    ),
+                    group=request.request_id,
+                    group_size=request.n,
+                )
+        outcomes = await scorer.outcomes(list(done))
+    except BaseException:
+        # The group is drawn again under the same names: these must not be scored any more.
+        await scorer.forget(list(done))
+        raise
     for request in requests:
         names = [_sample_id(request, number) for number in range(request.n)]
         samples = [
