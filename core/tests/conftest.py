@@ -236,6 +236,7 @@ class World:
             logger=tell,
             phase=self.phase,
             metrics=lambda: self.metrics,
+            held=nullcontext,
         )
 
     @contextmanager

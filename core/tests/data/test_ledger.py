@@ -17,7 +17,7 @@ from dovetail.errors import LedgerError
 
 def used(ledger: Ledger, epoch: int, prompt: int) -> None:
     attempt = ledger.issue(epoch, prompt)
-    ledger.finish(epoch, prompt, attempt)
+    ledger.take(epoch, prompt, attempt, step=1)
     ledger.use(epoch, prompt, attempt)
 
 
@@ -25,13 +25,43 @@ def test_a_prompt_goes_from_issued_to_used() -> None:
     ledger = Ledger()
     assert ledger.issue(0, 7) == 0
     assert ledger.open() == [(0, 7, 0)]
-    assert ledger.finished() == []
-    ledger.finish(0, 7, 0)
-    assert ledger.finished() == [(0, 7, 0)]
+    ledger.take(0, 7, 0, step=3)
+    assert ledger.taken(3) == ledger.open() == [(0, 7, 0)]
+    assert ledger.taken(4) == []
     ledger.use(0, 7, 0)
-    assert ledger.open() == []
-    assert ledger.counts() == {"used": 1, "open": 0, "dropped": {}, "complete_epochs": 0}
+    assert ledger.open() == ledger.taken(3) == []
+    assert ledger.counts() == {
+        "used": 1,
+        "open": 0,
+        "dropped": {},
+        "complete_epochs": 0,
+    }
     ledger.check()
+
+
+def test_what_a_step_gives_back_is_in_flight_and_another_step_may_take_it() -> None:
+    ledger = Ledger()
+    for prompt, step in ((7, 3), (8, 4), (9, 3)):
+        ledger.take(0, prompt, ledger.issue(0, prompt), step=step)
+    ledger.use(0, 9, 0)
+    ledger.give_back(3)
+    assert ledger.taken(3) == []
+    assert ledger.taken(4) == [(0, 8, 0)]
+    assert ledger.open() == [(0, 7, 0), (0, 8, 0)]
+    assert (ledger.counts()["used"], ledger.counts()["open"]) == (1, 2)
+    with pytest.raises(LedgerError, match="used before a step took it"):
+        ledger.use(0, 7, 0)
+    ledger.take(0, 7, 0, step=5)
+    ledger.use(0, 7, 0)
+
+
+def test_the_latest_attempt_of_a_prompt_in_flight_is_known() -> None:
+    ledger = Ledger()
+    ledger.issue(0, 7)
+    assert ledger.attempt(0, 7) == 0
+    ledger.drop(0, 7, 0, "reward_failures")
+    ledger.issue(0, 7)
+    assert ledger.attempt(0, 7) == 1
 
 
 def test_a_dropped_prompt_may_be_issued_again_as_a_further_attempt() -> None:
@@ -50,19 +80,22 @@ def test_a_dropped_prompt_may_be_issued_again_as_a_further_attempt() -> None:
         (lambda ledger: ledger.issue(0, 1), "prompt 1 issued in epoch 0, in which it was used"),
         (lambda ledger: ledger.issue(0, 2), "while its attempt 0 is in flight"),
         (
-            lambda ledger: ledger.finish(0, 9, 0),
-            "attempt 0 of prompt 9 in epoch 0 finished, but it was never",
+            lambda ledger: ledger.take(0, 9, 0, step=2),
+            "attempt 0 of prompt 9 in epoch 0 taken, but it was never",
         ),
         (
-            lambda ledger: ledger.finish(5, 1, 0),
-            "prompt 1 in epoch 5 finished, but it was never issued",
+            lambda ledger: ledger.take(5, 1, 0, step=2),
+            "prompt 1 in epoch 5 taken, but it was never issued",
         ),
         (
-            lambda ledger: ledger.finish(0, 2, 1),
-            "attempt 1 of prompt 2 in epoch 0 finished, but it was never",
+            lambda ledger: ledger.take(0, 2, 1, step=2),
+            "attempt 1 of prompt 2 in epoch 0 taken, but it was never",
         ),
-        (lambda ledger: ledger.finish(0, 3, 0), "attempt 0 of prompt 3 in epoch 0 finished twice"),
-        (lambda ledger: ledger.use(0, 2, 0), "used before it was finished"),
+        (
+            lambda ledger: ledger.take(0, 3, 0, step=2),
+            "attempt 0 of prompt 3 in epoch 0 taken by step 2, but step 1 has it",
+        ),
+        (lambda ledger: ledger.use(0, 2, 0), "used before a step took it"),
         (
             lambda ledger: ledger.use(0, 1, 0),
             "attempt 0 of prompt 1 in epoch 0 used, but it was used before",
@@ -77,11 +110,11 @@ def test_a_dropped_prompt_may_be_issued_again_as_a_further_attempt() -> None:
     ],
 )
 def test_every_wrong_turn_is_an_error_that_names_the_prompt(wrong, message) -> None:
-    """1 is used, 2 in flight, 3 finished, 4 dropped, 5 in flight in its second attempt."""
+    """1 is used, 2 in flight, 3 taken by step 1, 4 dropped, 5 in flight in its second attempt."""
     ledger = Ledger()
     used(ledger, 0, 1)
     ledger.issue(0, 2)
-    ledger.finish(0, 3, ledger.issue(0, 3))
+    ledger.take(0, 3, ledger.issue(0, 3), step=1)
     ledger.drop(0, 4, ledger.issue(0, 4), "filtered")
     ledger.drop(0, 5, ledger.issue(0, 5), "filtered")
     ledger.issue(0, 5)
@@ -172,16 +205,21 @@ class LedgerMachine(RuleBasedStateMachine):
     """Random events against a model that forgets nothing."""
 
     SIZE = 4
+    STEPS = (1, 2)
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(size=self.SIZE)
         self.where: dict[tuple[int, int], str] = {}
         self.attempt: dict[tuple[int, int], int] = {}
+        self.taken_by: dict[tuple[int, int], int] = {}
         self.epoch = 0
 
+    def those(self, *states: str) -> list[tuple[int, int]]:
+        return sorted(key for key, state in self.where.items() if state in states)
+
     def pick(self, data: Any, *states: str) -> tuple[int, int] | None:
-        keys = sorted(key for key, state in self.where.items() if state in states)
+        keys = self.those(*states)
         return data.draw(st.sampled_from(keys)) if keys else None
 
     def closed(self, epoch: int) -> bool:
@@ -200,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def issue_again(self, data: Any) -> None:
-        key = self.pick(data, "issued", "finished", "used", "dropped")
+        key = self.pick(data, "issued", "taken", "used", "dropped")
         if key is None:
             return
         if self.where[key] == "dropped" and not self.closed(key[0]):
@@ -211,23 +249,33 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(LedgerError):
                 self.ledger.issue(*key)
 
-    @rule(data=st.data(), wrong_attempt=st.booleans())
-    def finish(self, data: Any, wrong_attempt: bool) -> None:
-        self.move(data, "finished", ("issued",), wrong_attempt, self.ledger.finish)
+    @rule(data=st.data(), wrong_attempt=st.booleans(), step=st.sampled_from(STEPS))
+    def take(self, data: Any, wrong_attempt: bool, step: int) -> None:
+        def take(*key: int) -> None:
+            self.ledger.take(*key, step=step)
+            self.taken_by[key[:2]] = step
+
+        self.move(data, "taken", ("issued",), wrong_attempt, take)
+
+    @rule(step=st.sampled_from(STEPS))
+    def give_back(self, step: int) -> None:
+        self.ledger.give_back(step)
+        back = [key for key in self.those("taken") if self.taken_by[key] == step]
+        self.where.update(dict.fromkeys(back, "issued"))
 
     @rule(data=st.data(), wrong_attempt=st.booleans())
     def use(self, data: Any, wrong_attempt: bool) -> None:
-        self.move(data, "used", ("finished",), wrong_attempt, self.ledger.use)
+        self.move(data, "used", ("taken",), wrong_attempt, self.ledger.use)
 
     @rule(data=st.data(), wrong_attempt=st.booleans(), reason=st.sampled_from("ab"))
     def drop(self, data: Any, wrong_attempt: bool, reason: str) -> None:
         def drop(*key: int) -> None:
             self.ledger.drop(*key, reason)
 
-        self.move(data, "dropped", ("issued", "finished"), wrong_attempt, drop)
+        self.move(data, "dropped", ("issued", "taken"), wrong_attempt, drop)
 
     def move(self, data: Any, to: str, allowed: tuple[str, ...], wrong: bool, event: Any) -> None:
-        key = self.pick(data, "issued", "finished", "used", "dropped")
+        key = self.pick(data, "issued", "taken", "used", "dropped")
         if key is None:
             return
         attempt = self.attempt[key] + (data.draw(st.sampled_from([-1, 1])) if wrong else 0)
@@ -248,7 +296,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.where)
     @rule()
     def crash_and_reopen(self) -> None:
-        open_ = {k for k, state in self.where.items() if state in ("issued", "finished")}
+        open_ = set(self.those("issued", "taken"))
         assert {key[:2] for key in self.ledger.reopen()} == open_
         self.where.update(dict.fromkeys(open_, "issued"))
 
@@ -258,11 +306,16 @@ class LedgerMachine(RuleBasedStateMachine):
         states = Counter(self.where.values())
         counts = self.ledger.counts()
         assert counts["used"] == states["used"]
-        assert counts["open"] == states["issued"] + states["finished"]
+        assert counts["open"] == states["issued"] + states["taken"]
         assert sum(counts["dropped"].values()) == states["dropped"]
-        assert sorted(self.ledger.finished()) == sorted(
-            (*key, self.attempt[key]) for key, state in self.where.items() if state == "finished"
-        )
+        for step in self.STEPS:
+            assert sorted(self.ledger.taken(step)) == [
+                (*key, self.attempt[key])
+                for key in self.those("taken")
+                if self.taken_by[key] == step
+            ]
+        for key in self.those("issued", "taken"):
+            assert self.ledger.attempt(*key) == self.attempt[key]
         assert all(self.ledger.knows(*key) for key in self.where)
 
     @invariant()

@@ -42,7 +42,7 @@ def names(issued: list[Issued]) -> list[tuple[int, int, int]]:
 
 def settle(ledger: Ledger, issued: list[Issued]) -> None:
     for key in names(issued):
-        ledger.finish(*key)
+        ledger.take(*key, step=1)
         ledger.use(*key)
 
 
@@ -106,6 +106,20 @@ def test_a_refill_may_ask_for_fewer() -> None:
     assert names(source.next_batch(1) + source.next_batch(3)) == names(whole.next_batch())
 
 
+def test_passes_over_the_data_count_what_came_to_its_end_and_not_what_was_issued() -> None:
+    ledger = Ledger()
+    source = loader(10, 4, ledger)
+    first, ahead = source.next_batch(), source.next_batch()
+    assert source.epoch == 0
+    for key in names(first):
+        ledger.take(*key, step=1)
+    assert source.epoch == 0
+    ledger.use(*names(first)[0])
+    ledger.drop(*names(first)[1], "filtered")
+    assert source.epoch == pytest.approx(0.2)
+    assert len(ledger.open()) == len(ahead) + 2
+
+
 def test_a_batch_larger_than_the_data_is_refused_with_the_numbers() -> None:
     message = "data.train_batch_size=11 prompts, but there are only 10 to train on"
     with pytest.raises(DataError, match=message) as error:
@@ -130,7 +144,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(before, after, abandoned
     position = stopped.state()
     if abandoned:
         left = stopped.next_batch()
-        ledger.finish(*names(left)[0])
+        ledger.take(*names(left)[0], step=1)
         stopped.load_state(position)
     saved = json.loads(json.dumps([stopped.state(), ledger.state()]))
 
@@ -176,13 +190,13 @@ def test_what_was_in_flight_is_handed_out_in_batches_of_the_size_asked_for() -> 
         assert resumed.epoch == pytest.approx((6 + 2 * step) / 10)
         position = resumed.state()
         abandoned = resumed.next_batch()
-        ledger.finish(*names(abandoned)[0])
+        ledger.take(*names(abandoned)[0], step=1)
         resumed.load_state(position)  # stopped in mid-step, and gone on
         issued = resumed.next_batch()
         assert names(issued) == names(abandoned)
         assert len(issued) == 2
         settle(ledger, issued)
-        assert ledger.finished() == []
+        assert ledger.taken(1) == []
         handed_out += names(issued)
     assert handed_out[:5] == left
     assert ledger.counts()["used"] == 6 + 8

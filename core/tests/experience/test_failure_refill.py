@@ -1,144 +1,178 @@
-"""Refill after failed rewards: what is drawn anew, under which attempt, and what the ledger is told."""
+"""Refill after failed rewards: what is drawn anew, under which attempt, and what is kept."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
-import attrs
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.data.ledger import Ledger
 from dovetail.data.loader import Issued
-from dovetail.experience.failure_refill import Refilled, refill, thinned
-from dovetail.experience.generation import Generated
+from dovetail.experience.generation import Group, begin
 from dovetail.experience.refill import Rounds
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    PluginContext,
+    Prompt,
+    RewardManager,
+    SamplingParams,
+    Score,
+)
+from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection
+from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
 N = 3
 
 
-class Draws:
-    """Draws samples with the scores that it is told, and remembers what was asked."""
+class Told(RewardManager):
+    """Gives the scores that it is told, by sample id; 9 where it is told none. None is a failure."""
 
-    def __init__(self, make_sample: Any, scores: dict[int, Any] | None = None) -> None:
-        self.make_sample = make_sample
-        self.scores = scores or {}
-        self.asked: list[tuple[int, int, int, bool]] = []
+    name = "told"
+    api = ">=1.0,<2"
 
-    def one(self, item: Issued, group: int, number: int, score: float | None) -> Any:
-        made = self.make_sample(group, number, score)
-        name = f"train.e0.p{item.prompt.index}.a{item.attempt}.s{number}"
-        return attrs.evolve(made, issued=item, sample_id=name)
+    def __init__(self, scores: dict[str, float | None]) -> None:
+        super().__init__(PluginSection(name="told"), PluginContext())
+        self.scores = scores
 
-    def __call__(self, issued: Any, n: Any, *, groups: Any, baseline: Any) -> Generated:
-        rows = list(zip(issued, n, groups, baseline, strict=True))
-        self.asked += [(group, item.attempt, count, greedy) for item, count, group, greedy in rows]
-        return Generated(
-            samples=tuple(
-                self.one(item, group, number, self.scores.get(group, 9.0))
-                for item, count, group, _ in rows
-                for number in range(count)
-            ),
-            baselines=tuple(
-                self.one(item, group, 100, 5.0) for item, _, group, greedy in rows if greedy
-            ),
-        )
+    async def score(self, unit: Any) -> list[Any]:
+        failure = Failure(kind=FailureKind.EXCEPTION, message="no")
+        values = [self.scores.get(sample.sample_id, 9.0) for sample in unit.samples]
+        return [failure if value is None else Score(value=value) for value in values]
 
 
-def first_round(
-    make_sample: Any, scores: dict[int, tuple[float | None, ...]], **greedy: Any
-) -> Any:
-    """A ledger with these prompts in flight, and their samples."""
-    ledger = Ledger(size=10)
-    draws = Draws(make_sample)
-    issued = []
-    for group in scores:
-        prompt = make_sample(group).issued.prompt
-        issued.append(Issued(epoch=0, attempt=ledger.issue(0, group), prompt=prompt))
-    generated = Generated(
-        samples=tuple(
-            draws.one(item, group, number, score)
-            for item, (group, row) in zip(issued, scores.items(), strict=True)
-            for number, score in enumerate(row)
-        ),
-        baselines=tuple(
-            draws.one(item, group, 100, greedy["greedy"][group])
-            for item, group in zip(issued, scores, strict=True)
-            if greedy
-        ),
-    )
-    return ledger, generated, issued
+class Drawn:
+    """Groups to prompts, drawn by a scripted engine.
+
+    Attributes:
+        asked: prompt, attempt, samples and purpose of each request since it was last emptied.
+    """
+
+    def __init__(
+        self, scores: dict[int, tuple[float | None, ...]], greedy: dict[int, Any] | None = None
+    ) -> None:
+        self.told: dict[str, float | None] = {}
+        self.engine = ScriptedRollout()
+        self.tell(0, scores, greedy or {})
+        self.groups = [
+            Group(
+                issued=Issued(
+                    epoch=0,
+                    attempt=0,
+                    prompt=Prompt(index=prompt, prompt_ids=np.arange(2), raw=str(prompt)),
+                ),
+                n=N,
+                sampling=SamplingParams(max_new_tokens=4),
+                baseline=greedy is not None,
+            )
+            for prompt in scores
+        ]
+        self.draw(self.groups)
+
+    def tell(self, attempt: int, scores: dict[int, Any], greedy: dict[int, Any]) -> None:
+        for prompt, row in scores.items():
+            for number, score in enumerate(row):
+                self.told[f"train.e0.p{prompt}.a{attempt}.s{number}"] = score
+        for prompt, score in greedy.items():
+            self.told[f"baseline.e0.p{prompt}.a{attempt}.s0"] = score
+
+    def draw(self, groups: list[Group]) -> None:
+        scorer = Scorer(Told(self.told), timeout=5.0)
+        tokenizer: Any = type("Tokenizer", (), {"decode": lambda self, ids, **_: str(ids)})()
+        how: dict[str, Any] = {"tokenizer": tokenizer, "seed": 1, "generating": nullcontext()}
+
+        async def all_of_them() -> None:
+            pool = RolloutPool([self.engine])
+            await asyncio.gather(*begin(groups, pool=pool, scorer=scorer, **how))
+
+        asyncio.run(all_of_them())
+
+    def thinned(self) -> list[Group]:
+        return [group for group in self.groups if group.lacks() != (0, False)]
+
+    def refill(self, *, whole: bool = False) -> None:
+        """Draw once more in place of what could not be scored."""
+        self.engine.requests.clear()
+        thinned = self.thinned()
+        for group in thinned:
+            group.try_again(whole=whole)
+            assert not group.finished
+        self.draw(thinned)
+
+    @property
+    def asked(self) -> list[tuple[int, int, int, str]]:
+        streams = [(request.streams[0], request.n) for request in self.engine.requests]
+        return [(s.prompt, s.attempt, n, s.purpose) for s, n in streams]
+
+    def scores(self, place: int = 0) -> list[float | None]:
+        return [sample.score for sample in self.groups[place].samples]
 
 
-def once(
-    ledger: Ledger, generated: Any, issued: Any, draws: Draws, *, whole: bool = False
-) -> Refilled:
-    return refill(generated, issued, n=N, whole=whole, ledger=ledger, generate=draws)
+def test_only_what_failed_is_drawn_anew_and_the_group_has_one_attempt() -> None:
+    made = Drawn({4: (1.0, None, 0.0), 5: (1.0, 1.0, 0.0), 6: (None, None, None)})
+    made.refill()
+    assert made.asked == [(4, 1, 1, "train"), (6, 1, 3, "train")]
+    assert [group.issued.attempt for group in made.groups] == [1, 0, 1]
+    samples = [sample for group in made.groups for sample in group.samples]
+    sound = [sample for sample in samples if sample.score is not None]
+    assert Counter(sample.key for sample in sound) == {(0, 4, 1): N, (0, 5, 0): N, (0, 6, 1): N}
+    assert len({sample.sample_id for sample in samples}) == len(samples) == 13
+    assert {sample.key[2] for sample in samples if sample.score is None} == {0}
+    assert made.scores() == [1.0, None, 0.0, 9.0]
+    assert not made.thinned()
 
 
-def test_only_what_failed_is_drawn_anew_and_the_group_has_one_attempt(make_sample) -> None:
-    ledger, generated, issued = first_round(
-        make_sample, {4: (1.0, None, 0.0), 5: (1.0, 1.0, 0.0), 6: (None, None, None)}
-    )
-    draws = Draws(make_sample)
-    done = once(ledger, generated, issued, draws)
-    assert draws.asked == [(4, 1, 1, False), (6, 1, 3, False)]
-    assert done.samples == 4
-    assert [item.attempt for item in done.issued] == [1, 0, 1]
-    sound = [s for s in done.generated.samples if s.score is not None]
-    assert Counter(s.group for s in sound) == {4: N, 5: N, 6: N}
-    assert {(s.group, s.issued.attempt) for s in sound} == {(4, 1), (5, 0), (6, 1)}
-    assert len({s.sample_id for s in done.generated.samples}) == len(done.generated.samples) == 13
-    failed = [s for s in done.generated.samples if s.score is None]
-    assert {s.issued.attempt for s in failed} == {0}
-    assert not thinned(done.generated, N)
-
-
-def test_the_ledger_uses_each_prompt_once(make_sample) -> None:
-    ledger, generated, issued = first_round(make_sample, {0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
-    done = once(ledger, generated, issued, Draws(make_sample))
+def test_each_prompt_is_trained_on_under_its_latest_attempt() -> None:
+    made = Drawn({0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
+    made.refill()
     rounds = Rounds(2, {}, temperature=1.0)
-    rounds.add(done.generated)
-    for item in done.issued:
-        ledger.finish(item.epoch, item.prompt.index, item.attempt)
-    used = {sample.key for sample in rounds.rollout().kept}
-    assert used == set(ledger.finished()) == {(0, 0, 1), (0, 1, 0)}
-    for key in used:
-        ledger.use(*key)
-    ledger.check()
-    assert ledger.counts()["used"] == 2
-    assert ledger.counts()["dropped"] == {}
+    rounds.add(made.groups)
+    rollout = rounds.rollout()
+    assert {sample.key for sample in rollout.kept} == {(0, 0, 1), (0, 1, 0)}
+    assert rollout.reasons == {(0, 0, 0): "reward_failures"}
 
 
-def test_a_prompt_counts_as_used_where_its_replacements_failed_too(make_sample) -> None:
-    ledger, generated, issued = first_round(make_sample, {0: (1.0, None, 0.0)})
-    done = once(ledger, generated, issued, Draws(make_sample, {0: None}))
-    assert thinned(done.generated, N)
-    kept = [s for s in done.generated.samples if s.score is not None]
-    assert {s.key for s in kept} == {(0, 0, 1)}
-    assert len(kept) == 2
+def test_a_prompt_is_trained_on_where_its_replacements_failed_too() -> None:
+    made = Drawn({0: (1.0, None, 0.0)})
+    made.tell(1, {0: (None,)}, {})
+    made.refill()
+    assert made.thinned()
+    sound = [sample for sample in made.groups[0].samples if sample.score is not None]
+    assert {sample.key for sample in sound} == {(0, 0, 1)}
+    assert len(sound) == 2
 
 
-def test_groups_that_are_scored_together_are_drawn_anew_as_a_whole(make_sample) -> None:
-    ledger, generated, issued = first_round(make_sample, {0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
-    draws = Draws(make_sample)
-    done = once(ledger, generated, issued, draws, whole=True)
-    assert draws.asked == [(0, 1, N, False)]
-    scores = [s.score for s in done.generated.samples if s.group == 0]
-    assert scores == [None, 9.0, 9.0, 9.0]
+def test_groups_that_are_scored_together_are_drawn_anew_as_a_whole() -> None:
+    made = Drawn({0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
+    made.refill(whole=True)
+    assert made.asked == [(0, 1, N, "train")]
+    assert made.scores() == [None, 9.0, 9.0, 9.0]
+    assert made.scores(1) == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_baseline_that_failed_is_drawn_anew_alone(make_sample, whole) -> None:
-    ledger, generated, issued = first_round(
-        make_sample, {0: (1.0, 0.0, 0.0), 1: (1.0, 1.0, 0.0)}, greedy={0: None, 1: 1.0}
-    )
-    draws = Draws(make_sample)
-    done = once(ledger, generated, issued, draws, whole=whole)
-    assert draws.asked == [(0, 1, 0, True)]
-    assert [(s.group, s.score) for s in done.generated.baselines] == [(0, 5.0), (1, 1.0)]
-    assert [s.issued.attempt for s in done.generated.samples] == [1] * 3 + [0] * 3
+def test_a_baseline_that_failed_is_drawn_anew_alone(whole) -> None:
+    made = Drawn({0: (1.0, 0.0, 0.0), 1: (1.0, 1.0, 0.0)}, greedy={0: None, 1: 1.0})
+    made.tell(1, {}, {0: 5.0})
+    made.refill(whole=whole)
+    assert made.asked == [(0, 1, 1, "baseline")]
+    assert [group.greedy and group.greedy.score for group in made.groups] == [5.0, 1.0]
+    attempts = [sample.key[2] for group in made.groups for sample in group.samples]
+    assert attempts == [1] * 3 + [0] * 3
+
+
+def test_a_sound_baseline_is_kept_where_samples_are_drawn_anew() -> None:
+    made = Drawn({0: (1.0, None, 0.0)}, greedy={0: 2.0})
+    before = made.groups[0].greedy
+    made.refill()
+    assert made.asked == [(0, 1, 1, "train")]
+    assert made.groups[0].greedy is before
 
 
 score = st.none() | st.floats(-1, 1)
@@ -146,23 +180,24 @@ score = st.none() | st.floats(-1, 1)
 
 @given(
     rows=st.lists(st.tuples(score, score, score), min_size=1, max_size=5),
-    again=st.lists(score, min_size=5, max_size=5),
+    again=st.lists(st.tuples(score, score, score), min_size=3, max_size=3),
     rounds=st.integers(1, 3),
+    whole=st.booleans(),
 )
-def test_no_sample_is_lost_or_trained_on_twice(make_sample, rows, again, rounds) -> None:
-    ledger, generated, issued = first_round(make_sample, dict(enumerate(rows)))
-    sound = {s.sample_id for s in generated.samples if s.score is not None}
-    for _ in range(rounds):
-        if not thinned(generated, N):
-            break
-        done = once(ledger, generated, issued, Draws(make_sample, dict(enumerate(again))))
-        generated, issued = done.generated, done.issued
-    names = [s.sample_id for s in generated.samples]
+def test_no_sample_is_lost_or_trained_on_twice(rows, again, rounds, whole) -> None:
+    made = Drawn(dict(enumerate(rows)))
+    sound = {s.sample_id for g in made.groups for s in g.samples if s.score is not None}
+    for attempt, scores in enumerate(again[:rounds], 1):
+        made.tell(attempt, dict.fromkeys(range(len(rows)), scores), {})
+        if made.thinned():
+            made.refill(whole=whole)
+    samples = [sample for group in made.groups for sample in group.samples]
+    names = [sample.sample_id for sample in samples]
     assert len(names) == len(set(names))
-    assert sound <= set(names)
-    kept = Counter(s.group for s in generated.samples if s.score is not None)
-    assert all(count <= N for count in kept.values())
-    keys = {s.group: s.key for s in generated.samples if s.score is not None}
-    latest = {item.prompt.index: (0, item.prompt.index, item.attempt) for item in issued}
-    assert all(key == latest[group] for group, key in keys.items())
-    assert set(ledger.open()) == set(latest.values())
+    assert whole or sound <= set(names)
+    for group in made.groups:
+        kept = [sample for sample in group.samples if sample.score is not None]
+        assert len(kept) <= N
+        assert group.lacks() == (N - len(kept), False)
+        assert all(sample.issued is group.issued for sample in kept)
+        assert not whole or len({sample.completion.request_id for sample in kept}) <= 1

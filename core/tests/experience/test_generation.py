@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from dovetail.batch.columns import check_batch
 from dovetail.data.loader import Issued
-from dovetail.experience.generation import Generated, generate_and_score
+from dovetail.errors import RolloutError
+from dovetail.experience.generation import Group, begin
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.sample_columns import rollout_metrics, to_batch
 from dovetail.interfaces import (
@@ -24,6 +28,7 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
+from dovetail.scoring.busy import BusyTime
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
@@ -67,76 +72,101 @@ def answer(request: RolloutRequest, sample: int) -> list[int]:
     return [7] * (5 if request.sampling.temperature == 0 else sample)
 
 
-def issued(*prompts: int) -> list[Issued]:
-    return [
-        Issued(epoch=2, attempt=1, prompt=Prompt(index=i, prompt_ids=np.arange(3), raw=f"q{i}"))
-        for i in prompts
-    ]
-
-
-def generate(
-    prompts: list[Issued], manager: Manager | None = None, n: int = 3, **options: Any
-) -> tuple[Generated, ScriptedRollout]:
-    engine = ScriptedRollout.following(Script(answer=answer))
-    done = asyncio.run(
-        generate_and_score(
-            prompts,
-            n=n,
-            sampling=SAMPLING,
-            pool=RolloutPool([engine]),
-            scorer=Scorer(manager or Manager(), timeout=5.0),
-            tokenizer=Tokenizer(),
-            seed=1,
-            **options,
-        )
+def group_of(prompt: int, n: int = 3, *, baseline: bool = False) -> Group:
+    issued = Issued(
+        epoch=2, attempt=1, prompt=Prompt(index=prompt, prompt_ids=np.arange(3), raw=f"q{prompt}")
     )
-    return done, engine
+    return Group(issued=issued, n=n, sampling=SAMPLING, baseline=baseline)
 
 
-def test_samples_come_in_the_order_of_prompts_whatever_finishes_first() -> None:
-    done, _ = generate(issued(4, 9))
-    assert [s.sample_id for s in done.samples] == [
-        f"train.e2.p{prompt}.a1.s{i}" for prompt in (4, 9) for i in range(3)
+async def all_of(groups: Sequence[Group], **how: Any) -> None:
+    await asyncio.gather(*begin(groups, **how))
+
+
+def drawn(
+    *groups: Group, manager: Manager | None = None, script: Script | None = None, **options: Any
+) -> ScriptedRollout:
+    """Draw these groups, all at once; returns the engine."""
+    engine = ScriptedRollout.following(script or Script(answer=answer))
+    pool = RolloutPool([engine])
+    scorer = Scorer(manager or Manager(), timeout=5.0)
+    how = {"tokenizer": Tokenizer(), "seed": 1, "generating": nullcontext(), **options}
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*begin(groups, pool=pool, scorer=scorer, **how))
+
+    asyncio.run(all_of_them())
+    return engine
+
+
+def test_samples_come_in_the_order_of_their_numbers_whatever_finishes_first() -> None:
+    class Backwards(ScriptedRollout):
+        async def submit(self, request: RolloutRequest) -> Any:
+            found = [completion async for completion in super().submit(request)]
+            for completion in reversed(found):
+                yield completion
+
+    group = group_of(4)
+    engine = Backwards.following(Script(answer=answer))
+    scorer = Scorer(Manager(), timeout=5.0)
+    how: dict[str, Any] = {"tokenizer": Tokenizer(), "seed": 1, "generating": nullcontext()}
+    asyncio.run(all_of([group], pool=RolloutPool([engine]), scorer=scorer, **how))
+    assert [s.sample_id for s in group.samples] == [f"train.e2.p4.a1.s{i}" for i in range(3)]
+    assert [s.score for s in group.samples] == [0, 1, 2]
+    assert [s.text for s in group.samples] == ["", "7", "7 7"]
+    assert [s.key for s in group.samples] == [(2, 4, 1)] * 3
+    assert group.greedy is None
+    assert group.finished
+
+
+def test_groups_that_are_drawn_at_once_keep_their_samples_apart() -> None:
+    groups = [group_of(4), group_of(9)]
+    drawn(*groups)
+    assert [[s.sample_id for s in group.samples] for group in groups] == [
+        [f"train.e2.p{prompt}.a1.s{i}" for i in range(3)] for prompt in (4, 9)
     ]
-    assert [s.score for s in done.samples] == [0, 1, 2] * 2
-    assert [s.key for s in done.samples] == [(2, 4, 1)] * 3 + [(2, 9, 1)] * 3
-    assert done.baselines == ()
-
-
-def test_groups_number_on_from_the_rounds_before() -> None:
-    done, _ = generate(issued(4, 9), first_group=5, baseline=True)
-    assert [s.group for s in done.samples] == [5] * 3 + [6] * 3
-    assert [s.group for s in done.baselines] == [5, 6]
 
 
 def test_a_baseline_is_one_greedy_request_a_prompt_with_a_stream_of_its_own() -> None:
-    done, engine = generate(issued(4), baseline=True)
-    sampled, greedy = engine.requests
-    assert [s.text for s in done.baselines] == ["7 7 7 7 7"]
-    assert [s.score for s in done.baselines] == [5.0]
+    group = group_of(4, baseline=True)
+    sampled, greedy = drawn(group).requests
+    assert group.greedy is not None
+    assert (group.greedy.text, group.greedy.score) == ("7 7 7 7 7", 5.0)
     assert greedy.n == 1
     assert greedy.sampling == SamplingParams(max_new_tokens=6, temperature=0.0, stop=("END",))
     assert greedy.streams[0].purpose == "baseline"
     assert greedy.streams[0].key() not in {stream.key() for stream in sampled.streams}
     assert sampled.sampling == SAMPLING
+    assert len(group.samples) == 3
 
 
 def test_what_is_sampled_does_not_depend_on_whether_there_is_a_baseline() -> None:
-    _, without = generate(issued(4, 9))
-    _, with_one = generate(issued(4, 9), baseline=True)
-    assert [r.streams for r in without.requests] == [r.streams for r in with_one.requests[:2]]
+    without = drawn(group_of(4), group_of(9))
+    with_one = drawn(group_of(4, baseline=True), group_of(9, baseline=True))
+    sampled = [r.streams for r in with_one.requests if r.streams[0].purpose == "train"]
+    assert [r.streams for r in without.requests] == sampled
 
 
 def test_a_manager_of_groups_sees_a_baseline_apart_from_its_prompts_samples() -> None:
-    manager = Manager(unit="group")
-    done, _ = generate(issued(4), manager, baseline=True)
+    manager, group = Manager(unit="group"), group_of(4, baseline=True)
+    drawn(group, manager=manager)
     assert sorted(map(len, manager.seen)) == [1, 3]
-    assert [s.score for s in done.baselines] == [5.0]
+    assert group.greedy is not None
+    assert group.greedy.score == 5.0
+
+
+def columns_of(*groups: Group) -> tuple[list[Any], dict[int, Any]]:
+    """Samples and baselines, numbered as in a step."""
+    samples = [attrs.evolve(s, group=i) for i, group in enumerate(groups) for s in group.samples]
+    baselines = {i: attrs.evolve(g.greedy, group=i) for i, g in enumerate(groups) if g.greedy}
+    return samples, baselines
 
 
 def test_columns_are_as_the_glossary_says_even_for_an_empty_response() -> None:
-    done, _ = generate(issued(4, 9), baseline=True)
-    batch = to_batch(done.samples, temperature=0.7, baselines={s.group: s for s in done.baselines})
+    groups = group_of(4, baseline=True), group_of(9, baseline=True)
+    drawn(*groups)
+    samples, baselines = columns_of(*groups)
+    batch = to_batch(samples, temperature=0.7, baselines=baselines)
     check_batch(batch)
     assert batch["response_ids"].lengths.tolist() == [0, 1, 2] * 2
     assert batch["token_rewards"].to_list() == [[], [1.0], [0.0, 2.0]] * 2
@@ -147,14 +177,62 @@ def test_columns_are_as_the_glossary_says_even_for_an_empty_response() -> None:
 
 
 def test_a_prompt_whose_baseline_has_no_score_leaves_the_batch_and_is_counted() -> None:
-    done, _ = generate(issued(4, 9), Manager(refused="q4"), baseline=True)
-    batch = to_batch(done.samples, temperature=0.7, baselines={s.group: s for s in done.baselines})
+    groups = group_of(4, baseline=True), group_of(9, baseline=True)
+    drawn(*groups, manager=Manager(refused="q4"))
+    samples, baselines = columns_of(*groups)
+    batch = to_batch(samples, temperature=0.7, baselines=baselines)
     assert set(batch["prompt_id"].tolist()) == {9}
-    metrics = rollout_metrics(done.samples, 6, done.baselines)
+    metrics = rollout_metrics(samples, 6, tuple(baselines.values()))
     assert metrics["reward/baseline_failures"] == 1
     assert metrics["reward/baseline_mean"] == 5.0
     assert metrics["reward/failures"] == 0
     assert metrics["reward/mean"] == pytest.approx(1.0)
+
+
+def test_purpose_and_attempt_name_the_requests_and_their_random_streams() -> None:
+    first, again = group_of(4), group_of(4)
+    again.issued = attrs.evolve(again.issued, attempt=2)
+    other = group_of(4)
+    other.purpose = "validation"
+    engine = drawn(first, again, other)
+    assert [request.request_id for request in engine.requests] == [
+        "train.e2.p4.a1",
+        "train.e2.p4.a2",
+        "validation.e2.p4.a1",
+    ]
+    assert len({stream.key() for r in engine.requests for stream in r.streams}) == 9
+
+
+def test_a_group_that_failed_is_drawn_again_under_the_same_names() -> None:
+    group, manager = group_of(4), Manager()
+    script = Script(answer=answer, fails_after=(2,))
+    engine = ScriptedRollout.following(script)
+    scorer = Scorer(manager, timeout=5.0)
+    how: dict[str, Any] = {"tokenizer": Tokenizer(), "seed": 1, "generating": nullcontext()}
+
+    async def twice() -> None:
+        with pytest.raises(RolloutError, match="scripted failure"):
+            await all_of([group], pool=RolloutPool([engine]), scorer=scorer, **how)
+        assert (group.samples, group.finished) == ([], False)
+        assert len(asyncio.all_tasks()) == 1  # nothing is being scored
+        await all_of([group], pool=RolloutPool([engine]), scorer=scorer, **how)
+
+    asyncio.run(twice())
+    assert [s.sample_id for s in group.samples] == [f"train.e2.p4.a1.s{i}" for i in range(3)]
+
+
+def test_what_generates_is_left_before_the_last_outcome_is_waited_for() -> None:
+    class Waits(Manager):
+        async def score(self, unit: Any) -> list[Outcome]:
+            left.append(generating.seconds > 0)
+            await asyncio.sleep(0.01)
+            left.append(generating.seconds > 0)
+            return await super().score(unit)
+
+    left: list[bool] = []
+    generating = BusyTime()
+    drawn(group_of(4, n=1), manager=Waits(), generating=generating)
+    assert left[-1]
 
 
 def test_without_any_sample_the_columns_are_there_and_empty(make_sample) -> None:

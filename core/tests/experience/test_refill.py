@@ -14,9 +14,9 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import Issued, PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
-from dovetail.experience.generation import Generated
+from dovetail.experience.generation import Group
 from dovetail.experience.refill import Rollout, Rounds
-from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter
+from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
 from dovetail.sections import PluginSection
 
 
@@ -56,15 +56,28 @@ def rounds(wanted: int, *filters: Chosen, **options: Any) -> Rounds:
     return Rounds(wanted, {f.name: f for f in filters}, temperature=0.7, **options)
 
 
-def generated(make_sample: Any, scores: dict[int, tuple[float | None, ...]]) -> Generated:
-    """A round: group → its samples' scores."""
-    return Generated(
-        samples=tuple(
-            make_sample(group, number, score)
-            for group, row in scores.items()
-            for number, score in enumerate(row)
-        )
+def group_of(samples: list[Any], greedy: Any = None) -> Group:
+    return Group(
+        issued=samples[0].issued,
+        n=len(samples),
+        sampling=SamplingParams(max_new_tokens=8),
+        samples=samples,
+        greedy=greedy,
+        finished=True,
     )
+
+
+def generated(
+    make_sample: Any, scores: dict[int, tuple[float | None, ...]], greedy: Any = None
+) -> list[Group]:
+    """A round: prompt → its samples' scores, and where they are given the scores of the greedy ones."""
+    return [
+        group_of(
+            [make_sample(prompt, number, score) for number, score in enumerate(row)],
+            None if greedy is None else make_sample(prompt, 0, greedy[prompt]),
+        )
+        for prompt, row in scores.items()
+    ]
 
 
 def kept(rollout: Rollout) -> dict[int, list[float]]:
@@ -107,6 +120,18 @@ def test_each_round_asks_for_what_is_missing_and_the_order_is_that_of_the_rounds
     assert batch["temperature"].tolist() == [np.float32(0.7)] * len(batch)
     assert batch["group_id"].tolist() == [1, 1, 4, 4, 5, 5]
     assert batch["trajectory_id"].tolist() == list(range(6))
+
+
+def test_groups_are_numbered_by_their_place_in_the_step_whatever_prompt_they_answer(make_sample):
+    gather = rounds(3, baseline=True)
+    gather.add(generated(make_sample, {4: (1.0, 0.0), 9: (None, 0.0)}, greedy={4: 1.0, 9: 2.0}))
+    gather.add(generated(make_sample, {7: (1.0,)}, greedy={7: 3.0}))
+    assert [s.group for s in gather.samples] == [0, 0, 1, 1, 2]
+    assert [s.group for s in gather.greedy] == [0, 1, 2]
+    assert [s.key[1] for s in gather.samples] == [4, 4, 9, 9, 7]
+    rollout = gather.rollout()
+    assert [row["baseline_score"] for row in rollout.rows(rollout.samples)] == [1, 1, 2, 2, 3]
+    assert rollout.batch()["baseline_scores"].tolist() == [1, 1, 2, 3]
 
 
 def test_a_filter_sees_only_its_round_and_only_what_earlier_filters_left(make_sample):
@@ -165,9 +190,8 @@ def test_a_round_of_which_nothing_could_be_scored_reaches_no_filter(make_sample)
 def test_groups_without_the_score_of_their_baseline_are_out_before_filters(make_sample):
     chosen = equal_rewards()
     gather = rounds(3, chosen, baseline=True)
-    plain = generated(make_sample, {0: (0.0, 1.0), 1: (0.0, 1.0), 2: (None, None)})
-    greedy = (make_sample(0, 0, 0.5), make_sample(1, 0, None), make_sample(2, 0, None))
-    gather.add(Generated(samples=plain.samples, baselines=greedy))
+    scores = {0: (0.0, 1.0), 1: (0.0, 1.0), 2: (None, None)}
+    gather.add(generated(make_sample, scores, greedy={0: 0.5, 1: None, 2: None}))
     rollout = gather.rollout()
     assert len(chosen.saw[0]) == 2
     assert rollout.batch()["baseline_scores"].tolist() == [0.5, 0.5]
@@ -177,10 +201,7 @@ def test_groups_without_the_score_of_their_baseline_are_out_before_filters(make_
 
 def test_rows_say_which_filter_took_a_sample(make_sample):
     gather = rounds(2, negative("mask", "low"), equal_rewards(), baseline=True)
-    plain = generated(make_sample, {0: (1.0, 1.0), 1: (-1.0, 1.0)})
-    gather.add(
-        Generated(samples=plain.samples, baselines=(make_sample(0, 0, 0.5), make_sample(1, 0, 2.0)))
-    )
+    gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (-1.0, 1.0)}, greedy={0: 0.5, 1: 2.0}))
     rollout = gather.rollout()
     rows = rollout.rows(rollout.samples)
     assert [row.get("filtered") for row in rows] == ["equal", "equal", None, None]
@@ -239,30 +260,44 @@ def loader_of(count: int, batch: int) -> tuple[PromptLoader, Ledger]:
 
 
 def one_step(
-    loader: PromptLoader, ledger: Ledger, make_sample: Any, *, stop_after: int | None = None
+    loader: PromptLoader,
+    ledger: Ledger,
+    make_sample: Any,
+    number: int,
+    *,
+    stop_after: int | None = None,
 ) -> Rollout | None:
     """A step of three rounds in which only odd prompts differ; it is abandoned after a round where that is said."""
-    before = loader.state()
     issued: list[Issued] = loader.next_batch()
     gather = rounds(len(issued), equal_rewards())
     while True:
-        samples = tuple(
-            make_sample(item.prompt.index, i, float(i * (item.prompt.index % 2)), epoch=item.epoch)
-            for item in issued
-            for i in range(2)
+        gather.add(
+            [
+                group_of(
+                    [
+                        make_sample(
+                            item.prompt.index,
+                            i,
+                            float(i * (item.prompt.index % 2)),
+                            epoch=item.epoch,
+                        )
+                        for i in range(2)
+                    ]
+                )
+                for item in issued
+            ]
         )
-        gather.add(Generated(samples=samples))
         for item in issued:
-            ledger.finish(item.epoch, item.prompt.index, item.attempt)
+            ledger.take(item.epoch, item.prompt.index, item.attempt, step=number)
         if gather.count == stop_after:
-            loader.load_state(before)
+            ledger.give_back(number)
             return None
         if not gather.missing or gather.count == 3:
             break
         issued = loader.next_batch(gather.missing)
     rollout = gather.rollout(refills=True)
     used = {sample.key for sample in rollout.kept}
-    for key in ledger.finished():
+    for key in ledger.taken(number):
         if key in used:
             ledger.use(*key)
         else:
@@ -276,12 +311,12 @@ def run_steps(make_sample: Any, steps: int, stop: tuple[int, int] | None = None)
     trained = []
     for step in range(steps):
         if stop is not None and step == stop[0]:
-            assert one_step(loader, ledger, make_sample, stop_after=stop[1]) is None
+            assert one_step(loader, ledger, make_sample, step, stop_after=stop[1]) is None
             states = loader.state(), ledger.state()
             loader, ledger = loader_of(10, 4)
             loader.load_state(states[0])
             ledger.load_state(states[1])
-        rollout = one_step(loader, ledger, make_sample)
+        rollout = one_step(loader, ledger, make_sample, step)
         assert rollout is not None
         trained.append([sample.sample_id for sample in rollout.samples])
     ledger.check()

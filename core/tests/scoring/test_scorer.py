@@ -104,6 +104,95 @@ def test_a_scorer_serves_several_rollouts_and_loops(scripted) -> None:
     assert scorer.counts.total() == 0
 
 
+def test_some_samples_may_be_waited_for_while_others_are_scored(scripted) -> None:
+    async def answer(unit: RewardUnit) -> Any:
+        if unit.samples[0].sample_id == "slow":
+            await asyncio.sleep(1.0)
+        return [Score(value=2.0)]
+
+    async def main() -> None:
+        manager = scripted.Manager(lambda unit, _: answer(unit))
+        scorer = Scorer(manager, timeout=5.0)
+        for name in ("slow", "b", "a"):
+            scorer.add(scripted.sample(name), group=name, group_size=1)
+        found = await scorer.outcomes(["a", "b"])
+        assert [(name, score.value) for name, score in found.items()] == [("a", 2.0), ("b", 2.0)]
+        assert asyncio.get_running_loop().time() < 1.0
+        assert manager.running == 1
+        scorer.add(scripted.sample("a"), group="a", group_size=1)  # it is forgotten
+        assert list(await scorer.outcomes(["slow"])) == ["slow"]
+        assert list(await scorer.finish()) == ["a"]
+
+    scripted.until_done(main())
+
+
+def test_an_incomplete_group_is_scored_as_it_is_when_it_is_waited_for_and_no_other(
+    scripted,
+) -> None:
+    async def main() -> None:
+        manager = scripted.Manager(scripted.ones, unit="group")
+        scorer = Scorer(manager, timeout=5.0)
+        for name in ("a0", "b0"):
+            scorer.add(scripted.sample(name), group=name[0], group_size=2)
+        assert list(await scorer.outcomes(["a0"])) == ["a0"]
+        assert [[s.sample_id for s in unit.samples] for unit in manager.units] == [["a0"]]
+        scorer.add(scripted.sample("b1"), group="b", group_size=2)
+        await scorer.outcomes(["b0", "b1"])
+        assert [s.sample_id for s in manager.units[1].samples] == ["b0", "b1"]
+
+    scripted.until_done(main())
+
+
+def test_failures_are_counted_when_they_are_waited_for(scripted) -> None:
+    async def main() -> None:
+        scorer = Scorer(scripted.Manager(lambda *_: [scripted.failure(False)]), timeout=5.0)
+        for name in ("a", "b"):
+            scorer.add(scripted.sample(name), group=name, group_size=1)
+        await scorer.outcomes(["a"])
+        assert scorer.counts.total() == 1
+        await scorer.outcomes(["b"])
+        assert scorer.counts.total() == 2
+
+    scripted.until_done(main())
+
+
+def test_what_is_forgotten_is_not_scored_any_more_and_may_be_added_again(scripted) -> None:
+    async def main() -> None:
+        answers = {"old": scripted.hang}
+        manager = scripted.Manager(
+            lambda unit, _: answers.get("old", lambda: scripted.ones(unit, 0))()
+        )
+        scorer = Scorer(manager, timeout=60.0)
+        for name in ("a", "b"):
+            scorer.add(scripted.sample(name), group=name, group_size=1)
+        await asyncio.sleep(0.01)
+        assert manager.running == 2
+        await scorer.forget(["a", "one that was never added"])
+        assert manager.running == 1
+        answers.clear()
+        scorer.add(scripted.sample("a"), group="a", group_size=1)
+        assert (await scorer.outcomes(["a"]))["a"].value == 1.0
+        with pytest.raises(RewardError, match="'b' was added to the scorer twice"):
+            scorer.add(scripted.sample("b"), group="b", group_size=1)
+        await scorer.forget(["b"])
+
+    scripted.until_done(main())
+
+
+def test_a_forgotten_group_that_was_incomplete_begins_anew(scripted) -> None:
+    async def main() -> None:
+        manager = scripted.Manager(scripted.ones, unit="group")
+        scorer = Scorer(manager, timeout=5.0)
+        scorer.add(scripted.sample("a0"), group="a", group_size=2)
+        await scorer.forget(["a0"])
+        for name in ("a0", "a1"):
+            scorer.add(scripted.sample(name), group="a", group_size=2)
+        await scorer.outcomes(["a0", "a1"])
+        assert [[s.sample_id for s in unit.samples] for unit in manager.units] == [["a0", "a1"]]
+
+    scripted.until_done(main())
+
+
 def test_cancelling_stops_what_runs(scripted) -> None:
     async def main() -> None:
         manager = scripted.Manager(lambda *_: scripted.hang())

@@ -131,12 +131,12 @@ def test_a_retried_group_is_judged_by_its_last_try_alone(scripted) -> None:
     assert [outcome.value for outcome in outcomes.values()] == [5.0, 6.0]
 
 
-def test_it_knows_how_much_of_scoring_generation_has_hidden(scripted) -> None:
+def test_it_counts_the_seconds_in_which_at_least_one_sample_is_scored(scripted) -> None:
     async def slow(unit: RewardUnit) -> Any:
         await asyncio.sleep(3.0)
         return scripted.ones(unit, 0)
 
-    async def main() -> tuple[float, float]:
+    async def main() -> float:
         scorer = Scorer(scripted.Manager(lambda unit, _: slow(unit)), timeout=5.0)
         scorer.add(scripted.sample("a"), group=0, group_size=1)
         await asyncio.sleep(2.0)
@@ -145,7 +145,7 @@ def test_it_knows_how_much_of_scoring_generation_has_hidden(scripted) -> None:
         scorer.add(scripted.sample("c"), group=0, group_size=1)
         await asyncio.sleep(1.0)
         await scorer.finish()
-        return scorer.seconds, scorer.left
+        return scorer.busy.seconds
 
-    # from 0 to 5 and from 6 to 9; generation ends at 7
-    assert scripted.until_done(main()) == pytest.approx((8.0, 2.0))
+    # from 0 to 5 and from 6 to 9
+    assert scripted.until_done(main()) == pytest.approx(8.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.scoring.scorer import Scorer
 
+Drawing = asyncio.Task[list["Sample"]] | None
+"""Samples that are being drawn; None where none are."""
 BASELINE = "baseline"
 """Purpose of the greedy responses: it names their requests and their random streams."""
 
@@ -110,13 +114,58 @@ class Group:
         ]
 
 
-def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
-    """Return the request for the samples that a group lacks, and the one for its greedy response; None for neither.
+def begin(
+    groups: Sequence[Group],
+    *,
+    pool: RolloutPool,
+    scorer: Scorer,
+    tokenizer: Any,
+    seed: int,
+    generating: AbstractContextManager[object],
+) -> list[Coroutine[Any, Any, None]]:
+    """Begin to draw what groups lack, on the running event loop: all their samples before the first greedy response.
 
     Args:
-        group: with or without samples.
+        groups: with or without samples.
+        pool: what generates.
+        scorer: scores each sample as soon as it has arrived.
+        tokenizer: turns tokens into the text that is scored.
         seed: of the run.
+        generating: is entered until the last sample of a request has arrived.
+
+    Returns:
+        What waits for each group, and gives it its samples. It raises RolloutError where the engine failed and no replica
+        could take over.
     """
+
+    def start(group: Group, request: RolloutRequest | None) -> Drawing:
+        if request is None:
+            return None
+        return asyncio.create_task(
+            _draw(request, group.issued, pool, scorer, tokenizer, generating)
+        )
+
+    asked = [_requests(group, seed) for group in groups]
+    samples = [start(group, request) for group, (request, _) in zip(groups, asked, strict=True)]
+    greedy = [start(group, request) for group, (_, request) in zip(groups, asked, strict=True)]
+    return [_complete(*parts) for parts in zip(groups, samples, greedy, strict=True)]
+
+
+async def _complete(group: Group, samples: Drawing, greedy: Drawing) -> None:
+    parts = [part for part in (samples, greedy) if part is not None]
+    try:
+        await asyncio.gather(*parts)
+        group.samples += samples.result() if samples else []
+        group.greedy = greedy.result()[0] if greedy else group.greedy
+        group.finished = True
+    finally:
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+
+
+def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
+    """The request for the samples that a group lacks, and the one for its greedy response."""
     missing, greedy = group.lacks()
     return (
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
@@ -124,51 +173,43 @@ def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, Rollout
     )
 
 
-async def draw(
+async def _draw(
     request: RolloutRequest,
     issued: Issued,
-    *,
     pool: RolloutPool,
     scorer: Scorer,
     tokenizer: Any,
     generating: AbstractContextManager[object],
 ) -> list[Sample]:
-    """Return the samples of a request, each scored as soon as it has arrived.
-
-    Args:
-        request: of one prompt.
-        issued: the prompt.
-        pool: what generates.
-        scorer: what scores.
-        tokenizer: turns tokens into the text that is scored.
-        generating: is entered until the last sample has arrived.
-
-    Raises:
-        RolloutError: the engine failed and no replica could take over.
-    """
+    """The samples of a request, each scored as soon as it has arrived."""
     prompt, done = issued.prompt, dict[str, tuple[Completion, str]]()
-    with generating:
-        async with aclosing(pool.submit(request)) as completions:
-            async for completion in completions:
-                ids_T = completion.response_ids.tolist()
-                text = str(tokenizer.decode(ids_T, skip_special_tokens=True))
-                sample_id = f"{request.request_id}.s{completion.sample}"
-                done[sample_id] = (completion, text)
-                scorer.add(
-                    RewardSample(
-                        sample_id=sample_id,
-                        prompt=prompt.raw,
-                        solution_str=text,
-                        data_source=prompt.data_source,
-                        ground_truth=prompt.ground_truth,
-                        extra_info=prompt.extra_info,
-                        response_ids=completion.response_ids,
-                        finish_reason=str(completion.finish_reason),
-                    ),
-                    group=request.request_id,
-                    group_size=request.n,
-                )
-    outcomes = await scorer.outcomes(list(done))
+    try:
+        with generating:
+            async with aclosing(pool.submit(request)) as completions:
+                async for completion in completions:
+                    ids_T = completion.response_ids.tolist()
+                    text = str(tokenizer.decode(ids_T, skip_special_tokens=True))
+                    sample_id = f"{request.request_id}.s{completion.sample}"
+                    done[sample_id] = (completion, text)
+                    scorer.add(
+                        RewardSample(
+                            sample_id=sample_id,
+                            prompt=prompt.raw,
+                            solution_str=text,
+                            data_source=prompt.data_source,
+                            ground_truth=prompt.ground_truth,
+                            extra_info=prompt.extra_info,
+                            response_ids=completion.response_ids,
+                            finish_reason=str(completion.finish_reason),
+                        ),
+                        group=request.request_id,
+                        group_size=request.n,
+                    )
+        outcomes = await scorer.outcomes(list(done))
+    except BaseException:
+        # The prompt is asked again under the same names: these must not be scored any more.
+        await scorer.forget(list(done))
+        raise
     return [
         Sample(
             sample_id=name,

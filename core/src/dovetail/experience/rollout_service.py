@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import RolloutError
-from dovetail.experience.generation import Group, Sample, draw, requests_of
-from dovetail.interfaces.rollout import PauseMode, RolloutRequest
+from dovetail.experience.generation import Group, begin
+from dovetail.interfaces.rollout import PauseMode
 from dovetail.scoring.busy import BusyTime
 from dovetail.serving.loop_thread import LoopThread
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dovetail.scoring.scorer import Scorer
 
 T = TypeVar("T")
-Draw = asyncio.Task[list[Sample]] | None
-"""Samples that are being drawn; None where none are."""
 
 _LOOK = 0.5
 """Seconds between two looks of a waiting trainer at whether the loop still runs and a stop was asked for."""
@@ -60,7 +58,6 @@ class RolloutService:
     ) -> None:
         self._pool, self._scorer, self._manager = pool, scorer, manager
         self._check_stop = check_stop
-        self._seed = seed
         self._loop = LoopThread("dovetail-rollout")
         self._admitted: deque[Group] = deque()
         self._running: dict[Group, asyncio.Task[None]] = {}
@@ -68,7 +65,12 @@ class RolloutService:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._generating, self._busy = BusyTime(), BusyTime()
         self._draw = partial(
-            draw, pool=pool, scorer=scorer, tokenizer=tokenizer, generating=self._generating
+            begin,
+            pool=pool,
+            scorer=scorer,
+            tokenizer=tokenizer,
+            seed=seed,
+            generating=self._generating,
         )
         self._before = (0.0, 0.0, 0.0)
         self._bring_back: Callable[[Sequence[Fault]], None] | None = None
@@ -160,30 +162,14 @@ class RolloutService:
             self._wait(self._start(waiting))
 
     async def _start(self, groups: Sequence[Group]) -> None:
-        asked = [requests_of(group, self._seed) for group in groups]
-        samples = [self._task(group, ask) for group, (ask, _) in zip(groups, asked, strict=True)]
-        greedy = [self._task(group, ask) for group, (_, ask) in zip(groups, asked, strict=True)]
-        for group, *parts in zip(groups, samples, greedy, strict=True):
-            self._running[group] = asyncio.create_task(self._produce(group, *parts))
+        for group, drawing in zip(groups, self._draw(groups), strict=True):
+            self._running[group] = asyncio.create_task(self._produce(group, drawing))
 
-    def _task(self, group: Group, request: RolloutRequest | None) -> Draw:
-        """The samples of a request, as they come; none where there is nothing to ask for."""
-        if request is None:
-            return None
-        return asyncio.create_task(self._draw(request, group.issued))
-
-    async def _produce(self, group: Group, samples: Draw, greedy: Draw) -> None:
-        parts = [part for part in (samples, greedy) if part is not None]
+    async def _produce(self, group: Group, drawing: Coroutine[Any, Any, None]) -> None:
         try:
             with self._busy:
-                await asyncio.gather(*parts)
-            group.samples += samples.result() if samples else []
-            group.greedy = greedy.result()[0] if greedy else group.greedy
-            group.finished = True
+                await drawing
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             del self._running[group]
             if not self._running:
                 self._manager.sleep()

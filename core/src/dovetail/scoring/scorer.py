@@ -127,12 +127,26 @@ class Scorer:
         self._manager.sleep()
         return found
 
-    async def cancel(self) -> None:
-        """Give up everything that is being scored, when the rollout is abandoned."""
-        tasks = set(self._tasks.values())
+    async def forget(self, sample_ids: Collection[str]) -> None:
+        """Stop scoring these samples; they may be added again.
+
+        Args:
+            sample_ids: whole groups, where the manager scores groups.
+        """
+        wanted = set(sample_ids)
+        for group, samples in list(self._waiting.items()):
+            if wanted.intersection(sample.sample_id for sample in samples):
+                del self._waiting[group]
+        tasks = {self._tasks.pop(name) for name in wanted if name in self._tasks}
+        for name in wanted:
+            self._added.pop(name, None)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Give up everything that is being scored, when the rollout is abandoned."""
+        await self.forget(list(self._added))
         self._finished = True
         self._manager.sleep()
 

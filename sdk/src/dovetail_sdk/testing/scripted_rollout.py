@@ -68,8 +68,10 @@ class ScriptedRollout(BaseRollout):
         self.aborted: list[str] = []
         self.closed = False
         self.asleep: frozenset[str] = frozenset()
-        self._gate = asyncio.Event()
-        self._gate.set()
+        self._begins, self._goes_on = asyncio.Event(), asyncio.Event()
+        self._begins.set()
+        self._goes_on.set()
+        self._running: set[str] = set()
 
     @classmethod
     def following(cls, script: Script) -> ScriptedRollout:
@@ -83,16 +85,21 @@ class ScriptedRollout(BaseRollout):
         self.requests.append(request)
         plan = self.script.fails_after
         good = plan[number] if number < len(plan) else None
-        for sample in range(request.n):
-            if good is not None and sample >= good:
-                break
-            await self._gate.wait()
-            await asyncio.sleep(self.script.delay)
-            if request.request_id in self.aborted:
-                yield _completion(request, sample, [], FinishReason.ABORT, self.version)
-                continue
-            tokens = list(self.script.answer(request, sample))
-            yield _completion(request, sample, tokens, FinishReason.STOP, self.version)
+        await self._begins.wait()
+        self._running.add(request.request_id)
+        try:
+            for sample in range(request.n):
+                if good is not None and sample >= good:
+                    break
+                await self._goes_on.wait()
+                await asyncio.sleep(self.script.delay)
+                if request.request_id in self.aborted:
+                    yield _completion(request, sample, [], FinishReason.ABORT, self.version)
+                    continue
+                tokens = list(self.script.answer(request, sample))
+                yield _completion(request, sample, tokens, FinishReason.STOP, self.version)
+        finally:
+            self._running.discard(request.request_id)
         if good is not None:
             raise RolloutError(f"scripted failure of {request.request_id!r} after {good} samples")
 
@@ -105,10 +112,19 @@ class ScriptedRollout(BaseRollout):
         self.aborted += request_ids
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        self._gate.clear()
+        self._begins.clear()
+        if mode is PauseMode.KEEP:
+            self._goes_on.clear()
+            return
+        self._goes_on.set()
+        if mode is PauseMode.ABORT:
+            self.aborted += self._running
+        while self._running:
+            await asyncio.sleep(0.001)
 
     async def resume(self) -> None:
-        self._gate.set()
+        self._begins.set()
+        self._goes_on.set()
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
         self.versions.append(version)
