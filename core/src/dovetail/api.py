@@ -36,7 +36,7 @@ def train(
 ) -> dict[str, Any]:
     """Train from the start and return the summary, as `dovetail train` does.
 
-    Ctrl-C (or a notebook's stop button) ends the current phase and saves the run.
+    Ctrl-C (or a notebook's stop button) ends generation, or waits for the stage that runs, and saves the run.
 
     Args:
         config: of the run.

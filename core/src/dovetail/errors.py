@@ -202,7 +202,7 @@ class LedgerError(DovetailError, RuntimeError):
 
 
 class StopRequested(DovetailError, KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run stopped cleanly after the current phase and was saved."""
+    """Ctrl-C or SIGTERM: the run stopped cleanly and was saved."""
 
     exit_code = 130
 

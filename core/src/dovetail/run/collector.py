@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dovetail.errors import StopRequested
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.generation import Group, Sample
 from dovetail.experience.refill import Rollout, Rounds
@@ -104,7 +105,7 @@ class Collector:
             with record.phase("rollout"):
                 if rounds.missing > self._service.outstanding:
                     self.admit(rounds.missing - self._service.outstanding, asked)
-                groups = self._service.take(rounds.missing)
+                groups = self._take(rounds.missing)
                 self._taken[step.number] += groups
                 self._refill(groups, step)
                 self._publisher.generated()
@@ -131,6 +132,13 @@ class Collector:
             longest = config.data.max_response_length
             check_completions(rollout.samples, config.rollout, longest)
         return rollout
+
+    def _take(self, count: int) -> list[Group]:
+        try:
+            return self._service.take(count)
+        except StopRequested:
+            self._publisher.rest()  # the trainer, which saves the run, needs the accelerator
+            raise
 
     def give_back(self, step: int) -> None:
         """A step has failed: its groups are the next step's, as they are."""

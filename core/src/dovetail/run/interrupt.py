@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the current phase ends first, a second Ctrl-C does not wait."""
+"""Ctrl-C and SIGTERM as a request: generation ends, or the stage that runs is waited for; a second Ctrl-C does not wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StopSwitch:
         self._previous.clear()
 
     def request(self, reason: str) -> None:
-        """Ask for a stop after the current phase."""
+        """Ask for a stop: of generation at once, else after the stage that runs."""
         self._requested = reason
 
     @property
@@ -46,7 +46,7 @@ class StopSwitch:
     def check(self) -> None:
         """Raise StopRequested where a stop was asked for."""
         if self._requested is not None:
-            raise StopRequested(f"stopped by {self._requested} after the current phase")
+            raise StopRequested(f"stopped by {self._requested}")
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -54,4 +54,4 @@ class StopSwitch:
             raise KeyboardInterrupt(f"second {name}: stopping at once, nothing saved since")
         self.request(name)
         # A handler may interrupt a print: write straight to the terminal.
-        os.write(2, b"\nstopping after this phase, and saving; once more stops at once\n")
+        os.write(2, b"\nstopping, and saving; once more stops at once\n")
