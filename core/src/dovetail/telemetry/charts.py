@@ -184,7 +184,7 @@ def _render(
             spine.set_color(_GRID)
         # A layout engine would draw the chart once more, to measure its labels.
         form = axes.yaxis.get_major_formatter()
-        longest = max(map(len, form.format_ticks(axes.yaxis.get_majorticklocs())))
+        longest = max(map(len, form.format_ticks(axes.yaxis.get_majorticklocs().tolist())))
         figure.subplots_adjust(
             left=(12 + 7 * longest) / width,  # a digit is 7 wide
             right=1 - 12 / width,
