@@ -9,7 +9,7 @@ CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
 PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
-# The environments for vLLM and SGLang are made at once; several goals are reached one after the other.
+# Two jobs run at once: the environments for vLLM and SGLang, the tests of vLLM, Ray and SGLang. Several goals are reached one after the other.
 MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS))$(filter-out 0,$(MAKELEVEL)),,--jobs=2)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
@@ -18,7 +18,8 @@ VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
 SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
-# Files of tests go to so many processes at once; those that start Ray clusters come after them, alone.
+# Files of tests go to so many processes at once. Those that start Ray clusters, vLLM or SGLang come after them: each of these
+# takes about one core, so `make test` runs two at once, and the longest of them, vLLM's, first.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -28,7 +29,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs clean
+.PHONY: setup demo quick test test-vllm test-ray test-sglang nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs clean
 
 setup: $(VENV)/.ready
 
@@ -49,8 +50,16 @@ quick: style ## Style, types, imports, and the tests nearest to what is not comm
 
 test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can run
 	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
+	@echo "The tests of vLLM, Ray and SGLang run two at once; the output of each is printed when it has ended."
+	$(MAKE) --no-print-directory --output-sync=target test-vllm test-ray test-sglang
+
+test-ray:
 	$(PYTEST) -m "ray and not nightly"
+
+test-vllm:
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
+
+test-sglang:
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take

@@ -41,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a Ray cluster: where other tests take the cores, Ray gives up before its processes are up."""
+    """Mark what starts a Ray cluster: where other tests take every core, Ray gives up before its processes are up."""
     for item in items:
         if starts_ray(Path(item.path)):
             item.add_marker(pytest.mark.ray)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dovetail.batch import Column
 from dovetail.batch.columns import GLOSSARY
@@ -20,6 +20,7 @@ from dovetail.plugins.conformance import TIERS
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.__main__ import main
 from dovetail_sdk.check.signatures import members
 from dovetail_sdk.check.suites import SUITES
 from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
@@ -211,15 +212,15 @@ def test_the_tiers_of_the_publishing_page_are_those_that_are_worked_out():
 
 @CHECKOUT
 def test_the_command_checks_them(tmp_path):
-    command = [sys.executable, "-m", "dovetail_sdk", "docs", "--interfaces", str(tmp_path / "pages")]  # fmt: skip
+    command = ["docs", "--interfaces", str(tmp_path / "pages")]
     command += ["--output", str(tmp_path / "algorithms"), str(ROOT / "core")]
-    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+    run = functools.partial(CliRunner().invoke, main)
     missing = run([*command, "--check"])
-    assert missing.returncode == 1
+    assert missing.exit_code == 1
     assert f"- {tmp_path / 'pages' / 'hooks.md'} is not what the code says now" in missing.stderr
     assert f"--interfaces {tmp_path / 'pages'}" in missing.stderr
-    assert run(command).returncode == 0
-    assert run([*command, "--check"]).returncode == 0
+    assert run(command).exit_code == 0
+    assert run([*command, "--check"]).exit_code == 0
 
 
 def test_a_docstrings_sections_become_lists():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dovetail.config.plain_yaml import parse
+from dovetail_sdk.__main__ import main
 from dovetail_sdk.docs import drift, pages, write
 from dovetail_sdk.manifest import write as write_manifest
 from dovetail_sdk.project import read_project
@@ -258,27 +259,26 @@ def test_pages_say_what_writes_them(texts):
 
 
 def docs(*arguments):
-    command = [sys.executable, "-m", "dovetail_sdk", "docs", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return CliRunner().invoke(main, ["docs", *map(str, arguments)])
 
 
 def test_the_command_writes_and_checks(project, tmp_path):
     out = tmp_path / "pages"
     missing = docs(project.directory, "-o", out, "--check")
-    assert missing.returncode == 1
+    assert missing.exit_code == 1
     assert f"- {out / 'README.md'} does not exist" in missing.stderr
     assert f"→ python -m dovetail_sdk docs {project.directory}" in missing.stderr
     assert not out.exists()
-    assert docs(project.directory, "-o", out).returncode == 0
+    assert docs(project.directory, "-o", out).exit_code == 0
     checked = docs(project.directory, "-o", out, "--check")
-    assert (checked.returncode, checked.stdout) == (0, f"{out}: as the plugins say\n")
+    assert (checked.exit_code, checked.stdout) == (0, f"{out}: as the plugins say\n")
 
 
 def test_no_package_with_a_page_is_refused_and_removes_nothing(project, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "acme-nothing"\n')
     write([project], tmp_path / "pages")
     done = docs(tmp_path, "-o", tmp_path / "pages", "--prune")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "no plugin that has a page is in acme-nothing" in done.stderr
     assert drift([project], tmp_path / "pages") == []
 
@@ -287,7 +287,7 @@ def test_a_package_without_a_manifest_is_an_error(project, tmp_path):
     (tmp_path / "src" / "acme_combinations").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     done = docs(tmp_path, "-o", tmp_path)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "dovetail-plugin.json" in done.stderr
 
 

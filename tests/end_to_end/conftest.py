@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from dovetail.cli.main import main
 from dovetail_sdk.testing import tiny_model_and_tokenizer
@@ -75,6 +75,19 @@ def planned() -> Callable[..., str]:
         return done.stdout
 
     return plan
+
+
+@pytest.fixture
+def inside() -> Callable[..., Result]:
+    """Run the command line in this process, which has imported torch."""
+
+    def run(*args: str, check: bool = True) -> Result:
+        done = CliRunner().invoke(main, args)
+        if check:
+            assert done.exit_code == 0, done.output
+        return done
+
+    return run
 
 
 @pytest.fixture

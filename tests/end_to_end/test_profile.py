@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 
-def test_a_run_writes_traces_of_the_steps_that_were_asked_for(dovetail, config: Path) -> None:
-    dovetail("train", str(config), "profile.tool=torch", "profile.steps=[2,9]")
+def test_a_run_writes_traces_of_the_steps_that_were_asked_for(inside, config: Path) -> None:
+    inside("train", str(config), "profile.tool=torch", "profile.steps=[2,9]")
     run = config.parent / "runs" / "tests" / "run"
     (trace,) = (run / "profiles").iterdir()
     assert trace.name == "actor-rank0-steps2-3.json.gz"
@@ -22,11 +22,11 @@ def test_a_run_writes_traces_of_the_steps_that_were_asked_for(dovetail, config: 
 
 
 def test_a_tool_that_can_not_record_here_stops_the_run_before_its_first_step(
-    dovetail, config: Path
+    inside, config: Path
 ) -> None:
-    done = dovetail("train", str(config), "profile.tool=memory", "runtime.device=cpu", check=False)
-    assert done.returncode != 0
-    assert "profile.tool=memory" in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    done = inside("train", str(config), "profile.tool=memory", "runtime.device=cpu", check=False)
+    assert done.exit_code != 0
+    assert "profile.tool=memory" in done.output
+    assert "Traceback" not in done.output
     # Nothing is left to stand in the way of the next try.
     assert not (config.parent / "runs/tests/run").exists()

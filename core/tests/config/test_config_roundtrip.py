@@ -48,7 +48,7 @@ def test_yaml_reads_back_what_was_written(value):
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20
 )
 @given(
     text=TEXT,

@@ -65,7 +65,7 @@ def aggregate(plugin, rows, cut):
 
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(rows=samples, data=st.data())
 def test_the_aggregate_is_its_definition_however_it_is_cut(cls, rows, data):
     plugin = cls(CONFIGS[cls], PluginContext())
@@ -75,6 +75,7 @@ def test_the_aggregate_is_its_definition_however_it_is_cut(cls, rows, data):
 
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
+@settings(max_examples=30)
 @given(rows=samples, data=st.data())
 def test_denominators_add_up_unless_constant(cls, rows, data):
     plugin = cls(CONFIGS[cls], PluginContext())
@@ -96,7 +97,7 @@ def test_masked_tokens_have_no_say_even_where_they_are_not_finite(cls):
 
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(rows=samples, data=st.data())
 def test_each_token_has_the_gradient_of_the_definition_however_it_is_cut(cls, rows, data):
     plugin = cls(CONFIGS[cls], PluginContext())

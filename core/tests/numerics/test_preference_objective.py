@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
@@ -79,6 +79,7 @@ def batches(draw):
     return pairs(scores, order, seed=draw(st.integers(0, 100)))
 
 
+@settings(max_examples=40)
 @given(batches(), st.randoms(use_true_random=False))
 def test_loss_and_gradient_are_bradley_terrys_however_the_batch_is_cut(batch, random):
     order = list(range(len(batch)))

@@ -134,7 +134,7 @@ def plain(pairs):
 
 
 @by_name
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(rows=trajectories)
 def test_advantages_equal_the_papers_formula(name, rows):
     rows = [(group, float(np.float32(reward)), parts) for group, reward, parts in rows]
@@ -157,7 +157,7 @@ def test_advantages_equal_the_papers_formula(name, rows):
 
 
 @by_name
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(rows=trajectories)
 def test_groups_of_one_and_groups_without_signal_are_counted(name, rows):
     groups = [row[0] for row in rows for _ in row[2]]
@@ -214,7 +214,7 @@ def test_trajectories_of_two_groups_may_share_an_id(name):
 
 
 @by_name
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(rows=trajectories, scale=st.sampled_from([0.25, 8.0]), shift=st.sampled_from([-4.0, 16.0]))
 def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_the_scale(
     name, rows, scale, shift

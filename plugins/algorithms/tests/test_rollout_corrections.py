@@ -291,11 +291,22 @@ class _Suite(RolloutCorrectionConformance):
     __test__ = False
 
 
+_APART = (
+    "decoupled_token_is", "decoupled_seq_is_rs", "decoupled_k3_rs_seq_tis", "decoupled_geo_rs",
+    "bypass_ppo_clip", "bypass_pg_token_icepop", "bypass_pg_geo_rs_seq_tis", "disabled",
+)  # fmt: skip
+"""Presets that have each mode, level of weights and criterion between them; the suite of the others is nightly."""
+
 for _name, _cls in CLASSES.items():
     globals()[f"Test{_cls.__name__}"] = type(
         f"Test{_cls.__name__}",
         (_Suite,),
-        {"plugin": _cls, "__test__": True, "__module__": __name__},
+        {
+            "plugin": _cls,
+            "__test__": True,
+            "__module__": __name__,
+            "pytestmark": [] if _name in _APART else [pytest.mark.nightly],
+        },
     )
 
 

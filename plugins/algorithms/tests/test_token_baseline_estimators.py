@@ -100,7 +100,7 @@ def estimate(estimator, batch, groups, kind):
 
 @by_scans
 @by_estimator
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(samples, st.booleans())
 def test_advantages_equal_the_formula(kind, estimator, rows, weighted):
     batch = packed(rows, weighted)

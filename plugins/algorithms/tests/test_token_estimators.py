@@ -108,7 +108,7 @@ def assert_equal(column, expected, batch):
 
 
 @by_scans
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(samples, shares, shares)
 def test_gae_equals_the_recursion(kind, rows, gamma, lam):
     batch = packed(rows)
@@ -120,7 +120,7 @@ def test_gae_equals_the_recursion(kind, rows, gamma, lam):
 
 
 @by_scans
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(samples, shares)
 def test_whitened_gae_leaves_the_returns_alone(kind, rows, lam):
     rows = [[(np.clip(r, -5, 5), np.clip(v, -5, 5), m) for r, v, m in row] for row in rows]
@@ -135,7 +135,7 @@ def test_whitened_gae_leaves_the_returns_alone(kind, rows, lam):
 
 
 @by_scans
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(samples)
 def test_remax_is_the_reward_to_go_less_the_greedy_reward(kind, rows):
     batch = packed(rows)
@@ -148,7 +148,7 @@ def test_remax_is_the_reward_to_go_less_the_greedy_reward(kind, rows):
 
 
 @by_scans
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(samples, shares)
 def test_reinforce_plus_plus_whitens_the_returns_over_the_batch(kind, rows, gamma):
     rows = [[(np.clip(r, -5, 5), v, m) for r, v, m in row] for row in rows]

@@ -247,7 +247,7 @@ def test_a_part_that_hangs_is_a_timeout_of_its_sample(hybrid, sample, run, file)
             manager=ParallelConfig(name="parallel", workers=1),
         ),
     }
-    outcomes = run(hybrid(scorers=scorers), [sample("a", "hang"), sample("b")], timeout=5.0)
+    outcomes = run(hybrid(scorers=scorers), [sample("a", "hang"), sample("b")], timeout=2.0)
     assert outcomes["a"].kind is FailureKind.TIMEOUT
     assert outcomes["b"].value == 1.0
 

@@ -210,17 +210,29 @@ def test_math_verify_is_right_in_any_thread() -> None:
     assert results == [1.0] * 15
 
 
-@pytest.mark.parametrize("answer", [HANGS, "(x+1)^{100000}", r"\sin(2^{10^{11}})"])
-@pytest.mark.parametrize("truth", [r"\frac{1}{2}", "x+1"])
+NUMBER, EXPRESSION = r"\frac{1}{2}", "x+1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (HANGS, NUMBER),
+        ("(x+1)^{100000}", EXPRESSION),
+        (r"\sin(2^{10^{11}})", NUMBER),
+        pytest.param(HANGS, EXPRESSION, marks=pytest.mark.nightly),
+        pytest.param("(x+1)^{100000}", NUMBER, marks=pytest.mark.nightly),
+        pytest.param(r"\sin(2^{10^{11}})", EXPRESSION, marks=pytest.mark.nightly),
+    ],
+)
 def test_an_answer_that_takes_too_long_by_itself_is_wrong(answer, truth) -> None:
-    parts = math(f"\\boxed{{{answer}}}", truth, format_score=-1.0, verify_timeout=2.0)
+    parts = math(f"\\boxed{{{answer}}}", truth, format_score=-1.0, verify_timeout=1.0)
     assert (parts["score"], parts["correct"]) == (-1.0, 0.0)
 
 
 def test_a_truth_that_cannot_be_evaluated_is_a_timeout_and_the_next_one_is_scored(
     manager, sample
 ) -> None:
-    function = MathAnswer(MathConfig(processes=1, verify_timeout=2.0), PluginContext())
+    function = MathAnswer(MathConfig(processes=1, verify_timeout=1.0), PluginContext())
     naive = manager(function.compute_score, workers=2)
 
     async def main() -> dict[str, Any]:
@@ -239,7 +251,7 @@ def test_a_truth_that_cannot_be_evaluated_is_a_timeout_and_the_next_one_is_score
     outcomes = asyncio.run(main())
     for name in ("hung", "both"):
         assert outcomes[name].kind is FailureKind.TIMEOUT
-        assert "more than 2 s of CPU time" in outcomes[name].message
+        assert "more than 1 s of CPU time" in outcomes[name].message
     assert [outcomes[name].value for name in ("good", "bad")] == [1.0, 0.0]
     assert isinstance(outcomes["good"], Score)
 
@@ -273,8 +285,8 @@ def test_a_process_at_its_limit_is_killed(tmp_path) -> None:
     pids = tmp_path / "pids"
     note = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid()))"
     processes = program(tmp_path, "time.sleep(600)", first=note)
-    with pytest.raises(MathTimeoutError, match=r"within 5 s"):
-        processes.equal(["1"], "2", limit=0.5)
+    with pytest.raises(MathTimeoutError, match=r"within 1 s"):
+        processes.equal(["1"], "2", limit=0.1)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pids.read_text()), 0)
 

@@ -35,6 +35,7 @@ VOCABULARY = 300
 preload(
     "dovetail_train_fsdp2.engine",
     "dovetail_train_fsdp2.sharding",
+    "peft",
     "torch.distributed.checkpoint",
     "transformers.models.qwen2.modeling_qwen2",
 )

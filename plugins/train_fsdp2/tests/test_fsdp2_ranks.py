@@ -77,7 +77,7 @@ def alone(tiny, make_engine, batch, objective, tmp_path, expected):
 @pytest.mark.parametrize(
     ("lora", "settings"),
     [
-        (None, {"reshard_after_forward": True}),
+        pytest.param(None, {"reshard_after_forward": True}, marks=pytest.mark.nightly),
         (None, {"shard_size": 1, "budget": 4096}),
         (None, {"budget": 1, "reduce_gradients": "every_micro_batch"}),
         (LORA, {"budget": 40, "gradient_checkpointing": "selective"}),
@@ -94,10 +94,10 @@ def test_two_ranks_do_as_one(
 @pytest.mark.parametrize(
     ("lora", "settings"),
     [
-        (None, {"budget": 24}),
         (None, {"shard_size": 2, "reshard_after_forward": True, "budget": 24}),
         (None, {"cpu_offload": True, "reduce_gradients": "every_micro_batch"}),
-        (LORA, {"shard_size": 2, "budget": 24}),
+        pytest.param(None, {"budget": 24}, marks=pytest.mark.nightly),
+        pytest.param(LORA, {"shard_size": 2, "budget": 24}, marks=pytest.mark.nightly),
     ],
 )
 def test_four_ranks_do_as_one(

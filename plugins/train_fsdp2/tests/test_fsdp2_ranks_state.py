@@ -59,7 +59,13 @@ def ranks_of(request, two, four):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(
     ("before", "after", "lora"),
-    [(4, 2, None), (4, 1, None), (1, 4, None), (2, 4, LORA), (4, 1, LORA)],
+    [
+        (4, 2, None),
+        (1, 4, None),
+        (4, 1, LORA),
+        pytest.param(4, 1, None, marks=pytest.mark.nightly),
+        pytest.param(2, 4, LORA, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_checkpoint_is_the_same_on_any_number_of_ranks(
     ranks_of, tiny, on_ranks, make_engine, batch, objective, tmp_path, before, after, lora

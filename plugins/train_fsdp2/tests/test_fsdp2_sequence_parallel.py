@@ -47,7 +47,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.nightly),
         {"budget": 1},
         {"budget": 4096, "lora": LORA},
         {"gradient_checkpointing": True, "share_prompts": "always"},

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE))
 VOCABULARY = 301
 """Two ranks do not divide it: the vocabulary is padded."""
 
-preload("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "mbridge")
+preload("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "mbridge", "peft")
 
 
 @pytest.fixture(scope="session")

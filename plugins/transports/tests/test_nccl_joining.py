@@ -26,7 +26,7 @@ from dovetail_transports.ring.slots import Pulse
 @pytest.mark.parametrize(
     # The group alone notices when its time is up, in which the next update must come too.
     ("noticed", "timeout"),
-    [("by its closed end", 60.0), ("by the group alone", 10.0)],
+    [("by its closed end", 60.0), ("by the group alone", 5.0)],
 )
 def test_a_receiver_that_dies_before_it_joins_is_named_and_the_next_update_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noticed: str, timeout: float

@@ -173,7 +173,7 @@ def test_nobody_registered(transport) -> None:
 
 def test_a_receiver_that_does_not_come_is_named_and_the_other_has_the_update(transport) -> None:
     here, absent = transport(rank=0).receiver(), transport(rank=1).receiver()
-    sender = transport(timeout=5.0).sender()  # long enough for the one that comes
+    sender = transport(timeout=2.0).sender()  # long enough for the one that comes
     manifest = manifest_of(ROWS, bucket_bytes=128)
     with ThreadPoolExecutor(1) as thread:
         received = thread.submit(lambda: contents(here.receive(manifest)))

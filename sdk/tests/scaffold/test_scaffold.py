@@ -16,6 +16,9 @@ from dovetail_sdk.testing import tiny_model_and_tokenizer
 PYTEST = ("-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:jaxtyping")  # fmt: skip
 DOVETAIL = ("-m", "dovetail.cli.main")
 
+LONG = ("drawn_as_likely", "a_pause", "requests_that_are_kept", "aborting")
+"""Tests of a rollout that take seconds each: for the written one they are nightly, in the suite of every kind."""
+
 SELECT = """
 import json, sys
 from dovetail.config import config_from_mapping
@@ -30,9 +33,10 @@ for entry in default_index().entries():
 """
 
 
-def own_tests(environment, home, *kinds):
+def own_tests(environment, home, *kinds, without=()):
     suites = [str(environment.packages[kind] / "tests") for kind in kinds]
-    printed = environment.run(*PYTEST, "--rootdir", str(home), *suites, cwd=home)
+    chosen = ("-k", " and ".join(f"not {name}" for name in without)) if without else ()
+    printed = environment.run(*PYTEST, "--rootdir", str(home), *chosen, *suites, cwd=home)
     assert "passed" in printed
     assert "failed" not in printed
 
@@ -63,7 +67,7 @@ def selected(environment, home):
 
 @pytest.mark.timeout(1200)
 def test_the_main_kinds_pass_their_own_tests(main, tmp_path):
-    own_tests(main, tmp_path, *main.packages)
+    own_tests(main, tmp_path, *main.packages, without=LONG)
 
 
 def test_the_main_kinds_are_listed_selected_and_clean(main, tmp_path):

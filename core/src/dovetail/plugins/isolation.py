@@ -261,7 +261,7 @@ def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
     )
     try:
         entry = find(ref)
-        locked = pinned(ref)
+        locked = pinned(ref, {})
     except PluginError as error:
         return {**told, "missing": error.message, "unmet": []}
     return {

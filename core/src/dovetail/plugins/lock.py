@@ -34,15 +34,17 @@ def lock_for(
     Raises:
         PluginError: one of the plugins is no longer there.
     """
-    return _assembled([pinned(ref) for ref in refs], environments or {})
+    hashes: dict[str, str] = {}
+    return _assembled([pinned(ref, hashes) for ref in refs], environments or {})
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The lock of the same plugins and environments today, and why those are missing that can't be found any more."""
     plugins, gone = [], {}
+    hashes: dict[str, str] = {}
     for ref in refs_of(old):
         try:
-            plugins.append(pinned(ref))
+            plugins.append(pinned(ref, hashes))
         except PluginError as error:
             gone[f"{ref.kind}/{ref.name}"] = error.message
     paths = {role: found["path"] for role, found in old.get("environments", {}).items()}

@@ -15,8 +15,12 @@ from dovetail.plugins.load import find
 from dovetail.plugins.manifest import normalised, package_directories
 
 
-def pinned(ref: PluginRef) -> dict[str, Any]:
+def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
     """A plugin's entry in a lock: what it is, its version, and the SHA-256 of what a version does not pin.
+
+    Args:
+        ref: the plugin.
+        hashes: package → SHA-256 of its files; a package that is not in it is read and added.
 
     Raises:
         PluginError: it is not there.
@@ -42,7 +46,10 @@ def pinned(ref: PluginRef) -> dict[str, Any]:
         "target": entry.target,
     }
     if _editable(_distribution(entry.distribution)):
-        locked["sha256"] = _package_hash(entry.target.split(":")[0].split(".")[0])
+        package = entry.target.split(":")[0].split(".")[0]
+        if package not in hashes:
+            hashes[package] = _package_hash(package)
+        locked["sha256"] = hashes[package]
     return locked
 
 

@@ -160,7 +160,6 @@ def _render(
     }
     with mpl.rc_context(settings):
         figure = Figure(figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH))
-        figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.03)
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         draw(axes)
@@ -183,6 +182,15 @@ def _render(
         for side, spine in axes.spines.items():
             spine.set_visible(side == "bottom")
             spine.set_color(_GRID)
+        # A layout engine would draw the chart once more, to measure its labels.
+        form = axes.yaxis.get_major_formatter()
+        longest = max(map(len, form.format_ticks(axes.yaxis.get_majorticklocs().tolist())))
+        figure.subplots_adjust(
+            left=(12 + 7 * longest) / width,  # a digit is 7 wide
+            right=1 - 12 / width,
+            bottom=36 / height,
+            top=1 - (20 if form.get_offset() else 8) / height,  # above the axis: ×10⁸
+        )
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _inline(buffer.getvalue(), name)

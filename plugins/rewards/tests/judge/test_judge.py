@@ -246,7 +246,7 @@ def test_a_judge_that_is_not_there_is_unreachable(sample, run) -> None:
     assert "can't be reached" in outcome.message
 
 
-@pytest.mark.parametrize("request_timeout", [5.0, None])
+@pytest.mark.parametrize("request_timeout", [2.0, None])
 def test_a_judge_that_hangs_is_a_timeout(judge, sample, run, clock, request_timeout) -> None:
     release = threading.Event()
 

@@ -127,7 +127,7 @@ def test_workers_that_only_die_are_given_up(remote, sample, run) -> None:
 
 def test_a_call_that_hangs_is_a_timeout_of_its_own_sample(remote, sample, run, runtime) -> None:
     manager = remote(workers=1)
-    outcomes = run(manager, [sample("slow", "sleep"), sample("quick", "fine")], timeout=5.0)
+    outcomes = run(manager, [sample("slow", "sleep"), sample("quick", "fine")], timeout=2.0)
     assert outcomes["slow"].kind is FailureKind.TIMEOUT
     assert outcomes["quick"].value == 4.0
     assert len(runtime.workers) == 1
@@ -135,17 +135,17 @@ def test_a_call_that_hangs_is_a_timeout_of_its_own_sample(remote, sample, run, r
 
 def test_a_worker_that_gives_no_sign_of_life_is_killed(remote, sample, run, runtime) -> None:
     manager = remote(workers=1)
-    outcomes = run(manager, [sample("stuck", "block"), sample("quick", "fine")], timeout=5.0)
+    outcomes = run(manager, [sample("stuck", "block"), sample("quick", "fine")], timeout=2.0)
     assert outcomes["quick"].value == 4.0
     assert outcomes["stuck"].kind is FailureKind.TIMEOUT
-    assert "gave no sign of life within 5 s and was killed" in outcomes["stuck"].message
+    assert "gave no sign of life within 2 s and was killed" in outcomes["stuck"].message
     assert runtime.workers[0].lost
 
 
 def test_processes_within_a_worker_are_killed_and_it_lives(remote, sample, run, runtime) -> None:
     inner = ParallelConfig(name="parallel", workers=1)
     manager = remote(workers=1, manager=inner)
-    outcomes = run(manager, [sample("stuck", "block"), sample("quick", "fine")], timeout=5.0)
+    outcomes = run(manager, [sample("stuck", "block"), sample("quick", "fine")], timeout=2.0)
     assert outcomes["quick"].value == 4.0
     assert outcomes["stuck"].kind is FailureKind.TIMEOUT
     assert runtime.workers[0].lost is None

@@ -26,7 +26,7 @@ from dovetail_sdk.testing.transport_ends import Contents, TransportPlace, conten
 Outcome = Contents | WeightSyncError
 PATIENCE = 60.0
 """Seconds that ends may wait for each other where all come: however busy the machine, none misses it."""
-TO_COME = 5.0
+TO_COME = 2.0
 """Seconds in which those come that come, where another one is waited for in vain."""
 IN_VAIN = 0.3
 """Seconds to wait where nobody comes at all."""
