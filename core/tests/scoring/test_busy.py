@@ -28,6 +28,17 @@ def test_seconds_are_those_in_which_at_least_one_entry_was_open(spans: Any) -> N
     assert busy.seconds == len(covered)
 
 
+def test_an_entry_that_is_still_open_counts_up_to_now() -> None:
+    now = 1.0
+    busy = BusyTime(lambda: now)
+    with busy:
+        now = 3.0
+        assert busy.seconds == 2.0
+        now = 4.0
+    now = 9.0
+    assert busy.seconds == 3.0
+
+
 def test_an_entry_that_fails_is_closed() -> None:
     moments = iter([1.0, 4.0])
     busy = BusyTime(lambda: next(moments))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import WeightSyncError
@@ -27,12 +27,12 @@ class PoolControl(Members):
     """
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        """Stop starting work on every replica."""
-        await asyncio.gather(*(m.engine.pause(mode) for m in self._members))
+        """Stop starting work on every replica; who can't is at fault."""
+        await self._control(lambda engine: engine.pause(mode))
 
     async def resume(self) -> None:
-        """Take up work again on every replica."""
-        await asyncio.gather(*(m.engine.resume() for m in self._members))
+        """Take up work again on every replica; who can't is at fault."""
+        await self._control(lambda engine: engine.resume())
 
     async def reset_cache(self) -> None:
         """Forget cached prefixes on every replica."""
@@ -135,6 +135,15 @@ class PoolControl(Members):
         for member in asleep:
             member.asleep -= tags
         return faults
+
+    async def _control(self, call: Callable[[BaseRollout], Awaitable[None]]) -> None:
+        members = list(self._members)
+        answers = await asyncio.gather(*(call(m.engine) for m in members), return_exceptions=True)
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, Exception):
+                member.fault = answer
+            elif answer is not None:
+                raise answer
 
     def _all(
         self, call: Callable[[BaseRollout], object], members: Sequence[Member]

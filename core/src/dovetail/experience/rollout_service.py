@@ -6,8 +6,8 @@ import asyncio
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,7 +88,7 @@ class RolloutService:
     def admit(self, groups: Sequence[Group]) -> None:
         """Begin to generate groups, all of them in one turn of the loop; return at once."""
         self._admitted.extend(groups)
-        self._begin(self._admitted)
+        self._wait(self._begin(self._admitted))
 
     def take(self, count: int) -> list[Group]:
         """Wait for the groups that were admitted first, and return them in that order.
@@ -103,9 +103,8 @@ class RolloutService:
                 f"{count} groups are to be taken, and {len(self._admitted)} are admitted",
                 hint="admit as many before",
             )
-        self._begin(self._admitted)
         groups = [self._admitted[place] for place in range(count)]
-        self._finish(groups)
+        self._finish(groups, self._admitted)
         for _ in groups:
             self._admitted.popleft()
         return groups
@@ -116,12 +115,11 @@ class RolloutService:
 
     def generate(self, groups: Sequence[Group]) -> None:
         """Generate what these groups lack, beside those that are admitted, and wait for it. For errors see `take`."""
-        self._begin(groups)
-        self._finish(groups)
+        self._finish(groups, groups)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds since the last call in which groups were generated, and scored, as metrics."""
-        now = (self._generating.seconds, self._scorer.busy.seconds, self._busy.seconds)
+        now = self._wait(self._clocks())
         generation, scoring, busy = (b - a for a, b in zip(self._before, now, strict=True))
         self._before = now
         return {
@@ -132,15 +130,18 @@ class RolloutService:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is generated in the block: running requests end before it, further ones begin after it."""
+        """Nothing is generated in the block: running requests end before it, further ones begin after it.
+
+        Replicas that are lost meanwhile are not brought back here, which would send weights inside the block, but by `settle`.
+        """
         if not self._running:
             yield
             return
-        self._wait(self._pool.pause(PauseMode.WAIT))
+        self._wait(self._pool.pause(PauseMode.WAIT), brings_back=False)
         try:
             yield
         finally:
-            self._wait(self._pool.resume())
+            self._wait(self._pool.resume(), brings_back=False)
 
     def settle(self) -> None:
         """Bring lost replicas back, where requests wait for it: at a version boundary, after weights were sent."""
@@ -155,14 +156,10 @@ class RolloutService:
             waiting.cancel()
         self._loop.close()
 
-    def _begin(self, groups: Iterable[Group]) -> None:
+    async def _begin(self, groups: Iterable[Group]) -> None:
         """Start those that are neither finished nor running."""
         waiting = [g for g in groups if g not in self._running and not g.finished]
-        if waiting:
-            self._wait(self._start(waiting))
-
-    async def _start(self, groups: Sequence[Group]) -> None:
-        for group, drawing in zip(groups, self._draw(groups), strict=True):
+        for group, drawing in zip(waiting, self._draw(waiting), strict=True):
             self._running[group] = asyncio.create_task(self._produce(group, drawing))
 
     async def _produce(self, group: Group, drawing: Coroutine[Any, Any, None]) -> None:
@@ -174,16 +171,22 @@ class RolloutService:
             if not self._running:
                 self._manager.sleep()
 
-    def _finish(self, groups: Sequence[Group]) -> None:
+    def _finish(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
+        """Wait for groups; start first what of others has to begin, too."""
         try:
-            self._wait(self._all(groups), stoppable=True)
+            self._wait(self._all(groups, begin), stoppable=True)
         except Exception:
             if self._loop.alive:
                 self._wait(self._interrupt())
             raise
 
-    async def _all(self, groups: Sequence[Group]) -> None:
+    async def _all(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
+        # In one turn of the loop, so that no group fails between its start and here: its error would be lost.
+        await self._begin(begin)
         await asyncio.gather(*(self._running[group] for group in groups if group in self._running))
+
+    async def _clocks(self) -> tuple[float, float, float]:
+        return self._generating.seconds, self._scorer.busy.seconds, self._busy.seconds
 
     async def _interrupt(self) -> None:
         tasks = list(self._running.values())
@@ -191,7 +194,9 @@ class RolloutService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _wait(self, work: Coroutine[Any, Any, T], *, stoppable: bool = False) -> T:
+    def _wait(
+        self, work: Coroutine[Any, Any, T], *, stoppable: bool = False, brings_back: bool = True
+    ) -> T:
         """Wait for what runs on the loop, and bring lost replicas back meanwhile."""
         if not self._loop.alive:
             work.close()
@@ -199,16 +204,20 @@ class RolloutService:
         future = self._loop.start(work)
         future.add_done_callback(lambda _: self._calls.put(None))
         while not future.done():
-            try:
-                call = self._calls.get(timeout=_LOOK)
-            except queue.Empty:
-                call = None
+            call = None
+            if brings_back:
+                with suppress(queue.Empty):
+                    call = self._calls.get(timeout=_LOOK)
+            else:
+                wait([future], _LOOK)
             if call is not None:
                 call()
             elif not self._loop.alive:
                 raise self._ended()
             elif stoppable:
                 self._check_stop()
+        if future.cancelled() and not self._loop.alive:
+            raise self._ended()
         return future.result()
 
     def _ended(self) -> RolloutError:
@@ -233,4 +242,6 @@ class RolloutService:
 
         self._rescues.append(done)
         self._calls.put(call)
+        if self._pool.rescue is None:  # closed meanwhile
+            done.cancel()
         done.result()

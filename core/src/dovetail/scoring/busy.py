@@ -12,15 +12,16 @@ class BusyTime:
 
     Args:
         clock: in seconds.
-
-    Attributes:
-        seconds: in which it was entered at least once, up to its last complete exit.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._entered, self._since = 0, 0.0
-        self.seconds = 0.0
+        self._entered, self._since, self._before = 0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """In which it was entered at least once, up to now."""
+        return self._before + (self._clock() - self._since if self._entered else 0.0)
 
     def __enter__(self) -> Self:
         if not self._entered:
@@ -31,4 +32,4 @@ class BusyTime:
     def __exit__(self, *_: object) -> None:
         self._entered -= 1
         if not self._entered:
-            self.seconds += self._clock() - self._since
+            self._before += self._clock() - self._since

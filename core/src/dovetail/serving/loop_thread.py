@@ -33,7 +33,7 @@ class LoopThread:
     @property
     def alive(self) -> bool:
         """Whether it still runs what it is handed."""
-        return self._thread.is_alive()
+        return self.failure is None and self._thread.is_alive()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Hand a coroutine over; the future may be waited for in any thread."""
