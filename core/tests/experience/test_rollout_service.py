@@ -137,7 +137,7 @@ def test_a_group_with_further_requests_gets_them_after_the_block(serve) -> None:
 
 
 def test_replicas_lost_while_the_block_waits_for_them_are_brought_back_after_it(serve) -> None:
-    served = serve(held=[0, 1], restart=same)
+    served = serve(held=[0, 1], restart=lambda engine: engine)
     threads: list[str] = []
 
     def rescue(lost: Sequence[Any]) -> None:

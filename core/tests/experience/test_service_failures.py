@@ -124,12 +124,8 @@ def lost_in_the_middle(served: Served) -> list[str]:
     return threads
 
 
-def same(engine: Any) -> Any:
-    return engine
-
-
 def test_lost_replicas_are_brought_back_by_the_trainers_thread_while_it_takes(serve) -> None:
-    served = serve(held=[0, 1], restart=same)
+    served = serve(held=[0, 1], restart=lambda engine: engine)
     threads = lost_in_the_middle(served)
     time.sleep(0.1)
     assert threads == []  # nobody waits
@@ -139,7 +135,7 @@ def test_lost_replicas_are_brought_back_by_the_trainers_thread_while_it_takes(se
 
 
 def test_lost_replicas_are_brought_back_while_the_weights_settle(serve) -> None:
-    served = serve(held=[0, 1], restart=same)
+    served = serve(held=[0, 1], restart=lambda engine: engine)
     threads = lost_in_the_middle(served)
     served.until(lambda: bool(served.service._rescues))
     assert threads == []
@@ -152,7 +148,7 @@ def test_lost_replicas_are_brought_back_while_the_weights_settle(serve) -> None:
 
 
 def test_replicas_that_were_brought_back_otherwise_are_not_brought_back_again(serve) -> None:
-    served = serve(held=[0, 1], restart=same)
+    served = serve(held=[0, 1], restart=lambda engine: engine)
     threads = lost_in_the_middle(served)
     served.until(lambda: bool(served.service._rescues))
     served.engine.dead = False
@@ -162,7 +158,7 @@ def test_replicas_that_were_brought_back_otherwise_are_not_brought_back_again(se
 
 
 def test_a_rescue_that_fails_fails_take_and_later_ones_try_again(serve) -> None:
-    served = serve(held=[0, 1], restart=same)
+    served = serve(held=[0, 1], restart=lambda engine: engine)
     lost_in_the_middle(served)
 
     def fails(lost: Sequence[Any]) -> None:
@@ -179,7 +175,7 @@ def test_a_rescue_that_fails_fails_take_and_later_ones_try_again(serve) -> None:
 
 
 def test_closing_does_not_wait_for_replicas_that_nobody_brings_back(serve) -> None:
-    served = serve(held=[0, 1], restart=same)
+    served = serve(held=[0, 1], restart=lambda engine: engine)
     threads = lost_in_the_middle(served)
     served.until(lambda: bool(served.service._rescues))
     began = time.monotonic()
