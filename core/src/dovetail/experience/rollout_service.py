@@ -154,15 +154,19 @@ class RolloutService:
         for group in groups:
             if group not in self._running and not group.finished:
                 self._running[group] = asyncio.create_task(self._produce(group))
+                # Not at the end of the task itself: one that is cancelled before its first turn has no end.
+                self._running[group].add_done_callback(partial(self._over, group))
 
     async def _produce(self, group: Group) -> None:
-        try:
-            with self._busy:
-                await self._draw(group, generating=self._generating)
-        finally:
-            del self._running[group]
-            if not self._running:
-                self._manager.sleep()
+        with self._busy:
+            await self._draw(group, generating=self._generating)
+
+    def _over(self, group: Group, task: asyncio.Task[None]) -> None:
+        del self._running[group]
+        if not self._running:
+            self._manager.sleep()
+        if not task.cancelled():
+            task.exception()  # raised where the group is waited for; else the next call begins it anew
 
     def _finish(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
         """Wait for groups; start first what of others has to begin, too."""
