@@ -55,13 +55,27 @@ def test_what_a_step_gives_back_is_in_flight_and_another_step_may_take_it() -> N
     ledger.use(0, 7, 0)
 
 
-def test_the_latest_attempt_of_a_prompt_in_flight_is_known() -> None:
+def test_an_attempt_that_failed_is_tried_again_in_its_place() -> None:
     ledger = Ledger()
-    ledger.issue(0, 7)
+    for prompt in (7, 8):
+        ledger.issue(0, prompt)
     assert ledger.attempt(0, 7) == 0
-    ledger.drop(0, 7, 0, "reward_failures")
-    ledger.issue(0, 7)
-    assert ledger.attempt(0, 7) == 1
+    assert ledger.retry(0, 7, 0) == ledger.attempt(0, 7) == 1
+    assert ledger.open() == [(0, 7, 1), (0, 8, 0)]
+    assert ledger.counts()["dropped"] == {}
+    with pytest.raises(LedgerError, match="attempt 0 of prompt 7 in epoch 0 tried again, but it"):
+        ledger.retry(0, 7, 0)
+
+
+def test_the_last_prompt_of_an_epoch_may_be_tried_again_while_the_next_has_begun() -> None:
+    ledger = Ledger(size=2)
+    used(ledger, 0, 0)
+    ledger.issue(0, 1)
+    ledger.issue(1, 0)
+    ledger.retry(0, 1, 0)
+    ledger.take(0, 1, 1, step=1)
+    ledger.use(0, 1, 1)
+    assert ledger.counts()["complete_epochs"] == 1
 
 
 def test_a_dropped_prompt_may_be_issued_again_as_a_further_attempt() -> None:
@@ -256,6 +270,18 @@ class LedgerMachine(RuleBasedStateMachine):
             self.taken_by[key[:2]] = step
 
         self.move(data, "taken", ("issued",), wrong_attempt, take)
+
+    @rule(data=st.data(), wrong_attempt=st.booleans())
+    def retry(self, data: Any, wrong_attempt: bool) -> None:
+        key = self.pick(data, "issued", "taken", "used", "dropped")
+        if key is None:
+            return
+        if wrong_attempt or self.where[key] not in ("issued", "taken"):
+            with pytest.raises(LedgerError):
+                self.ledger.retry(*key, self.attempt[key] + wrong_attempt)
+            return
+        self.attempt[key] += 1
+        assert self.ledger.retry(*key, self.attempt[key] - 1) == self.attempt[key]
 
     @rule(step=st.sampled_from(STEPS))
     def give_back(self, step: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -28,7 +28,6 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
-from dovetail.scoring.busy import BusyTime
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
@@ -224,15 +223,20 @@ def test_a_group_that_failed_is_drawn_again_under_the_same_names() -> None:
 def test_what_generates_is_left_before_the_last_outcome_is_waited_for() -> None:
     class Waits(Manager):
         async def score(self, unit: Any) -> list[Outcome]:
-            left.append(generating.seconds > 0)
+            events.append("scored")
             await asyncio.sleep(0.01)
-            left.append(generating.seconds > 0)
+            events.append("outcome")
             return await super().score(unit)
 
-    left: list[bool] = []
-    generating = BusyTime()
-    drawn(group_of(4, n=1), manager=Waits(), generating=generating)
-    assert left[-1]
+    @contextmanager
+    def generating() -> Iterator[None]:
+        yield
+        events.append("generated")
+
+    events: list[str] = []
+    drawn(group_of(4, n=1), manager=Waits(), generating=generating())
+    assert sorted(events[:2]) == ["generated", "scored"]
+    assert events[2:] == ["outcome"]
 
 
 def test_without_any_sample_the_columns_are_there_and_empty(make_sample) -> None:

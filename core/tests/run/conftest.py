@@ -64,9 +64,9 @@ BASE = {
 
 
 class Scripted(ScriptedRollout):
-    """Says that it has log-probabilities; its completions have them where they are asked for."""
+    """Says that it has log-probabilities, and that it can sleep; its completions have them where they are asked for."""
 
-    capabilities = frozenset({"logprobs", "raw_logprobs"})
+    capabilities = frozenset({"logprobs", "raw_logprobs", "sleep"})
 
 
 class Table(TableEngine):
@@ -108,6 +108,10 @@ class Group:
     def save(self, directory: Path) -> Future[None]:
         directory.mkdir(parents=True)
         (directory / "weights").write_text(str(len(self.trained)))
+        return Future.completed(None)
+
+    def load(self, directory: Path) -> Future[None]:
+        self.loaded = (directory / "weights").read_text()
         return Future.completed(None)
 
 
@@ -179,6 +183,7 @@ class Composed:
         run: what a trainer drives.
         roles: worker groups by role.
         engine: the one rollout replica.
+        manager: what scores.
         stop: what asks for a stop.
         metrics: of the latest step.
     """
@@ -230,7 +235,7 @@ class Composed:
         )
         residency = Residency(config, roles, record.phase)
         pool = RolloutPool([self.engine])
-        manager = plain(Manager)
+        self.manager = manager = plain(Manager)
         tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))
         service = RolloutService(
             pool=pool,
@@ -304,8 +309,8 @@ def compose(tmp_path: Path) -> Iterator[Callable[..., Composed]]:
     """A function that makes a `Composed` run from overrides of its config, and groups by role."""
     with temporary_plugins(Scripted, Table), ExitStack() as made:
 
-        def one(*overrides: str, **given: Any) -> Composed:
-            composed = Composed(tmp_path, *overrides, **given)
+        def one(*overrides: str, directory: str = "", **given: Any) -> Composed:
+            composed = Composed(tmp_path / directory, *overrides, **given)
             made.callback(composed.close)
             return composed
 

@@ -1,7 +1,7 @@
 """The ledger: every (epoch, prompt, attempt) from issue to its end, so that none is lost or used twice.
 
 issue ──► issued ── take ──► taken(step) ── use ──► used
-            │ ◄── give_back ──┘    │
+            │ ◄── give_back ──┘    │          retry: the next attempt, in the same state
             └──────────────────────┴─────── drop ──► dropped(reason)
 """
 
@@ -126,6 +126,18 @@ class Ledger:
         del record.open[prompt]
         record.used.add(prompt)
         self._close_behind()
+
+    def retry(self, epoch: int, prompt: int, attempt: int) -> int:
+        """It failed, and its prompt stays in flight as a further attempt, whose number this returns.
+
+        To drop it and issue it again would not do: the epoch may be complete in between.
+
+        Raises:
+            LedgerError: that attempt is not in flight.
+        """
+        record = self._in_flight(epoch, prompt, attempt, "tried again")
+        record.attempts[prompt] = record.attempts.get(prompt, 1) + 1
+        return record.latest(prompt)
 
     def drop(self, epoch: int, prompt: int, attempt: int, reason: str) -> None:
         """It will not be trained on, for a reason such as `reward_failures`. It may be issued again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ def begin(
     tokenizer: Any,
     seed: int,
     generating: AbstractContextManager[object],
-) -> list[Coroutine[Any, Any, None]]:
+) -> list[asyncio.Task[None]]:
     """Begin to draw what groups lack, on the running event loop: all their samples before the first greedy response.
 
     Args:
@@ -134,8 +134,8 @@ def begin(
         generating: is entered until the last sample of a request has arrived.
 
     Returns:
-        What waits for each group, and gives it its samples. It raises RolloutError where the engine failed and no replica
-        could take over.
+        For each group what waits for its samples and gives them to it. It raises RolloutError where the engine failed and no
+        replica could take over.
     """
 
     def start(group: Group, request: RolloutRequest | None) -> Drawing:
@@ -148,7 +148,17 @@ def begin(
     asked = [_requests(group, seed) for group in groups]
     samples = [start(group, request) for group, (request, _) in zip(groups, asked, strict=True)]
     greedy = [start(group, request) for group, (_, request) in zip(groups, asked, strict=True)]
-    return [_complete(*parts) for parts in zip(groups, samples, greedy, strict=True)]
+    return [_whole(*parts) for parts in zip(groups, samples, greedy, strict=True)]
+
+
+def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None]:
+    def end(_: asyncio.Task[None]) -> None:
+        for part in filter(None, (samples, greedy)):
+            part.cancel()
+
+    task = asyncio.create_task(_complete(group, samples, greedy))
+    task.add_done_callback(end)  # also where it is cancelled before its first turn
+    return task
 
 
 async def _complete(group: Group, samples: Drawing, greedy: Drawing) -> None:

@@ -7,7 +7,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -129,15 +129,19 @@ class RolloutService:
         }
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
         """Nothing is generated in the block: running requests end before it, further ones begin after it.
+
+        Args:
+            phase: times the wait for running requests, `drain`.
 
         Replicas that are lost meanwhile are not brought back here, which would send weights inside the block, but by `settle`.
         """
         if not self._running:
             yield
             return
-        self._wait(self._pool.pause(PauseMode.WAIT), brings_back=False)
+        with phase("drain"):
+            self._wait(self._pool.pause(PauseMode.WAIT), brings_back=False)
         try:
             yield
         finally:
@@ -159,17 +163,18 @@ class RolloutService:
     async def _begin(self, groups: Iterable[Group]) -> None:
         """Start those that are neither finished nor running."""
         waiting = [g for g in groups if g not in self._running and not g.finished]
-        for group, drawing in zip(waiting, self._draw(waiting), strict=True):
-            self._running[group] = asyncio.create_task(self._produce(group, drawing))
+        for group, task in zip(waiting, self._draw(waiting), strict=True):
+            self._busy.__enter__()
+            self._running[group] = task
+            task.add_done_callback(partial(self._over, group))
 
-    async def _produce(self, group: Group, drawing: Coroutine[Any, Any, None]) -> None:
-        try:
-            with self._busy:
-                await drawing
-        finally:
-            del self._running[group]
-            if not self._running:
-                self._manager.sleep()
+    def _over(self, group: Group, task: asyncio.Task[None]) -> None:
+        self._busy.__exit__()
+        del self._running[group]
+        if not self._running:
+            self._manager.sleep()
+        if not task.cancelled():
+            task.exception()  # raised where the group is waited for; else the next call begins it anew
 
     def _finish(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
         """Wait for groups; start first what of others has to begin, too."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""
-REWARD_FAILURES = "reward_failures"
-"""Why the ledger drops an attempt of which samples could not be scored."""
 
 
 class Collector:
@@ -170,8 +168,7 @@ class Collector:
         """Tell the ledger that the step has a group, and which attempts of it failed before."""
         epoch, prompt = group.issued.epoch, group.issued.prompt.index
         while (attempt := self._ledger.attempt(epoch, prompt)) < group.issued.attempt:
-            self._ledger.drop(epoch, prompt, attempt, REWARD_FAILURES)
-            self._ledger.issue(epoch, prompt)
+            self._ledger.retry(epoch, prompt, attempt)
         self._ledger.take(epoch, prompt, group.issued.attempt, step=step.number)
 
     def _report(self, rollout: Rollout, step: StepContext) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""
 
+Phase = Callable[[str], AbstractContextManager[None]]
 WEIGHTS = frozenset({"weights"})
 KV_CACHE = frozenset({"kv_cache"})
 
@@ -46,7 +47,7 @@ class WeightSync:
         logger: with the standard methods.
         phase: times a part of the step under a name.
         metrics: the figures of the step that is under way.
-        held: nothing is generated in its block.
+        held: nothing is generated in its block; it times what it waits for.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class WeightSync:
         residency: Residency,
         run_directory: Path,
         logger: Any,
-        phase: Callable[[str], AbstractContextManager[None]],
+        phase: Phase,
         metrics: Callable[[], dict[str, float]],
-        held: Callable[[], AbstractContextManager[None]],
+        held: Callable[[Phase], AbstractContextManager[None]],
     ) -> None:
         self._actor, self._pool, self._logger = actor, pool, logger
         self._residency = residency
@@ -167,7 +168,7 @@ class WeightSync:
                 with self._phase("wake"):
                     faults = self._pool.wake(WEIGHTS)
             if not faults:
-                with self._phase("weight_sync"), self._held():
+                with self._held(self._phase), self._phase("weight_sync"):
                     faults = self._transfer(version)
         if self._offload:
             self._residency.settle()

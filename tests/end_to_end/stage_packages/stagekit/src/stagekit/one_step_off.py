@@ -29,7 +29,7 @@ class OneStepOff(Trainer):
                 run.collect(step)
                 run.admit()
                 run.learn(step)
-            run.publish_weights()
+                run.publish_weights()
             if self._due(run, self.config.validate_every):
                 run.validate()
             if self._due(run, self.config.save_every):

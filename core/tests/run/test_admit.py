@@ -1,0 +1,326 @@
+"""Samples that are generated ahead of the step that takes them: what they are made with, accounted for, given back and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from dovetail.errors import PluginBrokenError, StopRequested
+from dovetail.hooks import hookimpl
+from dovetail.interfaces import Failure, FailureKind, Run, Trainer
+from dovetail.sections import TrainerSection
+
+
+class OneStepOff(Trainer):
+    """Has the next step's samples generated while a step learns."""
+
+    name = "one_step_off"
+    api = ">=2.0,<3"
+    Config = TrainerSection
+
+    @classmethod
+    def max_staleness(cls, config: Any) -> int:
+        return 1
+
+    def run(self, run: Run) -> None:
+        run.publish_weights()
+        run.admit()
+        while not run.position.finished:
+            one_step(run)
+
+
+class FarAhead(OneStepOff):
+    name = "far_ahead"
+
+    @classmethod
+    def max_staleness(cls, config: Any) -> int:
+        return 9
+
+
+class Watched(OneStepOff):
+    """Notes what was published before each prompt was admitted, and what versions its samples have."""
+
+    name = "watched"
+    published: dict[int, int]
+    versions: dict[int, set[int]]
+
+    def run(self, run: Run) -> None:
+        made: Any = run
+        self.published, self.versions = {}, {}
+
+        def admit() -> None:
+            before = set(made.loader._ledger.open())
+            run.admit()
+            new = {prompt for _, prompt, _ in set(made.loader._ledger.open()) - before}
+            self.published |= dict.fromkeys(new, run.position.weight_version)
+            # A publication ends what has reached the engine; here all of it has.
+            made.service.generate(list(made.service._admitted))
+
+        run.publish_weights()
+        admit()
+        while not run.position.finished:
+            with run.step() as step:
+                run.collect(step)
+                for sample in made._current.collected.samples:
+                    found = self.versions.setdefault(sample.issued.prompt.index, set())
+                    found.update(sample.completion.weight_versions.tolist())
+                admit()
+                run.learn(step)
+                run.publish_weights()
+
+
+def one_step(run: Run) -> None:
+    with run.step() as step:
+        run.collect(step)
+        run.admit()
+        run.learn(step)
+        run.publish_weights()
+
+
+def asked(made: Any) -> list[int]:
+    """Prompts of all requests."""
+    return [request.streams[0].prompt for request in made.engine.requests]
+
+
+def trained(made: Any) -> list[int]:
+    """Prompts of all samples that the actor was trained on."""
+    batches = made.roles["actor"].trained
+    return [prompt for batch in batches for prompt in batch["prompt_id"].tolist()]
+
+
+def test_one_step_off_uses_every_prompt_once(compose) -> None:
+    made = compose(trainer=OneStepOff)
+    made.run.train()
+    assert made.run.position.step == 3
+    assert sorted(asked(made)) == list(range(6))
+    assert trained(made) == [prompt for prompt in range(6) for _ in range(2)]
+    made.ledger.check()
+    assert made.ledger.counts()["used"] == 6
+    assert made.engine.versions == [1, 2, 3, 4]
+
+
+def test_samples_have_the_version_that_was_published_before_they_were_admitted(compose) -> None:
+    made = compose(trainer=Watched)
+    made.run.train()
+    trainer = made.run.trainer
+    assert trainer.published == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2}
+    assert trainer.versions == {prompt: {v} for prompt, v in trainer.published.items()}
+    made.ledger.check()
+
+
+@pytest.fixture
+def begun(compose) -> Any:
+    """A function that makes a run which has published its weights."""
+
+    def begin(*overrides: str, trainer: type[Trainer] = OneStepOff, **given: Any) -> Any:
+        made = compose(*overrides, trainer=trainer, **given)
+        made.run.publish_weights()
+        return made
+
+    return begin
+
+
+def test_more_than_the_trainers_staleness_allows_is_refused(begun) -> None:
+    made = begun()
+    made.run.admit(4)
+    with pytest.raises(
+        PluginBrokenError, match=r"admits 1 prompts while 4 are outstanding"
+    ) as error:
+        made.run.admit(1)
+    assert "max_staleness = 1" in str(error.value)
+    assert "trainer/one_step_off" in str(error.value)
+    assert len(made.ledger.open()) == 4
+
+
+def test_a_step_that_is_not_followed_by_a_publication_counts_against_the_bound(begun) -> None:
+    made = begun()
+    made.run.admit(2)
+    with made.run.record.running(), made.run.step() as step:
+        made.run.collect(step)
+        made.run.admit(2)
+        with pytest.raises(PluginBrokenError, match="admits 2 prompts while 4 are outstanding"):
+            made.run.admit(2)
+        made.run.learn(step)
+        made.run.publish_weights()
+        made.run.admit(2)
+
+
+def test_a_trainer_without_staleness_admits_no_other_step_while_one_learns(compose) -> None:
+    made = compose()
+    made.run.publish_weights()
+    made.run.admit()
+    with made.run.record.running(), made.run.step() as step:
+        made.run.collect(step)
+        assert asked(made) == [0, 1]
+        with pytest.raises(PluginBrokenError, match="max_staleness = 0 at most 2 may be"):
+            made.run.admit()
+        made.run.learn(step)
+
+
+def test_admitting_is_refused_where_replicas_sleep_while_a_step_learns(compose) -> None:
+    made = compose("rollout.offload=true", trainer=OneStepOff)
+    with pytest.raises(PluginBrokenError, match=r"the replicas sleep.*rollout\.offload"):
+        made.run.admit()
+    assert made.ledger.open() == []
+
+
+def test_admitting_is_refused_before_weights_are_published(compose) -> None:
+    made = compose(trainer=OneStepOff)
+    with pytest.raises(PluginBrokenError, match="with weights that are not the actor's"):
+        made.run.admit()
+    assert made.ledger.open() == []
+
+
+def test_nothing_is_admitted_beyond_the_last_step(begun) -> None:
+    made = begun(trainer=FarAhead)
+    made.run.admit(4)
+    made.run.admit(100)
+    assert [prompt for _, prompt, _ in made.ledger.open()] == list(range(6))
+    made.run.admit()
+    with made.run.record.running():
+        for _ in range(3):
+            one_step(made.run)
+        made.run.admit()
+    assert sorted(asked(made)) == list(range(6))
+    made.ledger.check()
+
+
+def test_a_step_takes_what_is_admitted_and_generates_only_what_it_lacks(begun) -> None:
+    made = begun()
+    made.run.admit(1)
+    with made.run.record.running(), made.run.step() as step:
+        made.run.collect(step)
+        assert sorted(asked(made)) == [0, 1]
+        assert made.ledger.taken(1) == [(0, 0, 0), (0, 1, 0)]
+        made.run.learn(step)
+
+
+def test_a_step_that_fails_gives_its_groups_back_and_the_next_takes_the_same_samples(begun) -> None:
+    made = begun()
+    made.run.admit(4)
+    seen = []
+    with made.run.record.running():
+        for fails in (True, True, False):
+            try:
+                with made.run.step() as step:
+                    made.run.collect(step)
+                    seen.append(made.run._current.collected.samples)
+                    assert len(made.ledger.taken(1)) == 2
+                    if fails:
+                        raise ValueError("torn")
+                    made.run.learn(step)
+                    made.run.publish_weights()
+            except ValueError:
+                assert made.ledger.taken(1) == []
+        one_step(made.run)
+    first, second, third = ([(s.sample_id, id(s.completion)) for s in samples] for samples in seen)
+    assert first == second == third
+    assert asked(made)[:4] == [0, 1, 2, 3]
+    assert sorted(asked(made)) == list(range(6))
+    assert trained(made) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_restored_run_issues_what_was_in_flight_first_and_nothing_twice(
+    compose, tmp_path
+) -> None:
+    made = compose(trainer=OneStepOff)
+    with made.run.record.running():
+        made.run.publish_weights()
+        made.run.admit()
+        one_step(made.run)
+        assert made.ledger.open() == [(0, 2, 0), (0, 3, 0)]
+        made.run.save()
+    [path] = (tmp_path / "run" / "checkpoints").glob("*1*")
+
+    again = compose(trainer=OneStepOff, directory="again")
+    again.run.restore(path)
+    assert again.run.position.step == 1
+    again.run.train()
+    assert asked(again)[:2] == [2, 3]
+    assert sorted(asked(again)) == [2, 3, 4, 5]
+    assert trained(made) + trained(again) == [prompt for prompt in range(6) for _ in range(2)]
+    again.ledger.check()
+    assert again.ledger.counts()["used"] == 6
+
+
+class Epochs:
+    """Notes the epoch that each step reports."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    @hookimpl
+    def step_finished(self, metrics: Mapping[str, float]) -> None:
+        self.seen.append(metrics["data/epoch"])
+
+
+def test_epochs_count_what_steps_took_and_not_what_was_admitted(begun) -> None:
+    made, epochs = begun(trainer=FarAhead), Epochs()
+    made.run.record.observers.add(epochs)
+    made.run.admit(6)
+    assert made.run.position.epoch == 0
+    with made.run.record.running():
+        for _ in range(3):
+            one_step(made.run)
+    assert epochs.seen == pytest.approx([1 / 3, 2 / 3, 1.0])
+
+
+# -- rewards that fail ---------------------------------------------------------------------------
+
+REFILL = ("reward.on_failure=refill", "reward.max_failure_share=0.5")
+
+
+def failing(made: Any, *refused: str) -> None:
+    """Samples of these names can't be scored."""
+    score = made.manager.score
+    failure = Failure(kind=FailureKind.EXCEPTION, message="no")
+
+    async def scored(unit: Any) -> list[Any]:
+        found = await score(unit)
+        names = [sample.sample_id for sample in unit.samples]
+        return [failure if name in refused else o for name, o in zip(names, found, strict=True)]
+
+    made.manager.score = scored
+
+
+def test_a_refilled_prompt_is_used_once_under_its_latest_attempt(begun) -> None:
+    made = begun(*REFILL)
+    failing(made, "train.e0.p1.a0.s0")
+    made.run.admit()
+    with made.run.record.running():
+        one_step(made.run)
+        assert made.metrics["reward/refilled"] == 1
+        assert made.ledger.counts()["used"] == 2
+        assert made.ledger.counts()["dropped"] == {}
+        one_step(made.run)
+    assert trained(made) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert asked(made).count(1) == 2
+    attempts = [batch["attempt"].tolist() for batch in made.roles["actor"].trained]
+    assert attempts == [[0, 0], [1, 1], [0, 0], [0, 0]]
+
+
+def test_a_refill_that_is_stopped_is_completed_by_the_next_step(begun) -> None:
+    made = begun(*REFILL)
+    failing(made, "train.e0.p1.a0.s0")
+    generate = made.run.service.generate
+
+    def stops(groups: Any) -> None:
+        made.run.service.generate = generate
+        raise StopRequested("a test")
+
+    made.run.service.generate = stops
+    with suppress(StopRequested), made.run.step() as step:
+        made.run.collect(step)
+    assert made.ledger.open() == [(0, 0, 0), (0, 1, 0)]
+    with made.run.record.running():
+        one_step(made.run)
+    assert made.ledger.counts()["used"] == 2
+    assert trained(made) == [0, 0, 1, 1]
+    assert [r.request_id for r in made.engine.requests][:3] == [
+        "train.e0.p0.a0",
+        "train.e0.p1.a0",
+        "train.e0.p1.a1",
+    ]
