@@ -23,6 +23,7 @@ TRAINED = (
     "my_correction.py",
     "my_stage.py",
     "my_trainer.py",
+    "one_step_off.py",
     "my_preset.py",
 )
 
