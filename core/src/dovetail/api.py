@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +190,11 @@ def _outside_event_loops(run: Callable[[StopSwitch], dict[str, Any]]) -> dict[st
         return run(stop)
     # Signals reach the main thread alone, so that the switch listens here, and the run looks at it there.
     with stop, ThreadPoolExecutor(1, thread_name_prefix="dovetail") as thread:
-        return thread.submit(run, stop).result()
+        running = thread.submit(run, stop)
+        while not running.done():
+            # A signal that another thread was given is handled once this one wakes.
+            wait([running], timeout=0.5)
+        return running.result()
 
 
 def _warn(loaded: LoadedConfig, plan: Plan, _: Path) -> None:

@@ -150,7 +150,7 @@ def run(clock: Clock) -> Callable[..., dict[str, Outcome]]:
             finishing = asyncio.ensure_future(scorer.finish())
             while not finishing.done():  # the loop looks at its clock again and again
                 await asyncio.wait({finishing}, timeout=0.01)
-                if hang and sum(o is None for o in scorer._outcomes.values()) <= hang:
+                if hang and sum(not task.done() for task in scorer._tasks.values()) <= hang:
                     clock.ahead += scorer._timeout
             return await finishing
 

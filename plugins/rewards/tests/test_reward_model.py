@@ -183,7 +183,7 @@ def test_samples_are_scored_while_others_are_still_to_come(
     async def main() -> Any:
         scorer = Scorer(manager, timeout=30.0)
         scorer.add(first, group=0, group_size=1)
-        while scorer._outcomes["s0"] is None:
+        while not scorer._tasks["s0"].done():
             await asyncio.sleep(0.01)
         scorer.add(second, group=1, group_size=1)
         return await scorer.finish()

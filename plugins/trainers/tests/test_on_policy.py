@@ -41,6 +41,9 @@ class NotedRun(Run):
         yield None
         self.done += 1
 
+    def admit(self, groups: int | None = None) -> None:
+        self.calls.append("admit")
+
     def collect(self, step: StepContext) -> None:
         self.calls.append("collect")
 
