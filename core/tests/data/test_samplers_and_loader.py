@@ -191,6 +191,7 @@ def test_what_was_in_flight_is_handed_out_in_batches_of_the_size_asked_for() -> 
         position = resumed.state()
         abandoned = resumed.next_batch()
         ledger.take(*names(abandoned)[0], step=1)
+        ledger.give_back(1)
         resumed.load_state(position)  # stopped in mid-step, and gone on
         issued = resumed.next_batch()
         assert names(issued) == names(abandoned)

@@ -264,6 +264,7 @@ class Composed:
             ledger=self.ledger,
             filters=filters or {},
         )
+        checkpoints.keep("experience", collector)
         runtime: Any = None
         self.run = TrainingRun(
             record=record,

@@ -118,7 +118,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
         record,
         stages,
         residency=Residency(plan.facts.config, groups, record.phase),
-        publisher=SimpleNamespace(stale=False),  # type: ignore[arg-type]
+        publisher=SimpleNamespace(moved=False),  # type: ignore[arg-type]
         ledger=Ledger(),
     )
     batch = rollout_batch(rollout_columns(plan.facts) | learner.asks(1))

@@ -230,7 +230,7 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned.
+        """Restore what `state` returned; no step of this process has taken anything.
 
         Raises:
             LedgerError: it was written by another version, or for another number of prompts.
@@ -246,12 +246,6 @@ class Ledger:
         self._closed_used = state["closed"]["used"]
         self._closed_dropped = Counter(state["closed"]["dropped"])
         self._epochs = {int(epoch): _unpacked(record) for epoch, record in state["epochs"].items()}
-
-    def reopen(self) -> list[Key]:
-        """After a resume: attempts in flight are to be generated again, under the same number. Returns them."""
-        for record in self._epochs.values():
-            record.open = dict.fromkeys(record.open)
-        return self.open()
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -284,7 +278,7 @@ class Ledger:
 def _packed(record: _Epoch) -> dict[str, Any]:
     reasons = sorted(set(record.dropped.values()))
     return {
-        "open": [[prompt, step] for prompt, step in record.open.items()],
+        "open": list(record.open),
         "used": pack(record.used),
         "dropped": {
             reason: pack(prompt for prompt, why in record.dropped.items() if why == reason)
@@ -296,7 +290,7 @@ def _packed(record: _Epoch) -> dict[str, Any]:
 
 def _unpacked(state: Mapping[str, Any]) -> _Epoch:
     return _Epoch(
-        open=dict(state["open"]),
+        open=dict.fromkeys(state["open"]),
         used=unpack(state["used"]),
         dropped={
             prompt: why for why, marks in state["dropped"].items() for prompt in unpack(marks)

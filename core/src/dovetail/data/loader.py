@@ -60,6 +60,7 @@ class PromptLoader:
         self._order: tuple[int, np.ndarray, str] | None = None
         self._resumed = False
         self._waiting: list[Issued] = []
+        self._held: set[tuple[int, int]] = set()
         self._digest: str | None = None
 
     @property
@@ -83,6 +84,11 @@ class PromptLoader:
             self._waiting, self._resumed = self._in_flight(), False
         again, self._waiting = self._waiting[:wanted], self._waiting[wanted:]
         return again + [self._next() for _ in range(wanted - len(again))]
+
+    def held(self, epoch: int, prompt: int, attempt: int) -> Issued:
+        """Return a prompt that was in flight and whose samples were kept: it is not issued again."""
+        self._held.add((epoch, prompt))
+        return Issued(epoch=epoch, attempt=attempt, prompt=self._by_index[prompt])
 
     def state(self) -> dict[str, Any]:
         """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
@@ -111,12 +117,13 @@ class PromptLoader:
         self._epoch = state["epoch"]
         same = state.get("order") == self._ordering(self._epoch)[1]
         self._position = state["position"] if same else 0
-        self._waiting, self._resumed = [], True
+        self._waiting, self._resumed, self._held = [], True, set()
 
     def _in_flight(self) -> list[Issued]:
         return [
             Issued(epoch=epoch, attempt=attempt, prompt=self._by_index[prompt])
-            for epoch, prompt, attempt in self._ledger.reopen()
+            for epoch, prompt, attempt in self._ledger.open()
+            if (epoch, prompt) not in self._held
         ]
 
     def _next(self) -> Issued:

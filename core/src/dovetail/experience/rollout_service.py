@@ -85,6 +85,10 @@ class RolloutService:
         """Groups that are admitted and not taken."""
         return len(self._admitted)
 
+    def finished(self) -> list[Group]:
+        """Return the groups that are finished and not taken, in the order of their admission."""
+        return [group for group in self._admitted if group.finished]
+
     def admit(self, groups: Sequence[Group]) -> None:
         """Begin to generate groups, all of them in one turn of the loop; return at once."""
         self._admitted.extend(groups)

@@ -188,6 +188,7 @@ def build(
             ledger=ledger,
             filters=filters,
         )
+        checkpoints.keep("experience", collector)
         return TrainingRun(
             record=record,
             service=service,

@@ -30,6 +30,8 @@ class RunState:
     """Finished steps."""
     weight_version: int = 0
     """Version of the weights that the rollout holds."""
+    weights_moved: bool = False
+    """Whether the actor's weights are newer than that version."""
     accuracy_metric: str | None = None
     """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right. Older
     checkpoints lack it; theirs are values of `val/mean@n`."""
@@ -64,6 +66,10 @@ class RunCheckpoints:
         self.store = store
         self._groups, self._plugins = groups, plugins
         self._loader, self._ledger = loader, ledger
+
+    def keep(self, name: str, part: Any) -> None:
+        """Keep the `state()` of a further part of the run, too."""
+        self._plugins = {**self._plugins, name: part}
 
     def check_states(self) -> None:
         """Ask every plugin for its state, so that one that can't be kept ends the run before its first step.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import StopRequested
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.generation import Group, Sample
+from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.refill import Rollout, Rounds
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
@@ -60,6 +62,7 @@ class Collector:
         self._pool, self._whole = pool, whole
         self._loader, self._ledger, self._filters = loader, ledger, filters
         self._taken: dict[int, list[Group]] = {}
+        self._doubted: set[Group] = set()
 
     def admit(self, count: int, asked: Collection[str]) -> None:
         """Begin to generate samples for the next prompts.
@@ -131,6 +134,28 @@ class Collector:
             check_completions(rollout.samples, config.rollout, longest)
         return rollout
 
+    def state(self) -> dict[str, Any]:
+        """Return the groups that are finished and that no step has used, and how they were drawn and scored."""
+        sound = [group for group in self._service.finished() if group not in self._doubted]
+        return {"drawn": self._how(), **pack(sound)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take groups back that `state` returned; others are drawn where samples are now drawn or scored in another way."""
+        if state["drawn"] == self._how():
+            sampling = training_sampling(self._record.config, self._record.plan.wanted_log_probs)
+            self._service.give_back(unpack(state, self._loader.held, sampling))
+
+    def _how(self) -> str:
+        """Digest of what decides on samples and their scores besides the weights."""
+        config = self._record.config
+        how = (
+            config.rollout.n,
+            training_sampling(config, ()),
+            config.reward,
+            config.data.max_prompt_length,
+        )
+        return hashlib.blake2b(repr(how).encode(), digest_size=8).hexdigest()
+
     def _take(self, count: int) -> list[Group]:
         try:
             return self._service.take(count)
@@ -138,10 +163,18 @@ class Collector:
             self._publisher.rest()  # the trainer, which saves the run, needs the accelerator
             raise
 
-    def give_back(self, step: int) -> None:
-        """A step has failed: its groups are the next step's, as they are."""
+    def give_back(self, step: int, *, sound: bool) -> None:
+        """A step has ended early: its groups are the next step's, as they are.
+
+        Args:
+            step: its number.
+            sound: whether it was stopped. After a failure, whose cause they may be, no checkpoint keeps them.
+        """
+        groups = self._taken.pop(step, [])
         self._ledger.give_back(step)
-        self._service.give_back(self._taken.pop(step, []))
+        self._service.give_back(groups)
+        if not sound:
+            self._doubted |= set(groups)
 
     def _refill(self, groups: Sequence[Group], step: StepContext) -> None:
         """Draw samples in place of those that could not be scored, where the config wants it."""

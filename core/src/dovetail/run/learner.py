@@ -37,7 +37,7 @@ class Learner:
         record: of the run.
         stages: of the plan, in its order.
         residency: brings the models of a stage's roles onto the accelerator.
-        publisher: marks the rollout's weights as stale before the actor's move.
+        publisher: learns that the actor's weights move.
         ledger: accounts for the prompts.
     """
 
@@ -127,7 +127,7 @@ class Learner:
     @contextmanager
     def _around(self, planned: PlannedStage, step: StepContext) -> Iterator[None]:
         """Bring the stage's models onto the accelerator, time it, and write the samples that a NumericsError names."""
-        record, was_stale = self._record, self._publisher.stale
+        record, had_moved = self._record, self._publisher.moved
         try:
             with ExitStack() as inside:
                 for role in planned.roles:
@@ -135,13 +135,13 @@ class Learner:
                 inside.enter_context(record.phase(planned.name))
                 if planned.phase == "update":
                     record.weights_dirty = True
-                    self._publisher.stale |= PUBLISHED in planned.roles
+                    self._publisher.moved |= PUBLISHED in planned.roles
                 yield
         except NumericsError as error:
             # An engine takes no optimizer step with such numbers: before a step's first one, no weight has changed.
             record.weights_dirty = any(step.updates.values())
             if not step.updates.get(PUBLISHED):
-                self._publisher.stale = was_stale
+                self._publisher.moved = had_moved
             if not error.sample_ids:
                 raise
             raise with_fault_file(error, step=step, directory=record.directory) from error

@@ -41,7 +41,7 @@ class WeightPublisher:
         tokenizer: Any,
     ) -> None:
         self._record, self._residency, self._service = record, residency, service
-        self.stale = True
+        self._sent_any = False
         self._sync = WeightSync(
             config=record.config,
             plan=record.plan,
@@ -57,8 +57,19 @@ class WeightPublisher:
         )
         service.bring_back_with(self._rescue)
 
-    stale: bool
-    """Whether the rollout does not hold the actor's weights, as before any were sent."""
+    @property
+    def moved(self) -> bool:
+        """Whether the actor's weights are newer than the version in force."""
+        return self._record.state.weights_moved
+
+    @moved.setter
+    def moved(self, moved: bool) -> None:
+        self._record.state = attrs.evolve(self._record.state, weights_moved=moved)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the rollout does not hold the actor's weights, as before this process has sent any."""
+        return self.moved or not self._sent_any
 
     def publish(self) -> None:
         """Send the actor's weights to every replica, as a new version; nothing where they have not moved.
@@ -99,9 +110,12 @@ class WeightPublisher:
         self._residency.settle()
 
     def _version(self) -> int:
-        """The version of the actor's weights: the one in force while they have not moved."""
-        return self._record.state.weight_version + (1 if self.stale else 0)
+        """The version of the actor's weights: the one in force while they have not moved; the first is 1."""
+        version = self._record.state.weight_version
+        return version + (self.moved or not version)
 
     def _sent(self, version: int) -> None:
-        self._record.state = attrs.evolve(self._record.state, weight_version=version)
-        self.stale = False
+        self._record.state = attrs.evolve(
+            self._record.state, weight_version=version, weights_moved=False
+        )
+        self._sent_any = True

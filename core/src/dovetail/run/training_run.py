@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dovetail.errors import PluginBrokenError
+from dovetail.errors import PluginBrokenError, StopRequested
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.run import Run, RunPosition
@@ -103,9 +103,9 @@ class TrainingRun(Run):
                 yield step
                 if not step.counted:
                     self._not_learned(number)
-        except BaseException:
+        except BaseException as error:
             if not step.counted:
-                self.collector.give_back(step.number)
+                self.collector.give_back(step.number, sound=isinstance(error, StopRequested))
             raise
         finally:
             self._current = None
