@@ -168,7 +168,7 @@ def test_a_plugin_made_for_the_minor_version_before_passes_every_gate_and_works(
             sampling=SamplingParams(max_new_tokens=1),
             streams=tuple(SampleStream(seed=1, prompt=0, sample=s) for s in range(3)),
         )
-        return [completion async for completion in pool.generate([request])]
+        return [completion async for completion in pool.submit(request)]
 
     assert sorted(completion.sample for completion in asyncio.run(run())) == [0, 1, 2]
     replica = RolloutOf10(RolloutSection(name="of_1_0"), PluginContext())

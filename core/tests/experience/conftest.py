@@ -137,7 +137,7 @@ class Served:
         stops: whether a stop is asked for.
     """
 
-    def __init__(self, engine: Engine, **options: Any) -> None:
+    def __init__(self, engine: Any, *, partial: bool, continues: bool, **options: Any) -> None:
         self.engine, self.manager, self.stops = engine, Manager(), False
         self.pool = RolloutPool([engine], **options)
         self.scorer = Scorer(self.manager, timeout=LONG)
@@ -147,6 +147,8 @@ class Served:
             manager=self.manager,
             tokenizer=SimpleNamespace(decode=lambda ids, **_: str(ids)),
             seed=1,
+            partial=partial,
+            continues=continues,
             check_stop=self.check_stop,
         )
 
@@ -178,12 +180,17 @@ def serve() -> Iterator[Callable[..., Served]]:
     with ExitStack() as made:
 
         def one(
-            *, script: Script | None = None, held: Sequence[int] = (), **options: Any
+            *,
+            engine: Any = Engine,
+            script: Script | None = None,
+            held: Sequence[int] = (),
+            partial: bool = False,
+            continues: bool = False,
+            **options: Any,
         ) -> Served:
-            engine = Engine.following(script or Script())
-            assert isinstance(engine, Engine)
+            engine = engine.following(script or Script())
             engine.held.update(held)
-            served = Served(engine, **options)
+            served = Served(engine, partial=partial, continues=continues, **options)
             made.callback(served.service.close)
             made.callback(engine.held.clear)
             return served

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.data.loader import Issued
-from dovetail.experience.generation import Group, begin
+from dovetail.experience.generation import Generation, Group
 from dovetail.experience.refill import Rounds
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
@@ -85,11 +84,11 @@ class Drawn:
     def draw(self, groups: list[Group]) -> None:
         scorer = Scorer(Told(self.told), timeout=5.0)
         tokenizer: Any = type("Tokenizer", (), {"decode": lambda self, ids, **_: str(ids)})()
-        how: dict[str, Any] = {"tokenizer": tokenizer, "seed": 1, "generating": nullcontext()}
 
         async def all_of_them() -> None:
             pool = RolloutPool([self.engine])
-            await asyncio.gather(*begin(groups, pool=pool, scorer=scorer, **how))
+            generation = Generation(pool=pool, scorer=scorer, tokenizer=tokenizer, seed=1)
+            await asyncio.gather(*generation.begin(groups))
 
         asyncio.run(all_of_them())
 

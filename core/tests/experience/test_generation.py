@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,7 +13,7 @@ import pytest
 from dovetail.batch.columns import check_batch
 from dovetail.data.loader import Issued
 from dovetail.errors import RolloutError
-from dovetail.experience.generation import Group, begin
+from dovetail.experience.generation import Generation, Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.sample_columns import rollout_metrics, to_batch
 from dovetail.interfaces import (
@@ -78,23 +77,20 @@ def group_of(prompt: int, n: int = 3, *, baseline: bool = False) -> Group:
     return Group(issued=issued, n=n, sampling=SAMPLING, baseline=baseline)
 
 
-async def all_of(groups: Sequence[Group], **how: Any) -> None:
-    await asyncio.gather(*begin(groups, **how))
+async def all_of(groups: Sequence[Group], pool: RolloutPool, scorer: Scorer) -> Generation:
+    generation = Generation(pool=pool, scorer=scorer, tokenizer=Tokenizer(), seed=1)
+    await asyncio.gather(*generation.begin(groups))
+    return generation
 
 
 def drawn(
-    *groups: Group, manager: Manager | None = None, script: Script | None = None, **options: Any
+    *groups: Group, manager: Manager | None = None, script: Script | None = None
 ) -> ScriptedRollout:
     """Draw these groups, all at once; returns the engine."""
     engine = ScriptedRollout.following(script or Script(answer=answer))
     pool = RolloutPool([engine])
     scorer = Scorer(manager or Manager(), timeout=5.0)
-    how = {"tokenizer": Tokenizer(), "seed": 1, "generating": nullcontext(), **options}
-
-    async def all_of_them() -> None:
-        await asyncio.gather(*begin(groups, pool=pool, scorer=scorer, **how))
-
-    asyncio.run(all_of_them())
+    asyncio.run(all_of(groups, pool, scorer))
     return engine
 
 
@@ -108,8 +104,7 @@ def test_samples_come_in_the_order_of_their_numbers_whatever_finishes_first() ->
     group = group_of(4)
     engine = Backwards.following(Script(answer=answer))
     scorer = Scorer(Manager(), timeout=5.0)
-    how: dict[str, Any] = {"tokenizer": Tokenizer(), "seed": 1, "generating": nullcontext()}
-    asyncio.run(all_of([group], pool=RolloutPool([engine]), scorer=scorer, **how))
+    asyncio.run(all_of([group], RolloutPool([engine]), scorer))
     assert [s.sample_id for s in group.samples] == [f"train.e2.p4.a1.s{i}" for i in range(3)]
     assert [s.score for s in group.samples] == [0, 1, 2]
     assert [s.text for s in group.samples] == ["", "7", "7 7"]
@@ -207,36 +202,27 @@ def test_a_group_that_failed_is_drawn_again_under_the_same_names() -> None:
     script = Script(answer=answer, fails_after=(2,))
     engine = ScriptedRollout.following(script)
     scorer = Scorer(manager, timeout=5.0)
-    how: dict[str, Any] = {"tokenizer": Tokenizer(), "seed": 1, "generating": nullcontext()}
 
     async def twice() -> None:
         with pytest.raises(RolloutError, match="scripted failure"):
-            await all_of([group], pool=RolloutPool([engine]), scorer=scorer, **how)
+            await all_of([group], RolloutPool([engine]), scorer)
         assert (group.samples, group.finished) == ([], False)
         assert len(asyncio.all_tasks()) == 1  # nothing is being scored
-        await all_of([group], pool=RolloutPool([engine]), scorer=scorer, **how)
+        await all_of([group], RolloutPool([engine]), scorer)
 
     asyncio.run(twice())
     assert [s.sample_id for s in group.samples] == [f"train.e2.p4.a1.s{i}" for i in range(3)]
 
 
-def test_what_generates_is_left_before_the_last_outcome_is_waited_for() -> None:
+def test_seconds_of_generation_are_those_before_the_last_response_came() -> None:
     class Waits(Manager):
         async def score(self, unit: Any) -> list[Outcome]:
-            events.append("scored")
-            await asyncio.sleep(0.01)
-            events.append("outcome")
+            await asyncio.sleep(0.2)
             return await super().score(unit)
 
-    @contextmanager
-    def generating() -> Iterator[None]:
-        yield
-        events.append("generated")
-
-    events: list[str] = []
-    drawn(group_of(4, n=1), manager=Waits(), generating=generating())
-    assert sorted(events[:2]) == ["generated", "scored"]
-    assert events[2:] == ["outcome"]
+    pool = RolloutPool([ScriptedRollout.following(Script(answer=answer))])
+    generation = asyncio.run(all_of([group_of(4, n=1)], pool, Scorer(Waits(), timeout=5.0)))
+    assert generation.working.seconds - generation.asking.seconds >= 0.15
 
 
 def test_without_any_sample_the_columns_are_there_and_empty(make_sample) -> None:

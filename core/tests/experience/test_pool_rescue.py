@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-from dovetail_sdk.testing.scripted_rollout import stream_answer
+from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
 
 
 def requests_of(sizes: Sequence[int]) -> list[RolloutRequest]:
@@ -29,10 +29,7 @@ def requests_of(sizes: Sequence[int]) -> list[RolloutRequest]:
 
 
 def generated(world: Any, requests: list[RolloutRequest]) -> list[Completion]:
-    async def run() -> list[Completion]:
-        return [c async for c in world.pool.generate(requests)]
-
-    return asyncio.run(run())
+    return asyncio.run(answers(world.pool, requests))
 
 
 def rescued(world: Any, version: int = 1) -> Any:

@@ -12,7 +12,7 @@ from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import FinishReason, RolloutRequest, SamplingParams, WeightManifest
 from dovetail.random_streams import SampleStream
-from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout, stream_answer
+from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout, answers, stream_answer
 
 
 def make_request(name: str, n: int = 2, max_new_tokens: int = 8, prompt_length: int = 3):
@@ -26,10 +26,7 @@ def make_request(name: str, n: int = 2, max_new_tokens: int = 8, prompt_length: 
 
 
 def collect(pool: RolloutPool, requests, conversations=None):
-    async def run():
-        return [c async for c in pool.generate(requests, conversations)]
-
-    return asyncio.run(run())
+    return asyncio.run(answers(pool, requests, conversations))
 
 
 def keys(completions):
@@ -167,12 +164,8 @@ def test_samples_stream_before_slow_ones_finish() -> None:
 
     async def run():
         pool = RolloutPool([slow, fast])
-        order = []
-        async for completion in pool.generate(
-            [make_request("slow0", n=1), make_request("r1", n=1)]
-        ):
-            order.append(completion.request_id)
-        return order
+        found = await answers(pool, [make_request("slow0", n=1), make_request("r1", n=1)])
+        return [completion.request_id for completion in found]
 
     assert asyncio.run(run()) == ["r1", "slow0"]
 
@@ -190,13 +183,13 @@ def test_leaving_early_closes_the_replicas_generators() -> None:
 
     async def run():
         pool = RolloutPool([Watching()])
-        stream = pool.generate([make_request(f"r{i}", n=3) for i in range(4)])
+        stream = pool.submit(make_request("r0", n=3))
         await anext(stream)
         await stream.aclose()
         return pool.outstanding_tokens
 
     assert asyncio.run(run()) == 0
-    assert sorted(closed) == ["r0", "r1", "r2", "r3"]
+    assert closed == ["r0"]
 
 
 def test_an_unexpected_error_is_not_retried() -> None:
@@ -211,31 +204,23 @@ def test_an_unexpected_error_is_not_retried() -> None:
     assert not other.requests
 
 
-def test_two_requests_with_one_id_are_refused() -> None:
-    with pytest.raises(RolloutError, match="two requests have the id 'r0'"):
-        collect(RolloutPool([ScriptedRollout()]), [make_request("r0"), make_request("r0")])
-
-
 def test_drain_waits_for_what_runs_and_sends_nothing_more() -> None:
     leaving, staying = ScriptedRollout(), ScriptedRollout()
 
     async def run():
         pool = RolloutPool([leaving, staying])
         await leaving.pause()  # what runs there goes no further
-        first = asyncio.create_task(_all(pool, [make_request("r0", n=3)]))
+        first = asyncio.create_task(answers(pool, [make_request("r0", n=3)]))
         while not leaving.requests:
             await asyncio.sleep(0)
         drained = asyncio.create_task(pool.drain(leaving))
         await asyncio.sleep(0)
-        await _all(pool, [make_request(f"r{i}") for i in range(1, 4)])
+        await answers(pool, [make_request(f"r{i}") for i in range(1, 4)])
         assert not drained.done()
         await leaving.resume()
         await drained
         assert first.done() or len(await first) == 3
         return pool.replicas
-
-    async def _all(pool, requests):
-        return [c async for c in pool.generate(requests)]
 
     assert asyncio.run(run()) == (staying,)
     assert len(leaving.requests) == 1
@@ -278,15 +263,12 @@ def test_pause_and_abort_reach_every_replica() -> None:
         pool = RolloutPool(replicas)
         await pool.pause()
         requests = [make_request(f"r{i}") for i in range(2)]
-        task = asyncio.create_task(_all(pool, requests))
+        task = asyncio.create_task(answers(pool, requests))
         await asyncio.sleep(0.01)
         assert not task.done()
         await pool.abort(["r0"])
         await pool.resume()
         return await task
-
-    async def _all(pool, requests):
-        return [c async for c in pool.generate(requests)]
 
     completions = asyncio.run(run())
     aborted = {c.request_id for c in completions if c.finish_reason is FinishReason.ABORT}

@@ -7,7 +7,7 @@ import faulthandler
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -52,12 +52,13 @@ class Engine(ScriptedRollout):
     async def submit(self, request: RolloutRequest) -> Any:
         self.active += 1
         try:
-            async for completion in super().submit(request):
-                for _ in range(self.chance.randrange(6)):
-                    await asyncio.sleep(0)
-                if self.chance.random() < self.refuses:
-                    raise RolloutError("refused")
-                yield completion
+            async with aclosing(super().submit(request)) as completions:
+                async for completion in completions:
+                    for _ in range(self.chance.randrange(6)):
+                        await asyncio.sleep(0)
+                    if self.chance.random() < self.refuses:
+                        raise RolloutError("refused")
+                    yield completion
         finally:
             self.active -= 1
 
@@ -112,6 +113,8 @@ class Schedule:
             manager=self.manager,
             tokenizer=SimpleNamespace(decode=lambda ids, **_: str(ids)),
             seed=seed,
+            partial=chance.random() < 0.5,
+            continues=chance.random() < 0.5,
             check_stop=self.check_stop,
         )
         self.ledger = Ledger()
@@ -188,6 +191,23 @@ class Schedule:
             assert not self.pool.receive_weights(self.version, manifest)
         self.service.settle()
 
+    def save(self) -> None:
+        """A checkpoint holds groups that are admitted, in their order, and no response both whole and cut short."""
+        for group in (kept := self.service.kept(list)):
+            assert not group.arrived.keys() & group.cut.keys()
+        assert kept == [group for group in self.expected if group in kept]
+
+    def sleep(self) -> None:
+        """Replicas and reward models sleep while nothing runs."""
+        self.service.suspend(nullcontext)
+        if self.chance.random() < 0.5:
+            self.publish()
+        if self.chance.random() < 0.5:
+            self.save()
+        assert all(not engine._running for engine in self.engines)
+        assert not self.manager.running
+        self.service.resume()
+
     def stopping(self) -> None:
         """A step that a stop may end."""
         self.stops = 0.5
@@ -196,6 +216,7 @@ class Schedule:
 
     def run(self) -> None:
         actions = [self.admit, self.admit, self.train, self.train, self.publish, self.stopping]
+        actions += [self.save, self.sleep]
         for _ in range(self.chance.randint(5, 15)):
             self.chance.choice(actions)()
             assert self.service.outstanding == len(self.expected)

@@ -243,6 +243,8 @@ class Composed:
             scorer=Scorer(manager, timeout=5.0),
             tokenizer=tokenizer,
             seed=config.seed,
+            partial=config.rollout.partial_rollout,
+            continues=driver.max_staleness(driver.config) > 0,
             check_stop=self.stop.check,
         )
         self.close = service.close

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import attrs
 import pytest
 
 from dovetail.errors import PluginBrokenError, StopRequested
@@ -160,11 +161,43 @@ def test_a_trainer_without_staleness_admits_no_other_step_while_one_learns(compo
         made.run.learn(step)
 
 
-def test_admitting_is_refused_where_replicas_sleep_while_a_step_learns(compose) -> None:
-    made = compose("rollout.offload=true", trainer=OneStepOff)
-    with pytest.raises(PluginBrokenError, match=r"the replicas sleep.*rollout\.offload"):
-        made.run.admit()
-    assert made.ledger.open() == []
+@pytest.mark.parametrize("partial", ["true", "false"])
+def test_replicas_sleep_while_a_step_learns_and_generate_ahead_before_and_after(
+    compose, partial: str
+) -> None:
+    made = compose("rollout.offload=true", f"rollout.partial_rollout={partial}", trainer=FarAhead)
+    made.engine.script = attrs.evolve(made.engine.script, delay=0.02)
+    seen: list[tuple[frozenset[str], set[str]]] = []
+    made.events.after = lambda _: seen.append((made.engine.asleep, set(made.engine._running)))
+
+    def run() -> None:
+        made.run.publish_weights()
+        made.run.admit(6)
+        for _ in range(3):
+            one_step(made.run)
+        made.run.save()
+
+    with made.run.record.running():
+        run()
+    assert seen == [(frozenset({"weights", "kv_cache"}), set())] * len(seen)
+    assert len(seen) >= 3
+    assert trained(made) == [prompt for prompt in range(6) for _ in range(2)]
+    made.ledger.check()
+
+
+def test_responses_go_on_under_weights_that_are_published_meanwhile(compose) -> None:
+    made = compose("rollout.partial_rollout=true", trainer=FarAhead)
+    made.engine.script = attrs.evolve(made.engine.script, delay=0.05)
+    with made.run.record.running():
+        made.run.publish_weights()
+        made.run.admit(6)
+        for _ in range(3):
+            with made.run.step() as step:
+                made.run.collect(step)
+                made.run.learn(step)
+                made.run.publish_weights()
+    assert trained(made) == [prompt for prompt in range(6) for _ in range(2)]
+    made.ledger.check()
 
 
 def test_admitting_is_refused_before_weights_are_published(compose) -> None:
@@ -232,8 +265,9 @@ def test_a_restored_run_issues_what_was_in_flight_first_and_nothing_twice(
         made.run.admit()
         one_step(made.run)
         assert made.ledger.open() == [(0, 2, 0), (0, 3, 0)]
+        made.run.service.generate(list(made.run.service._admitted))
         for group in made.run.service._admitted:
-            group.finished = False  # as if it still ran
+            group.finished, group.samples = False, []  # as if it had not begun
         made.run.save()
     [path] = (tmp_path / "run" / "checkpoints").glob("*1*")
 

@@ -18,7 +18,7 @@ from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
 from dovetail.sections import Pool, RolloutSection
 from dovetail_runtime_ray.replicas import Replicas
-from dovetail_sdk.testing.scripted_rollout import stream_answer
+from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,7 @@ def requests_of(count: int, name: str) -> list[RolloutRequest]:
 
 
 def generated(pool: RolloutPool, requests: list[RolloutRequest]) -> list[Completion]:
-    async def run() -> list[Completion]:
-        return [c async for c in pool.generate(requests)]
-
-    return asyncio.run(run())
+    return asyncio.run(answers(pool, requests))
 
 
 def check_once(found: list[Completion], requests: list[RolloutRequest]) -> None:

@@ -13,7 +13,7 @@ from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import Completion, PauseMode, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-from dovetail_sdk.testing.scripted_rollout import stream_answer
+from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
 
 
 def request(name: str, n: int = 3) -> RolloutRequest:
@@ -27,7 +27,7 @@ def request(name: str, n: int = 3) -> RolloutRequest:
 
 
 async def collected(pool: Any, requests: list[RolloutRequest]) -> dict[tuple[str, int], Completion]:
-    return {(c.request_id, c.sample): c async for c in pool.generate(requests)}
+    return {(c.request_id, c.sample): c for c in await answers(pool, requests)}
 
 
 def check(found: dict[tuple[str, int], Completion], requests: list[RolloutRequest]) -> None:

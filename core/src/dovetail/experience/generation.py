@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
+from dovetail.errors import RolloutError
 from dovetail.interfaces.reward import Failure, Outcome, RewardSample, Score
-from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
+from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
+from dovetail.scoring.busy import BusyTime
 
 if TYPE_CHECKING:
     from dovetail.data.loader import Issued
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 Drawing = asyncio.Task[list["Sample"]] | None
 """Samples that are being drawn; None where none are."""
+_AGAIN_SECONDS = 0.5
 BASELINE = "baseline"
 """Purpose of the greedy responses: it names their requests and their random streams."""
 
@@ -90,6 +94,10 @@ class Group:
     samples: list[Sample] = attrs.field(factory=list)
     """Sound ones under the latest attempt, those that could not be scored under the one that they had."""
     greedy: Sample | None = None
+    arrived: dict[str, Completion] = attrs.field(factory=dict)
+    """Responses that are whole and have no outcome yet, by sample id."""
+    cut: dict[str, Completion] = attrs.field(factory=dict)
+    """Responses that were cut short, and go on from there, by sample id."""
     finished: bool = False
     """Whether everything that was asked for has an outcome."""
 
@@ -114,41 +122,144 @@ class Group:
         ]
 
 
-def begin(
-    groups: Sequence[Group],
-    *,
-    pool: RolloutPool,
-    scorer: Scorer,
-    tokenizer: Any,
-    seed: int,
-    generating: AbstractContextManager[object],
-) -> list[asyncio.Task[None]]:
-    """Begin to draw what groups lack, on the running event loop: all their samples before the first greedy response.
+class Generation:
+    """Draws the samples of groups, on the event loop of the rollout service.
 
     Args:
-        groups: with or without samples.
         pool: what generates.
         scorer: scores each sample as soon as it has arrived.
         tokenizer: turns tokens into the text that is scored.
         seed: of the run.
-        generating: is entered until the last sample of a request has arrived.
 
-    Returns:
-        For each group what waits for its samples and gives them to it. It raises RolloutError where the engine failed and no
-        replica could take over.
+    Attributes:
+        asking: seconds in which something was asked of the pool.
+        working: seconds in which that was so, or an outcome was waited for.
     """
 
-    def start(group: Group, request: RolloutRequest | None) -> Drawing:
-        if request is None:
-            return None
-        return asyncio.create_task(
-            _draw(request, group.issued, pool, scorer, tokenizer, generating)
-        )
+    def __init__(self, *, pool: RolloutPool, scorer: Scorer, tokenizer: Any, seed: int) -> None:
+        self._pool, self._scorer, self._tokenizer, self._seed = pool, scorer, tokenizer, seed
+        self.asking, self.working = BusyTime(), BusyTime()
+        self._asked: set[str] = set()
+        self._aborted: set[str] = set()
+        self._going_on = asyncio.Event()
+        self._going_on.set()
 
-    asked = [_requests(group, seed) for group in groups]
-    samples = [start(group, request) for group, (request, _) in zip(groups, asked, strict=True)]
-    greedy = [start(group, request) for group, (_, request) in zip(groups, asked, strict=True)]
-    return [_whole(*parts) for parts in zip(groups, samples, greedy, strict=True)]
+    def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
+        """Begin to draw what groups lack: all their samples before the first greedy response.
+
+        Returns:
+            For each group what waits for its samples and gives them to it. It raises RolloutError where the engine failed
+            and no replica could take over.
+        """
+
+        def start(group: Group, request: RolloutRequest | None) -> Drawing:
+            return None if request is None else asyncio.create_task(self._draw(group, request))
+
+        asked = [_requests(group, self._seed) for group in groups]
+        samples = [start(group, request) for group, (request, _) in zip(groups, asked, strict=True)]
+        greedy = [start(group, request) for group, (_, request) in zip(groups, asked, strict=True)]
+        return [_whole(*parts) for parts in zip(groups, samples, greedy, strict=True)]
+
+    def hold(self) -> None:
+        """Ask for nothing further until `go_on`; what runs is left to run."""
+        self._going_on.clear()
+
+    def go_on(self) -> None:
+        """Ask again, also for the rest of what was cut short."""
+        self._going_on.set()
+
+    async def cut_short(self) -> None:
+        """Hold, and end what runs: each response keeps its tokens so far, from which it is continued after `go_on`."""
+        self.hold()
+        while not self._pool.idle:
+            # Again and again: a request whose replica fails meanwhile is asked of another one.
+            self._aborted |= self._asked
+            with suppress(RolloutError):  # a replica that can't be asked has lost its requests
+                await self._pool.abort(sorted(self._asked))
+            await self._pool.wait_idle(_AGAIN_SECONDS)
+
+    async def _draw(self, group: Group, request: RolloutRequest) -> list[Sample]:
+        """The samples of a request, each scored as soon as it has arrived."""
+        names = [_name(request, number) for number in range(request.n)]
+        texts: dict[str, str] = {}
+        try:
+            for name in names:
+                if name in group.arrived:
+                    texts[name] = self._score(group, request, name)
+            while parts := _parts(request, names, group):
+                await self._going_on.wait()
+                asks = (self._ask(group, request, *part, texts) for part in parts)
+                with self.asking, self.working:
+                    await (next(asks) if len(parts) == 1 else _together(asks))
+            with self.working:
+                outcomes = await self._scorer.outcomes(names)
+        except BaseException:
+            # The prompt is asked again under the same names: these must not be scored any more.
+            await self._scorer.forget(names)
+            raise
+        return [
+            Sample(
+                sample_id=name,
+                issued=group.issued,
+                completion=group.arrived.pop(name),
+                text=texts[name],
+                outcome=outcomes[name],
+            )
+            for name in names
+        ]
+
+    async def _ask(
+        self,
+        group: Group,
+        request: RolloutRequest,
+        part: RolloutRequest,
+        numbers: Sequence[int],
+        texts: dict[str, str],
+    ) -> None:
+        """Ask for a part of a request, the samples of these numbers, and keep each as it arrives: whole or cut short."""
+        self._asked.add(part.request_id)
+        try:
+            async with aclosing(self._pool.submit(part)) as completions:
+                async for found in completions:
+                    number = numbers[found.sample]
+                    name = _name(request, number)
+                    whole = found
+                    if part is not request:
+                        own = attrs.evolve(found, request_id=request.request_id, sample=number)
+                        earlier = group.cut.pop(name, None)
+                        whole = own if earlier is None else own.after(earlier)
+                    left = request.sampling.max_new_tokens - len(whole.response_ids)
+                    ended = whole.finish_reason is not FinishReason.ABORT or not left
+                    if ended or part.request_id not in self._aborted:
+                        group.arrived[name] = whole
+                        texts[name] = self._score(group, request, name)
+                    elif (kept := _kept(whole, request.sampling)) is not None:
+                        group.cut[name] = kept
+        finally:
+            self._asked.discard(part.request_id)
+            self._aborted.discard(part.request_id)
+
+    def _score(self, group: Group, request: RolloutRequest, name: str) -> str:
+        """Begin to score a response that has arrived, and return its text."""
+        completion, prompt = group.arrived[name], group.issued.prompt
+        text = str(
+            self._tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True)
+        )
+        self._scorer.add(
+            RewardSample(
+                sample_id=name,
+                prompt=prompt.raw,
+                solution_str=text,
+                data_source=prompt.data_source,
+                ground_truth=prompt.ground_truth,
+                extra_info=prompt.extra_info,
+                response_ids=completion.response_ids,
+                finish_reason=str(completion.finish_reason),
+            ),
+            group=request.request_id,
+            group_size=request.n,
+        )
+        return text
 
 
 def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None]:
@@ -162,16 +273,70 @@ def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None
 
 
 async def _complete(group: Group, samples: Drawing, greedy: Drawing) -> None:
-    parts = [part for part in (samples, greedy) if part is not None]
+    await _together(part for part in (samples, greedy) if part is not None)
+    group.samples += samples.result() if samples else []
+    group.greedy = greedy.result()[0] if greedy else group.greedy
+    group.finished = True
+
+
+async def _together(works: Iterable[Awaitable[object]]) -> None:
+    """Wait for all of it; where one fails, or the wait is cancelled, the others are ended first."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        await asyncio.gather(*parts)
-        group.samples += samples.result() if samples else []
-        group.greedy = greedy.result()[0] if greedy else group.greedy
-        group.finished = True
+        await asyncio.gather(*tasks)
     finally:
-        for part in parts:
-            part.cancel()
-        await asyncio.gather(*parts, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name(request: RolloutRequest, number: int) -> str:
+    return f"{request.request_id}.s{number}"
+
+
+def _parts(
+    request: RolloutRequest, names: Sequence[str], group: Group
+) -> list[tuple[RolloutRequest, Sequence[int]]]:
+    """What is to be asked for the samples that have not arrived, each part with their numbers: one for all that have no token
+    yet, and one for each that was cut short, whose tokens go on after those that it has.
+    """
+    left = [number for number, name in enumerate(names) if name not in group.arrived]
+    begin = [number for number in left if names[number] not in group.cut]
+    parts: list[tuple[RolloutRequest, Sequence[int]]] = []
+    if len(begin) == request.n:
+        parts.append((request, begin))
+    elif begin:
+        streams = tuple(request.streams[number] for number in begin)
+        request_id = f"{request.request_id}.rest"
+        parts.append((attrs.evolve(request, request_id=request_id, streams=streams), begin))
+    for number in left:
+        if (cut := group.cut.get(names[number])) is None:
+            continue
+        done = len(cut.response_ids)
+        limit = request.sampling.max_new_tokens - done
+        part = attrs.evolve(
+            request,
+            request_id=f"{names[number]}.from{done}",
+            prompt_ids=np.concatenate([request.prompt_ids, cut.response_ids]),
+            sampling=attrs.evolve(request.sampling, max_new_tokens=limit),
+            streams=(attrs.evolve(request.streams[number], offset=done),),
+        )
+        parts.append((part, [number]))
+    return parts
+
+
+def _kept(cut: Completion, sampling: SamplingParams) -> Completion | None:
+    """The tokens from which a response is continued: without the last, where a stop string may have begun in them."""
+    count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
+    if count <= 0:
+        return None
+    return attrs.evolve(
+        cut,
+        response_ids=cut.response_ids[:count],
+        weight_versions=cut.weight_versions[:count],
+        log_probs=None if cut.log_probs is None else cut.log_probs[:count],
+        raw_log_probs=None if cut.raw_log_probs is None else cut.raw_log_probs[:count],
+    )
 
 
 def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
@@ -181,55 +346,6 @@ def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRe
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
         _request(group, 1, greedy_of(group.sampling), BASELINE, seed) if greedy else None,
     )
-
-
-async def _draw(
-    request: RolloutRequest,
-    issued: Issued,
-    pool: RolloutPool,
-    scorer: Scorer,
-    tokenizer: Any,
-    generating: AbstractContextManager[object],
-) -> list[Sample]:
-    """The samples of a request, each scored as soon as it has arrived."""
-    prompt, done = issued.prompt, dict[str, tuple[Completion, str]]()
-    try:
-        with generating:
-            async with aclosing(pool.submit(request)) as completions:
-                async for completion in completions:
-                    ids_T = completion.response_ids.tolist()
-                    text = str(tokenizer.decode(ids_T, skip_special_tokens=True))
-                    sample_id = f"{request.request_id}.s{completion.sample}"
-                    done[sample_id] = (completion, text)
-                    scorer.add(
-                        RewardSample(
-                            sample_id=sample_id,
-                            prompt=prompt.raw,
-                            solution_str=text,
-                            data_source=prompt.data_source,
-                            ground_truth=prompt.ground_truth,
-                            extra_info=prompt.extra_info,
-                            response_ids=completion.response_ids,
-                            finish_reason=str(completion.finish_reason),
-                        ),
-                        group=request.request_id,
-                        group_size=request.n,
-                    )
-        outcomes = await scorer.outcomes(list(done))
-    except BaseException:
-        # The prompt is asked again under the same names: these must not be scored any more.
-        await scorer.forget(list(done))
-        raise
-    return [
-        Sample(
-            sample_id=name,
-            issued=issued,
-            completion=done[name][0],
-            text=done[name][1],
-            outcome=outcomes[name],
-        )
-        for name in (f"{request.request_id}.s{number}" for number in range(request.n))
-    ]
 
 
 def greedy_of(sampling: SamplingParams) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Finished groups in a checkpoint: their tokens, weight versions and outcomes, packed end to end over S samples."""
+"""Groups in a checkpoint: what there is of their samples, with weight versions and outcomes, packed end to end over S responses."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ _TOKENS = {
 
 
 def pack(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the state of finished groups, for a checkpoint. What a reward function returned besides numbers and texts is left out."""
+    """Return the state of groups, for a checkpoint. What a reward function returned besides numbers and texts is left out."""
     if not groups:
         return {"groups": []}
-    kept = [[*group.samples, *([group.greedy] if group.greedy else [])] for group in groups]
-    samples = [sample for row in kept for sample in row]
+    responses = [response for group in groups for response in _responses(group)]
     arrays: dict[str, list[np.ndarray | None]] = {
-        name: [getattr(sample.completion, name) for sample in samples] for name in _TOKENS
+        name: [getattr(completion, name) for _, _, completion, _ in responses] for name in _TOKENS
     }
-    arrays["token_rewards"] = [getattr(s.outcome, "token_rewards", None) for s in samples]
+    arrays["token_rewards"] = [
+        getattr(sample.outcome, "token_rewards", None) if sample else None
+        for _, _, _, sample in responses
+    ]
     return {
         "groups": [
             {
                 "key": [group.issued.epoch, group.issued.prompt.index, group.issued.attempt],
                 "n": group.n,
-                "samples": len(group.samples),
-                "greedy": group.greedy is not None,
+                "baseline": group.baseline,
+                "finished": group.finished,
+                "responses": len(_responses(group)),
             }
             for group in groups
         ],
-        "samples": [_sample(sample) for sample in samples],
+        "responses": [_document(*response) for response in responses],
         "arrays": {name: _packed(rows) for name, rows in arrays.items()},
     }
 
@@ -57,84 +60,104 @@ def unpack(
     Args:
         state: as it was packed.
         issued: returns the prompt of an epoch, its number and the number of an attempt.
-        sampling: how samples are drawn that a group may still need.
+        sampling: how samples are drawn that a group still needs.
     """
     if not state["groups"]:
         return []
     arrays = {name: _rows(packed) for name, packed in state["arrays"].items()}
     columns = (dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True))
-    rows = zip(state["samples"], columns, strict=True)
+    rows = zip(state["responses"], columns, strict=True)
     groups = []
     for entry in state["groups"]:
         epoch, prompt, attempt = entry["key"]
-        samples = [
-            _restored(document, found, issued(epoch, prompt, document["attempt"]))
-            for document, found in islice(rows, entry["samples"] + entry["greedy"])
-        ]
-        groups.append(
-            Group(
-                issued=issued(epoch, prompt, attempt),
-                n=entry["n"],
-                sampling=sampling,
-                baseline=entry["greedy"],
-                greedy=samples.pop() if entry["greedy"] else None,
-                samples=samples,
-                finished=True,
-            )
+        group = Group(
+            issued=issued(epoch, prompt, attempt),
+            n=entry["n"],
+            sampling=sampling,
+            baseline=entry["baseline"],
+            finished=entry["finished"],
         )
+        for document, found in islice(rows, entry["responses"]):
+            name, completion = document["sample_id"], _completion(document, found)
+            if document["is"] == "cut":
+                group.cut[name] = completion
+            elif document["is"] == "arrived":
+                group.arrived[name] = completion
+            else:
+                sample = Sample(
+                    sample_id=name,
+                    issued=issued(epoch, prompt, document["attempt"]),
+                    completion=completion,
+                    text=document["text"],
+                    outcome=_outcome(document, found),
+                )
+                if document["is"] == "greedy":
+                    group.greedy = sample
+                else:
+                    group.samples.append(sample)
+        groups.append(group)
     return groups
 
 
-def _sample(sample: Sample) -> dict[str, Any]:
-    completion, outcome = sample.completion, sample.outcome
-    scored: dict[str, Any] = {"failure": None}
-    if isinstance(outcome, Failure):
-        scored["failure"] = [str(outcome.kind), outcome.message, outcome.retryable]
-    else:
-        scored["score"] = float(outcome.value)
-        scored["components"] = {name: float(part) for name, part in outcome.components.items()}
-        scored["extras"] = {
-            str(name): value
-            for name, value in outcome.extras.items()
-            if value is None or isinstance(value, bool | int | float | str)
-        }
-    return {
-        "sample_id": sample.sample_id,
-        "attempt": sample.issued.attempt,
-        "text": sample.text,
+_Response = tuple[str, str, Completion, Sample | None]
+"""What it is in its group (`sample`, `greedy`, `arrived`, `cut`), its sample id, its tokens, and the sample where there is one."""
+
+
+def _responses(group: Group) -> list[_Response]:
+    return [
+        *(("sample", s.sample_id, s.completion, s) for s in group.samples),
+        *(("greedy", s.sample_id, s.completion, s) for s in filter(None, [group.greedy])),
+        *(("arrived", name, completion, None) for name, completion in group.arrived.items()),
+        *(("cut", name, completion, None) for name, completion in group.cut.items()),
+    ]
+
+
+def _document(
+    what: str, sample_id: str, completion: Completion, sample: Sample | None
+) -> dict[str, Any]:
+    document = {
+        "is": what,
+        "sample_id": sample_id,
         "request_id": completion.request_id,
         "number": completion.sample,
         "finish_reason": str(completion.finish_reason),
-        **scored,
+    }
+    if sample is None:
+        return document
+    document |= {"attempt": sample.issued.attempt, "text": sample.text, "failure": None}
+    if isinstance(outcome := sample.outcome, Failure):
+        document["failure"] = [str(outcome.kind), outcome.message, outcome.retryable]
+        return document
+    return document | {
+        "score": float(outcome.value),
+        "components": {name: float(part) for name, part in outcome.components.items()},
+        "extras": {
+            str(name): value
+            for name, value in outcome.extras.items()
+            if value is None or isinstance(value, bool | int | float | str)
+        },
     }
 
 
-def _restored(
-    document: Mapping[str, Any], found: Mapping[str, np.ndarray | None], issued: Issued
-) -> Sample:
-    outcome: Outcome
+def _completion(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]) -> Completion:
+    tokens: Mapping[str, Any] = {name: found[name] for name in _TOKENS}
+    return Completion(
+        request_id=document["request_id"],
+        sample=document["number"],
+        finish_reason=FinishReason(document["finish_reason"]),
+        **tokens,
+    )
+
+
+def _outcome(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]) -> Outcome:
     if document["failure"] is not None:
         kind, message, retryable = document["failure"]
-        outcome = Failure(kind=FailureKind(kind), message=message, retryable=retryable)
-    else:
-        outcome = Score(
-            value=document["score"],
-            token_rewards=found["token_rewards"],
-            components=document["components"],
-            extras=document["extras"],
-        )
-    tokens: Mapping[str, Any] = {name: found[name] for name in _TOKENS}
-    return Sample(
-        sample_id=document["sample_id"],
-        issued=issued,
-        completion=Completion(
-            request_id=document["request_id"],
-            sample=document["number"],
-            finish_reason=FinishReason(document["finish_reason"]),
-            **tokens,
-        ),
-        text=document["text"],
-        outcome=outcome,
+        return Failure(kind=FailureKind(kind), message=message, retryable=retryable)
+    return Score(
+        value=document["score"],
+        token_rewards=found["token_rewards"],
+        components=document["components"],
+        extras=document["extras"],
     )
 
 

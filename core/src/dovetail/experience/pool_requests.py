@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import attrs
 
@@ -50,22 +50,6 @@ def nobody_left(request: RolloutRequest, errors: list[str]) -> RolloutError:
     return RolloutError(
         f"request {request.request_id!r} failed on every rollout replica: " + "; ".join(errors)
     )
-
-
-def refuse_doubles(requests: Sequence[RolloutRequest]) -> None:
-    """See that every request has an id of its own.
-
-    Raises:
-        RolloutError: two share one.
-    """
-    seen: set[str] = set()
-    for request in requests:
-        if request.request_id in seen:
-            raise RolloutError(
-                f"two requests have the id {request.request_id!r}",
-                hint="give every request an id of its own",
-            )
-        seen.add(request.request_id)
 
 
 def _retry_name(request_id: str, attempt: int) -> str:

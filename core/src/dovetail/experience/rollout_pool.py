@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import attrs
 
@@ -17,7 +17,6 @@ from dovetail.experience.pool_requests import (
     nobody_left,
     original,
     part_of,
-    refuse_doubles,
 )
 from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, closable
 
@@ -59,54 +58,18 @@ class RolloutPool(PoolControl):
         """Upper bound of the tokens that are still to come, over all replicas."""
         return sum(member.outstanding for member in self._members)
 
-    async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        conversations: Sequence[Hashable | None] | None = None,
-    ) -> AsyncGenerator[Completion, None]:
-        """Yield every sample of every request as it finishes, in any order.
+    @property
+    def idle(self) -> bool:
+        """Whether no replica has a request in flight."""
+        return not any(member.requests for member in self._members)
 
-        Args:
-            requests: their ids must differ.
-            conversations: a key for each request, or None; requests with one key go to one replica
-                while it lives, whose cache knows what was said before.
-
-        Raises:
-            RolloutError: a request failed on every replica, or there is none; the rest is aborted.
-        """
-        refuse_doubles(requests)
-        keys = conversations or [None] * len(requests)
-        inbox: asyncio.Queue[Completion | BaseException | None] = asyncio.Queue()
-
-        async def forward(request: RolloutRequest, key: Hashable | None) -> None:
-            try:
-                async with aclosing(self.submit(request, key)) as completions:
-                    async for completion in completions:
-                        inbox.put_nowait(completion)
-                inbox.put_nowait(None)
-            except Exception as error:  # noqa: BLE001 - raised again where the samples are awaited
-                inbox.put_nowait(error)
-
-        # All tasks take their first step in one turn of the event loop, so that an engine sees the
-        # requests together.
-        tasks = [
-            asyncio.create_task(forward(request, key))
-            for request, key in zip(requests, keys, strict=True)
-        ]
-        running = len(tasks)
-        try:
-            while running:
-                item = await inbox.get()
-                if item is None:
-                    running -= 1
-                elif isinstance(item, BaseException):
-                    raise item
-                else:
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def wait_idle(self, seconds: float) -> None:
+        """Wait until no replica has a request in flight, or for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for member in self._members:
+                    if member.requests:
+                        await member.idle.wait()
 
     async def submit(
         self, request: RolloutRequest, conversation: Hashable | None = None

@@ -12,9 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import RolloutError
-from dovetail.experience.generation import Group, begin
+from dovetail.experience.generation import Generation, Group
 from dovetail.interfaces.rollout import PauseMode
-from dovetail.scoring.busy import BusyTime
 from dovetail.serving.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -26,9 +25,12 @@ if TYPE_CHECKING:
     from dovetail.scoring.scorer import Scorer
 
 T = TypeVar("T")
+Phase = Callable[[str], AbstractContextManager[None]]
 
 _LOOK = 0.5
 """Seconds between two looks of a waiting trainer at whether the loop still runs and a stop was asked for."""
+_CUT_SECONDS = 30.0
+"""How long a checkpoint or a stop waits for the tokens so far of running responses."""
 
 
 class RolloutService:
@@ -43,6 +45,9 @@ class RolloutService:
         manager: that the scorer asks; it sleeps while nothing is generated.
         tokenizer: of the run.
         seed: of the run.
+        partial: whether running responses are cut short where nothing may run, and go on afterwards; else they end first.
+        continues: whether responses that were begun are kept in checkpoints, and where a stop ends the generation. They are
+            then not drawn as without a break, to the last bit.
         check_stop: raises where a stop was asked for.
     """
 
@@ -54,24 +59,19 @@ class RolloutService:
         manager: RewardManager,
         tokenizer: Any,
         seed: int,
+        partial: bool = False,
+        continues: bool = False,
         check_stop: Callable[[], None],
     ) -> None:
         self._pool, self._scorer, self._manager = pool, scorer, manager
-        self._check_stop = check_stop
+        self._partial, self._continues, self._check_stop = partial, continues, check_stop
         self._loop = LoopThread("dovetail-rollout")
         self._admitted: deque[Group] = deque()
         self._running: dict[Group, asyncio.Task[None]] = {}
         self._rescues: list[Future[None]] = []
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._generating, self._busy = BusyTime(), BusyTime()
-        self._draw = partial(
-            begin,
-            pool=pool,
-            scorer=scorer,
-            tokenizer=tokenizer,
-            seed=seed,
-            generating=self._generating,
-        )
+        self._generation = Generation(pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed)
+        self._suspended = False
         self._before = (0.0, 0.0, 0.0)
         self._bring_back: Callable[[Sequence[Fault]], None] | None = None
 
@@ -85,9 +85,20 @@ class RolloutService:
         """Groups that are admitted and not taken."""
         return len(self._admitted)
 
-    def finished(self) -> list[Group]:
-        """Return the groups that are finished and not taken, in the order of their admission."""
-        return [group for group in self._admitted if group.finished]
+    @property
+    def running(self) -> bool:
+        """Whether anything is generated or scored."""
+        return bool(self._running)
+
+    def kept(self, pack: Callable[[list[Group]], T]) -> T:
+        """Return what a function makes of the groups, in the order of their admission, that hold something.
+
+        Running responses are cut short for it, and go on. Where they can't be continued (`continues`), it gets all groups that
+        are admitted, or none where one is not finished.
+        """
+        if not self._loop.alive:
+            return pack(self._begun())
+        return self._wait(self._packed(pack), brings_back=False)
 
     def admit(self, groups: Sequence[Group]) -> None:
         """Begin to generate groups, all of them in one turn of the loop; return at once."""
@@ -124,32 +135,48 @@ class RolloutService:
     def seconds(self) -> dict[str, float]:
         """Return the seconds since the last call in which groups were generated, and scored, as metrics."""
         now = self._wait(self._clocks())
-        generation, scoring, busy = (b - a for a, b in zip(self._before, now, strict=True))
+        generation, scoring, working = (b - a for a, b in zip(self._before, now, strict=True))
         self._before = now
         return {
             "time/rollout/generation": generation,
             "time/rollout/scoring": scoring,
-            "time/rollout/scoring_left": busy - generation,
+            "time/rollout/scoring_left": working - generation,
         }
 
     @contextmanager
-    def held(self, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Nothing is generated in the block: running requests end before it, further ones begin after it.
+    def held(self, phase: Phase) -> Iterator[None]:
+        """Nothing is generated in the block: running responses end before it or go on after it, further ones begin after it.
 
         Args:
-            phase: times the wait for running requests, `drain`.
+            phase: times the wait for running responses, `drain`.
 
         Replicas that are lost meanwhile are not brought back here, which would send weights inside the block, but by `settle`.
         """
-        if not self._running:
+        if self._suspended or not self._running:
             yield
             return
-        with phase("drain"):
-            self._wait(self._pool.pause(PauseMode.WAIT), brings_back=False)
+        self._quiet(phase)
         try:
             yield
         finally:
-            self._wait(self._pool.resume(), brings_back=False)
+            self._wait(self._go_on(), brings_back=False)
+
+    def suspend(self, phase: Phase) -> None:
+        """Generate and score nothing until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
+        if self._suspended:
+            return
+        self._suspended = True
+        if self._running:
+            self._quiet(phase)
+            self._wait(self._scored(), brings_back=False)
+        else:
+            self._generation.hold()
+
+    def resume(self) -> None:
+        """Generate again."""
+        if self._suspended:
+            self._suspended = False
+            self._wait(self._go_on(), brings_back=False)
 
     def settle(self) -> None:
         """Bring lost replicas back, where requests wait for it: at a version boundary, after weights were sent."""
@@ -167,13 +194,11 @@ class RolloutService:
     async def _begin(self, groups: Iterable[Group]) -> None:
         """Start those that are neither finished nor running."""
         waiting = [g for g in groups if g not in self._running and not g.finished]
-        for group, task in zip(waiting, self._draw(waiting), strict=True):
-            self._busy.__enter__()
+        for group, task in zip(waiting, self._generation.begin(waiting), strict=True):
             self._running[group] = task
             task.add_done_callback(partial(self._over, group))
 
     def _over(self, group: Group, task: asyncio.Task[None]) -> None:
-        self._busy.__exit__()
         del self._running[group]
         if not self._running:
             self._manager.sleep()
@@ -186,7 +211,7 @@ class RolloutService:
             self._wait(self._all(groups, begin), stoppable=True)
         except Exception:
             if self._loop.alive:
-                self._wait(self._interrupt())
+                self._wait(self._interrupt(), brings_back=False)
             raise
 
     async def _all(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
@@ -195,13 +220,53 @@ class RolloutService:
         await asyncio.gather(*(self._running[group] for group in groups if group in self._running))
 
     async def _clocks(self) -> tuple[float, float, float]:
-        return self._generating.seconds, self._scorer.busy.seconds, self._busy.seconds
+        generation = self._generation
+        return generation.asking.seconds, self._scorer.busy.seconds, generation.working.seconds
+
+    def _quiet(self, phase: Phase) -> None:
+        with phase("drain"):
+            self._wait(self._cut_short() if self._partial else self._drain(), brings_back=False)
+
+    async def _drain(self) -> None:
+        self._generation.hold()
+        await self._pool.pause(PauseMode.WAIT)
+
+    async def _cut_short(self, seconds: float | None = None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._generation.cut_short()
+
+    async def _go_on(self) -> None:
+        await self._pool.resume()
+        self._generation.go_on()
+
+    async def _packed(self, pack: Callable[[list[Group]], T]) -> T:
+        if self._continues and self._running:
+            await self._cut_short(_CUT_SECONDS)
+        try:
+            return pack(self._begun())
+        finally:
+            if not self._suspended:
+                self._generation.go_on()
+
+    def _begun(self) -> list[Group]:
+        if self._continues:
+            return [g for g in self._admitted if g.finished or g.samples or g.arrived or g.cut]
+        return list(self._admitted) if all(group.finished for group in self._admitted) else []
+
+    async def _scored(self) -> None:
+        await self._scorer.idle()
+        self._manager.sleep()
 
     async def _interrupt(self) -> None:
+        if self._continues:
+            await self._cut_short(_CUT_SECONDS)
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._suspended:
+            self._generation.go_on()
 
     def _wait(
         self, work: Coroutine[Any, Any, T], *, stoppable: bool = False, brings_back: bool = True

@@ -32,6 +32,7 @@ from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig, TrainingSection
+from dovetail.stages.algorithm import staleness
 from dovetail.weights.residency import Residency
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ def build(
             ),
             tokenizer=data.tokenizer,
             seed=config.seed,
+            partial=config.rollout.partial_rollout,
+            continues=staleness(plan.facts) > 0,
             check_stop=record.stop.check,
         )
         started.callback(service.close)

@@ -120,7 +120,8 @@ class Collector:
                 break
             record.stop.check()
         metrics = values(self._pool.figures())
-        self._publisher.rest()
+        if not self._service.running:
+            self._publisher.rest()
         step.metrics |= metrics
         rollout = rounds.rollout(refills=limit > 1)
         self._report(rollout, step)
@@ -135,9 +136,12 @@ class Collector:
         return rollout
 
     def state(self) -> dict[str, Any]:
-        """Return the groups that are finished and that no step has used, and how they were drawn and scored."""
-        sound = [group for group in self._service.finished() if group not in self._doubted]
-        return {"drawn": self._how(), **pack(sound)}
+        """Return the groups that no step has used, with what there is of their samples, and how they were drawn and scored."""
+
+        def sound(groups: Sequence[Group]) -> dict[str, Any]:
+            return pack([group for group in groups if group not in self._doubted])
+
+        return {"drawn": self._how(), **self._service.kept(sound)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take groups back that `state` returned; others are drawn where samples are now drawn or scored in another way."""
@@ -150,7 +154,7 @@ class Collector:
         config = self._record.config
         how = (
             config.rollout.n,
-            training_sampling(config, ()),
+            training_sampling(config, self._record.plan.wanted_log_probs),
             config.reward,
             config.data.max_prompt_length,
         )

@@ -41,7 +41,8 @@ class WeightPublisher:
         tokenizer: Any,
     ) -> None:
         self._record, self._residency, self._service = record, residency, service
-        self._sent_any = False
+        self._sent_any = self._resting = False
+        self._offloads = record.config.rollout.offload
         self._sync = WeightSync(
             config=record.config,
             plan=record.plan,
@@ -84,14 +85,19 @@ class WeightPublisher:
         self._record.stop.check()
 
     def ready(self) -> None:
-        """Bring the replicas onto the accelerator, with their weights, before they generate."""
+        """Bring the replicas onto the accelerator, with their weights, and let them generate."""
         if not self._sync.ready():
             self._bring()
             self._residency.settle()
+        self._resting = False
+        self._service.resume()
 
     def rest(self) -> None:
-        """Take the replicas off the accelerator after the generation of a step, where `rollout.offload` says so."""
-        self._sync.rest()
+        """Suspend generation and take the replicas off the accelerator, where `rollout.offload` says so, until they are `ready`."""
+        if self._offloads and not self._resting:
+            self._service.suspend(self._record.phase)
+            self._sync.rest()
+            self._resting = True
 
     def generated(self) -> None:
         """Reset the count of restarts: generation succeeded."""
@@ -118,4 +124,4 @@ class WeightPublisher:
         self._record.state = attrs.evolve(
             self._record.state, weight_version=version, weights_moved=False
         )
-        self._sent_any = True
+        self._sent_any, self._resting = True, False

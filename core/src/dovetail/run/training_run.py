@@ -112,12 +112,7 @@ class TrainingRun(Run):
 
     def admit(self, groups: int | None = None) -> None:
         """Begin to generate samples that later steps take; see `Run.admit`."""
-        config, batch = self.record.config, self.record.config.data.train_batch_size
-        if config.rollout.offload:
-            raise self._broken(
-                "admits prompts, but the replicas sleep while a step learns (rollout.offload)",
-                "leave out `run.admit`, or set rollout.offload=false",
-            )
+        batch = self.record.config.data.train_batch_size
         current = self._current
         collected = current is not None and current.collected is not None
         done = self.record.state.step + collected
@@ -163,6 +158,7 @@ class TrainingRun(Run):
                 "call `run.collect(step)` and then `run.learn(step)`, once each",
             )
         with self._alone("learn"):
+            self.publisher.rest()
             try:
                 self.learner.learn(step)
             finally:

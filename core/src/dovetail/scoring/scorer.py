@@ -118,6 +118,10 @@ class Scorer:
         self.counts.update(o.kind for o in found.values() if isinstance(o, Failure))
         return found
 
+    async def idle(self) -> None:
+        """Wait until nothing is being scored; groups that are not complete are left to wait."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
     async def finish(self) -> dict[str, Outcome]:
         """Wait for every sample added since the last `finish`, and let the manager sleep; outcomes in the order added."""
         if self._finished:

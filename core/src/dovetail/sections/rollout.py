@@ -81,6 +81,9 @@ class RolloutSection(PluginSection):
     """How new weights reach the engine; None leaves the choice to the runtime."""
     validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
     """Sampling in validation."""
+    partial_rollout: bool = False
+    """Where a trainer generates ahead: cut running responses short when weights are sent or the engine sleeps, and continue them
+    under the new weights. Else they end first, and the longest is waited for."""
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
     probe: ProbeSection = attrs.field(factory=ProbeSection)

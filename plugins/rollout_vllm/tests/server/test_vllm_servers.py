@@ -35,6 +35,7 @@ from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
+from dovetail_sdk.testing.scripted_rollout import answers
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 from dovetail_transports.config import SharedMemoryConfig
 
@@ -172,16 +173,14 @@ class TestVllmServer(RolloutConformance):
         victim: Any = fresh
 
         async def act() -> list[Any]:
-            found, killed = [], False
-            async for completion in pool.generate(requests):
-                if not killed:
-                    killed = True
-                    while not victim._gate.running:  # its first ones may be on their way there
-                        await asyncio.sleep(0.01)
-                    for pid in server_pids(victim):
-                        os.kill(pid, signal.SIGKILL)
-                found.append(completion)
-            return found
+            short = asyncio.create_task(answers(pool, requests[:2]))
+            long = asyncio.create_task(answers(pool, requests[2:]))
+            await short
+            while not victim._gate.running:  # its first ones may be on their way there
+                await asyncio.sleep(0.01)
+            for pid in server_pids(victim):
+                os.kill(pid, signal.SIGKILL)
+            return [*short.result(), *await long]
 
         found = asyncio.run(act())
         assert sorted((c.request_id, c.sample) for c in found) == [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -20,6 +20,21 @@ from dovetail.interfaces import (
     WeightManifest,
 )
 from dovetail.sections import RolloutSection
+
+
+async def answers(
+    pool: Any, requests: Sequence[RolloutRequest], conversations: Sequence[Hashable] | None = None
+) -> list[Completion]:
+    """Ask a rollout pool for these requests at once, each in its conversation; return all samples in the order of arrival."""
+    found: list[Completion] = []
+
+    async def one(request: RolloutRequest, conversation: Hashable | None) -> None:
+        async for completion in pool.submit(request, conversation):
+            found.append(completion)  # noqa: PERF401 - as they arrive
+
+    keys = conversations or [None] * len(requests)
+    await asyncio.gather(*map(one, requests, keys))
+    return found
 
 
 def stream_answer(request: RolloutRequest, sample: int) -> list[int]:
@@ -80,9 +95,10 @@ class ScriptedRollout(BaseRollout):
         rollout.script = script
         return rollout
 
-    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+    async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
         number = len(self.requests)
         self.requests.append(request)
+        self.aborted = [name for name in self.aborted if name != request.request_id]
         plan = self.script.fails_after
         good = plan[number] if number < len(plan) else None
         await self._begins.wait()
