@@ -273,6 +273,37 @@ def test_a_trainer_generates_the_next_step_while_a_step_learns(
     assert [row["data/epoch"] for row in steps] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
+@pytest.mark.parametrize("offload", ["false", pytest.param("true", marks=pytest.mark.nightly)])
+def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpoint(
+    dovetail: Run, config: Path, tmp_path: Path, offload: str
+) -> None:
+    ahead = ("trainer.name=one_step_off", "trainer.save_every=1", f"rollout.offload={offload}")
+    long = (
+        "rollout.partial_rollout=true",
+        "rollout.ignore_eos=true",
+        "data.max_response_length=80",
+    )
+    few = ("rollout.max_batch_size=6", "data.val_files=[]")
+    dovetail("train", str(config), *ahead, *long, *few)
+    run = tmp_path / "runs" / "tests" / "run"
+    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
+    rows = [row for n in (1, 2, 3) for row in lines(run, f"samples/step_{n}.jsonl")]
+    assert {row["response_length"] for row in rows} == {80}
+    assert len({row["sample_id"] for row in rows}) == len(rows) == 3 * 4 * 4
+    assert all(row["rollout/staleness_max"] <= 1 for row in steps)
+    if offload == "false":
+        assert max(row["rollout/partial_share"] for row in steps) > 0
+        state = json.loads((run / "checkpoints" / "step_1" / "state.json").read_text())
+        kept = state["plugins"]["experience"]
+        assert "cut" in {response["is"] for response in kept["responses"]}
+        for late in (2, 3):
+            shutil.rmtree(run / "checkpoints" / f"step_{late}")
+        done = dovetail("resume", str(run))
+        again = [row for n in (2, 3) for row in lines(run, f"samples/step_{n}.jsonl")]
+        assert {row["response_length"] for row in again} == {80}, done.stdout
+        assert [r["sample_id"] for r in again] == [r["sample_id"] for r in rows[16:]]
+
+
 @pytest.mark.ray
 def test_on_ray_replicas_that_die_while_a_step_learns_are_brought_back_at_its_end(
     dovetail: Run, config: Path, tmp_path: Path

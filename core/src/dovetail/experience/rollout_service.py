@@ -91,13 +91,13 @@ class RolloutService:
         return bool(self._running)
 
     def kept(self, pack: Callable[[list[Group]], T]) -> T:
-        """Return what a function makes of the groups, in the order of their admission, that hold something.
+        """Return what a function makes of the groups that are admitted, in their order.
 
-        Running responses are cut short for it, and go on. Where they can't be continued (`continues`), it gets all groups that
-        are admitted, or none where one is not finished.
+        Running responses are cut short for it, and go on. Where they can't be continued (`continues`), it gets no groups unless
+        all of them are finished.
         """
         if not self._loop.alive:
-            return pack(self._begun())
+            return pack(self._kept())
         return self._wait(self._packed(pack), brings_back=False)
 
     def admit(self, groups: Sequence[Group]) -> None:
@@ -140,7 +140,7 @@ class RolloutService:
         return {
             "time/rollout/generation": generation,
             "time/rollout/scoring": scoring,
-            "time/rollout/scoring_left": working - generation,
+            "time/rollout/scoring_left": max(working - generation, 0.0),
         }
 
     @contextmanager
@@ -244,15 +244,14 @@ class RolloutService:
         if self._continues and self._running:
             await self._cut_short(_CUT_SECONDS)
         try:
-            return pack(self._begun())
+            return pack(self._kept())
         finally:
             if not self._suspended:
                 self._generation.go_on()
 
-    def _begun(self) -> list[Group]:
-        if self._continues:
-            return [g for g in self._admitted if g.finished or g.samples or g.arrived or g.cut]
-        return list(self._admitted) if all(group.finished for group in self._admitted) else []
+    def _kept(self) -> list[Group]:
+        kept = self._continues or all(group.finished for group in self._admitted)
+        return list(self._admitted) if kept else []
 
     async def _scored(self) -> None:
         await self._scorer.idle()

@@ -122,13 +122,17 @@ def rollout_metrics(
 
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
-    """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`."""
-    age_T = weight_version - np.concatenate([s.completion.weight_versions for s in samples])
-    if not len(age_T):
+    """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`; and
+    the share of responses of which several versions made a part: `rollout/partial_share`.
+    """
+    versions = [s.completion.weight_versions for s in samples if len(s.completion.weight_versions)]
+    if not versions:
         return {}
+    age_T = weight_version - np.concatenate(versions)
     return {
         "rollout/staleness_mean": float(age_T.mean()),
         "rollout/staleness_max": float(age_T.max()),
+        "rollout/partial_share": float(np.mean([v[0] != v[-1] for v in versions])),
     }
 
 
