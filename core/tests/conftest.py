@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -237,6 +238,7 @@ class World:
             phase=self.phase,
             metrics=lambda: self.metrics,
             held=nullcontext,
+            score=lambda sequences: asyncio.run(self.pool.score(sequences)),
         )
 
     @contextmanager

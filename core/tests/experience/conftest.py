@@ -18,7 +18,6 @@ from dovetail.experience.generation import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces import (
-    PauseMode,
     PluginContext,
     Prompt,
     RewardManager,
@@ -71,7 +70,6 @@ class Engine(ScriptedRollout):
         active: requests that are under way.
         leaves: the prompt whose request raises SystemExit.
         dead: whether every request fails, and the replica says so.
-        paused: how often it was paused.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -82,7 +80,6 @@ class Engine(ScriptedRollout):
         self.active = 0
         self.leaves: int | None = None
         self.dead = False
-        self.paused = 0
 
     def alive(self) -> bool:
         return not self.dead
@@ -106,10 +103,6 @@ class Engine(ScriptedRollout):
 
     def _next_turn(self) -> None:
         self.turn += 1
-
-    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        self.paused += 1
-        await super().pause(mode)
 
 
 def group_of(prompt: int, n: int = 2, **options: Any) -> Group:

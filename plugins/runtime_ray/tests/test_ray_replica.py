@@ -86,13 +86,13 @@ def test_weights_memory_and_pauses_reach_the_engine(replicas: list[Any]) -> None
     pool.wake(frozenset({"weights"}))
 
     async def paused() -> list[Completion]:
-        await pool.pause(PauseMode.KEEP)
+        await asyncio.gather(*(replica.pause(PauseMode.KEEP) for replica in replicas))
         task = asyncio.create_task(collected(pool, [request("paused")]))
         await asyncio.sleep(0.3)
         assert not task.done()
         await pool.abort(["paused"])
-        await pool.resume()
-        await pool.reset_cache()
+        await asyncio.gather(*(replica.resume() for replica in replicas))
+        await asyncio.gather(*(replica.reset_cache() for replica in replicas))
         return list((await task).values())
 
     finished = asyncio.run(paused())

@@ -168,6 +168,12 @@ class Generation:
         """Ask again, also for the rest of what was cut short."""
         self._going_on.set()
 
+    async def drain(self) -> None:
+        """Hold, and wait until what runs has ended."""
+        self.hold()
+        while not self._pool.idle:
+            await self._pool.wait_idle(_AGAIN_SECONDS)
+
     async def cut_short(self) -> None:
         """Hold, and end what runs: each response keeps its tokens so far, from which it is continued after `go_on`."""
         self.hold()

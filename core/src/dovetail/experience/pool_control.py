@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import WeightSyncError
 from dovetail.experience.pool_members import Fault, Members
-from dovetail.interfaces.rollout import BaseRollout, PauseMode
+from dovetail.interfaces.rollout import BaseRollout
 from dovetail.metrics import Metric, merge_metrics
 
 if TYPE_CHECKING:
@@ -25,18 +25,6 @@ class PoolControl(Members):
     """Replicas as one. Where a replica fails, the others have done their part all the same: faults are returned, and
     whoever is at fault gets no requests until it has been started again or taken a whole update.
     """
-
-    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        """Stop starting work on every replica; who can't is at fault."""
-        await self._control(lambda engine: engine.pause(mode))
-
-    async def resume(self) -> None:
-        """Take up work again on every replica; who can't is at fault."""
-        await self._control(lambda engine: engine.resume())
-
-    async def reset_cache(self) -> None:
-        """Forget cached prefixes on every replica."""
-        await asyncio.gather(*(m.engine.reset_cache() for m in self._members))
 
     async def score(
         self, sequences: Sequence[np.ndarray]
@@ -135,15 +123,6 @@ class PoolControl(Members):
         for member in asleep:
             member.asleep -= tags
         return faults
-
-    async def _control(self, call: Callable[[BaseRollout], Awaitable[None]]) -> None:
-        members = list(self._members)
-        answers = await asyncio.gather(*(call(m.engine) for m in members), return_exceptions=True)
-        for member, answer in zip(members, answers, strict=True):
-            if isinstance(answer, Exception):
-                member.fault = answer
-            elif answer is not None:
-                raise answer
 
     def _all(
         self, call: Callable[[BaseRollout], object], members: Sequence[Member]

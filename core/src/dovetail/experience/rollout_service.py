@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import RolloutError
 from dovetail.experience.generation import Generation, Group
-from dovetail.interfaces.rollout import PauseMode
 from dovetail.serving.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    import numpy as np
 
     from dovetail.experience.pool_members import Fault
     from dovetail.experience.rollout_pool import RolloutPool
@@ -172,6 +173,10 @@ class RolloutService:
         else:
             self._generation.hold()
 
+    def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
+        """How likely every replica finds given tokens; see `RolloutPool.score`."""
+        return self._wait(self._pool.score(sequences), brings_back=False)
+
     def resume(self) -> None:
         """Generate again."""
         if self._suspended:
@@ -225,24 +230,21 @@ class RolloutService:
 
     def _quiet(self, phase: Phase) -> None:
         with phase("drain"):
-            self._wait(self._cut_short() if self._partial else self._drain(), brings_back=False)
+            generation = self._generation
+            quiet = generation.cut_short() if self._partial else generation.drain()
+            self._wait(quiet, brings_back=False)
 
-    async def _drain(self) -> None:
-        self._generation.hold()
-        await self._pool.pause(PauseMode.WAIT)
-
-    async def _cut_short(self, seconds: float | None = None) -> None:
+    async def _cut_short(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_CUT_SECONDS):
                 await self._generation.cut_short()
 
     async def _go_on(self) -> None:
-        await self._pool.resume()
         self._generation.go_on()
 
     async def _packed(self, pack: Callable[[list[Group]], T]) -> T:
         if self._continues and self._running:
-            await self._cut_short(_CUT_SECONDS)
+            await self._cut_short()
         try:
             return pack(self._kept())
         finally:
@@ -259,7 +261,7 @@ class RolloutService:
 
     async def _interrupt(self) -> None:
         if self._continues:
-            await self._cut_short(_CUT_SECONDS)
+            await self._cut_short()
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -55,6 +55,7 @@ class WeightPublisher:
             phase=record.phase,
             metrics=lambda: record.metrics,
             held=service.held,
+            score=service.score,
         )
         service.bring_back_with(self._rescue)
 

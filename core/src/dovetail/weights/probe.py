@@ -6,9 +6,8 @@ them is seen from what it finds likely. Legend: S sequences of L tokens.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from dovetail.errors import WeightSyncError
 from dovetail.experience.pool_members import Fault, in_words
 
 if TYPE_CHECKING:
-    from dovetail.experience.pool_control import PoolControl
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
     from dovetail.sections.rollout import ProbeSection
@@ -93,16 +91,18 @@ class Probe:
         return [np.asarray(row, dtype=np.float32) for row in scored]
 
     def compare(
-        self, expected: Sequence[np.ndarray], pool: PoolControl
+        self,
+        expected: Sequence[np.ndarray],
+        score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
     ) -> tuple[dict[str, float], tuple[Fault, ...]]:
-        """Ask every replica, and hold its answers against the trainer's.
+        """Ask every replica by `score`, and hold its answers against the trainer's.
 
         Returns:
             `probe/mean_difference` and `probe/max_difference`, of the replica with the largest; and the replicas
             whose mean difference is above the tolerance, or that could not score.
         """
         means, largest, faults = [0.0], [0.0], []
-        for number, found in asyncio.run(pool.score(self._sequences)).items():
+        for number, found in score(self._sequences).items():
             if isinstance(found, Exception):
                 faults.append(Fault(number=number, error=self._unscored(number, found)))
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from dovetail.weights.probe import Probe
 from dovetail.weights.receiving import Aside, FirstFailure
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.planning.plan import Plan
@@ -48,6 +50,7 @@ class WeightSync:
         phase: times a part of the step under a name.
         metrics: the figures of the step that is under way.
         held: nothing is generated in its block; it times what it waits for.
+        score: how likely every replica finds given tokens, as `RolloutPool.score` returns it.
     """
 
     def __init__(
@@ -64,11 +67,12 @@ class WeightSync:
         phase: Phase,
         metrics: Callable[[], dict[str, float]],
         held: Callable[[Phase], AbstractContextManager[None]],
+        score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
     ) -> None:
         self._actor, self._pool, self._logger = actor, pool, logger
         self._residency = residency
         self._outer_phase, self._prefix = phase, ""
-        self._metrics, self._held = metrics, held
+        self._metrics, self._held, self._score = metrics, held, score
         self._probe = probe
         self._rebuilds = config.rollout.rebuilds
         self._rebuilt = 0
@@ -102,7 +106,7 @@ class WeightSync:
             expected, faults = self._update(version, probing=probing)
             if not faults and probing:
                 with self._phase("probe"):
-                    figures, faults = self._probe.compare(expected, self._pool)
+                    figures, faults = self._probe.compare(expected, self._score)
                 self._metrics().update(figures)
                 self._logger.info("weights_probed", version=version, **figures)
                 if faults and (doubted or self._rebuilt == self._rebuilds):
