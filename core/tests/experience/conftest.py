@@ -38,7 +38,7 @@ class Manager(RewardManager):
     """Scores the length of a response, some time after it came.
 
     Attributes:
-        slept: how many units were being scored each time that it was put to sleep.
+        slept: how many samples or groups were being scored each time that it was put to sleep.
     """
 
     name = "lengths"
@@ -50,13 +50,13 @@ class Manager(RewardManager):
         self.running = 0
         self.slept: list[int] = []
 
-    async def score(self, unit: Any) -> list[Any]:
+    async def score(self, samples: Any, time: Any) -> list[Any]:
         self.running += 1
         try:
             await asyncio.sleep(self.seconds)
         finally:
             self.running -= 1
-        return [Score(value=float(len(sample.response_ids))) for sample in unit.samples]
+        return [Score(value=float(len(sample.response_ids))) for sample in samples]
 
     def sleep(self) -> None:
         self.slept.append(self.running)

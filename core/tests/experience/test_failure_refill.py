@@ -41,9 +41,9 @@ class Told(RewardManager):
         super().__init__(PluginSection(name="told"), PluginContext())
         self.scores = scores
 
-    async def score(self, unit: Any) -> list[Any]:
+    async def score(self, samples: Any, time: Any) -> list[Any]:
         failure = Failure(kind=FailureKind.EXCEPTION, message="no")
-        values = [self.scores.get(sample.sample_id, 9.0) for sample in unit.samples]
+        values = [self.scores.get(sample.sample_id, 9.0) for sample in samples]
         return [failure if value is None else Score(value=value) for value in values]
 
 

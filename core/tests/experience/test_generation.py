@@ -56,13 +56,13 @@ class Manager(RewardManager):
         self.refused = refused
         self.seen: list[list[str]] = []
 
-    async def score(self, unit: Any) -> list[Outcome]:
-        self.seen.append([sample.sample_id for sample in unit.samples])
+    async def score(self, samples: Any, time: Any) -> list[Outcome]:
+        self.seen.append([sample.sample_id for sample in samples])
         return [
             Failure(kind=FailureKind.EXCEPTION, message="no")
             if sample.sample_id.startswith("baseline") and sample.prompt == self.refused
             else Score(value=float(len(sample.response_ids)))
-            for sample in unit.samples
+            for sample in samples
         ]
 
 
@@ -222,11 +222,11 @@ def test_a_group_that_failed_is_drawn_again_under_the_same_names() -> None:
 
 def test_what_generates_is_left_before_the_last_outcome_is_waited_for() -> None:
     class Waits(Manager):
-        async def score(self, unit: Any) -> list[Outcome]:
+        async def score(self, samples: Any, time: Any) -> list[Outcome]:
             events.append("scored")
             await asyncio.sleep(0.01)
             events.append("outcome")
-            return await super().score(unit)
+            return await super().score(samples, time)
 
     @contextmanager
     def generating() -> Iterator[None]:

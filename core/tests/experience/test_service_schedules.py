@@ -73,7 +73,7 @@ class Manager(RewardManager):
         self.chance, self.fails, self.unit = chance, fails, unit
         self.running = 0
 
-    async def score(self, unit: Any) -> list[Any]:
+    async def score(self, samples: Any, time: Any) -> list[Any]:
         self.running += 1
         try:
             for _ in range(self.chance.randrange(6)):
@@ -81,9 +81,7 @@ class Manager(RewardManager):
         finally:
             self.running -= 1
         failure = Failure(kind=FailureKind.EXCEPTION, message="no")
-        return [
-            failure if self.chance.random() < self.fails else Score(value=1.0) for _ in unit.samples
-        ]
+        return [failure if self.chance.random() < self.fails else Score(value=1.0) for _ in samples]
 
 
 class Schedule:

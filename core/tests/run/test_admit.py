@@ -280,9 +280,9 @@ def failing(made: Any, *refused: str) -> None:
     score = made.manager.score
     failure = Failure(kind=FailureKind.EXCEPTION, message="no")
 
-    async def scored(unit: Any) -> list[Any]:
-        found = await score(unit)
-        names = [sample.sample_id for sample in unit.samples]
+    async def scored(samples: Any, time: Any) -> list[Any]:
+        found = await score(samples, time)
+        names = [sample.sample_id for sample in samples]
         return [failure if name in refused else o for name, o in zip(names, found, strict=True)]
 
     made.manager.score = scored

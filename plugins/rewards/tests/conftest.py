@@ -15,7 +15,6 @@ from dovetail.interfaces import (
     RewardFunctions,
     RewardManager,
     RewardSample,
-    RewardUnit,
     RunningTime,
     Score,
 )
@@ -81,7 +80,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class Watched(RunningTime):
-    """Tells at any time whether a unit's time counts."""
+    """Tells at any time whether time counts."""
 
     counts = True
 
@@ -94,12 +93,12 @@ class Watched(RunningTime):
 
 @pytest.fixture
 def watched() -> type[Watched]:
-    """A unit's time that says whether it counts."""
+    """A running time that says whether it counts."""
     return Watched
 
 
 class _Waiting(RunningTime):
-    """Adds up the seconds that a unit says it waits."""
+    """Adds up the seconds that are marked as waiting."""
 
     seconds = 0.0
 
@@ -112,12 +111,11 @@ class _Waiting(RunningTime):
 
 @pytest.fixture
 def waited() -> Callable[..., float]:
-    """Scores samples as one unit, all of which must get scores; the seconds that were marked as waiting."""
+    """Scores samples in one call, all of which must get scores; the seconds that were marked as waiting."""
 
     def score(manager: RewardManager, samples: Sequence[RewardSample]) -> float:
         time = _Waiting(0.1)
-        unit = RewardUnit(samples=tuple(samples), time=time)
-        outcomes = asyncio.run(manager.score(unit))
+        outcomes = asyncio.run(manager.score(samples, time))
         assert all(isinstance(outcome, Score) for outcome in outcomes)
         return time.seconds
 

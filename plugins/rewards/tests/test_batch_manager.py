@@ -17,7 +17,7 @@ from dovetail.interfaces import (
     PluginContext,
     RewardFunctions,
     RewardSample,
-    RewardUnit,
+    RunningTime,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
@@ -101,7 +101,7 @@ def test_waiting_for_others_does_not_count_as_running(batch, sample, watched) ->
 
     async def main() -> Any:
         manager = batch(lists, size=8, wait_ms=1)
-        scoring = asyncio.ensure_future(manager.score(RewardUnit(samples=(sample(),), time=time)))
+        scoring = asyncio.ensure_future(manager.score([sample()], time))
         await asyncio.sleep(0)
         counted.append(time.counts)
         return await scoring
@@ -197,13 +197,13 @@ def test_a_call_that_is_given_up_before_it_begins_frees_its_place(batch, sample,
 
     async def main() -> None:
         for one in rows(sample, range(4)):
-            scoring = asyncio.ensure_future(manager.score(RewardUnit(samples=(one,))))
+            scoring = asyncio.ensure_future(manager.score([one], RunningTime()))
             await asyncio.sleep(0)
             scoring.cancel()
             await asyncio.gather(scoring, return_exceptions=True)
 
-        unit = RewardUnit(samples=(sample(text="7"),))
-        assert [o.value for o in await asyncio.wait_for(manager.score(unit), 120.0)] == [7.0]
+        scoring = manager.score([sample(text="7")], RunningTime())
+        assert [o.value for o in await asyncio.wait_for(scoring, 120.0)] == [7.0]
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ from dovetail.interfaces import (
     PluginContext,
     RewardFunctions,
     RewardSample,
-    RewardUnit,
+    RunningTime,
 )
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import DapoConfig
@@ -30,7 +30,7 @@ def score(answer: Any, length: int | None, **config: Any) -> Any:
     ids = None if length is None else np.arange(length)
     row = RewardSample(sample_id="s", prompt="", solution_str="", response_ids=ids)
     try:
-        return asyncio.run(manager.score(RewardUnit(samples=(row,))))[0]
+        return asyncio.run(manager.score([row], RunningTime()))[0]
     finally:
         manager.close()
 

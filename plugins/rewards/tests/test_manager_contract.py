@@ -18,7 +18,7 @@ from dovetail.interfaces import (
     RewardCall,
     RewardFunctions,
     RewardSample,
-    RewardUnit,
+    RunningTime,
     Score,
     outcome_from,
     outcomes_from,
@@ -29,7 +29,7 @@ from dovetail_rewards.managers.naive import NaiveManager
 
 
 def score_one(manager: Any, sample: RewardSample) -> Any:
-    return asyncio.run(manager.score(RewardUnit(samples=(sample,))))[0]
+    return asyncio.run(manager.score([sample], RunningTime()))[0]
 
 
 def on_lists(data_sources, solution_strs, ground_truths, extra_infos):

@@ -20,7 +20,7 @@ from dovetail.interfaces import (
     PluginContext,
     RewardFunctions,
     RewardSample,
-    RewardUnit,
+    RunningTime,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
@@ -30,7 +30,7 @@ from dovetail_sdk.testing import FAILURES, release_hung, reward_that_fails
 
 
 def score_one(manager: NaiveManager, sample: RewardSample) -> Outcome:
-    return asyncio.run(manager.score(RewardUnit(samples=(sample,))))[0]
+    return asyncio.run(manager.score([sample], RunningTime()))[0]
 
 
 def test_a_function_is_called_with_the_row_by_name(manager, sample) -> None:
@@ -200,8 +200,9 @@ def test_the_line_is_the_users_own_and_not_the_librarys(manager, sample) -> None
 
 def test_each_source_has_its_function(manager, sample) -> None:
     naive = manager({"a": lambda: 1.0, "b": lambda: 2.0})
-    unit = RewardUnit(samples=(sample(data_source="b"), sample(data_source="a")))
-    assert [o.value for o in asyncio.run(naive.score(unit))] == [2.0, 1.0]
+    samples = [sample(data_source="b"), sample(data_source="a")]
+    outcomes = asyncio.run(naive.score(samples, RunningTime()))
+    assert [o.value for o in outcomes] == [2.0, 1.0]
     outcome = score_one(naive, sample(data_source="c"))
     assert isinstance(outcome, Failure)
     assert "no reward function for data_source 'c'; there are: a, b" in outcome.message

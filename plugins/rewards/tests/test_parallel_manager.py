@@ -23,7 +23,7 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
-    RewardUnit,
+    RunningTime,
     Score,
 )
 from dovetail.scoring import configured_functions
@@ -252,7 +252,7 @@ def test_closing_answers_what_is_still_waiting(parallel, sample) -> None:
 
     async def main() -> Any:
         scoring = asyncio.gather(
-            *(manager.score(RewardUnit(samples=(sample(f"s{i}"),))) for i in range(3))
+            *(manager.score([sample(f"s{i}")], RunningTime()) for i in range(3))
         )
         await asyncio.sleep(0.1)
         await asyncio.to_thread(manager.close)
@@ -272,7 +272,7 @@ def test_workers_die_with_a_controller_that_is_killed_even_where_they_never_retu
 import asyncio, sys
 from dovetail.sections import PluginSection, RewardSection
 from dovetail.interfaces import PluginContext
-from dovetail.interfaces import RewardSample, RewardUnit
+from dovetail.interfaces import RewardSample, RunningTime
 from dovetail.scoring import configured_functions
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
@@ -282,8 +282,8 @@ manager = ParallelManager(ParallelConfig(workers=2), PluginContext(reward_functi
 manager.start()
 
 async def main():
-    units = [RewardUnit(samples=(RewardSample(sample_id=str(i), prompt="", solution_str=""),)) for i in range(2)]
-    scoring = asyncio.gather(*(manager.score(unit) for unit in units))
+    samples = [RewardSample(sample_id=str(i), prompt="", solution_str="") for i in range(2)]
+    scoring = asyncio.gather(*(manager.score([sample], RunningTime()) for sample in samples))
     await asyncio.sleep(0.2)
     sys.stdout.write(repr(manager.pids) + "\\n"); sys.stdout.flush()
     await scoring
@@ -314,7 +314,7 @@ def compute_score(solution_str):
     manager = parallel(source)
 
     async def one(name: str) -> Any:
-        return await manager.score(RewardUnit(samples=(sample(name, name),)))
+        return await manager.score([sample(name, name)], RunningTime())
 
     async def main() -> None:
         slow = asyncio.create_task(one("slow"))

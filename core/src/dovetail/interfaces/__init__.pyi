@@ -49,7 +49,6 @@ from .reward import (
     RewardFunction as RewardFunction,
     RewardManager as RewardManager,
     RewardSample as RewardSample,
-    RewardUnit as RewardUnit,
     RunningTime as RunningTime,
     Score as Score,
 )

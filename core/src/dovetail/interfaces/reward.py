@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
@@ -50,7 +50,7 @@ class RewardSample:
 
 
 class RunningTime:
-    """How long a try of a unit may run, and which of its time counts: running does, waiting in a queue does not.
+    """How long one call of `RewardManager.score` may run, and which of its time counts: running does, waiting in a queue does not.
 
     Args:
         limit: seconds; None for any.
@@ -62,7 +62,7 @@ class RunningTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time inside is not counted. Where several samples of a unit wait, it counts again when none does."""
+        """Time inside is not counted. Where several samples of a group wait, it counts again when none does."""
         self._waits += 1
         if self._waits == 1:
             self.stop()
@@ -78,15 +78,6 @@ class RunningTime:
 
     def go_on(self) -> None:
         """Count again; whoever enforces the limit overrides it."""
-
-
-@attrs.frozen(kw_only=True)
-class RewardUnit:
-    """What is scored together: one sample, or a whole group where the manager's `unit` is "group"."""
-
-    samples: tuple[RewardSample, ...]
-    time: RunningTime = attrs.field(factory=RunningTime, eq=False, repr=False)
-    """What its time-out counts. A manager that queues says `with unit.time.waiting():` while the unit only waits."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -116,12 +107,12 @@ Outcome = Score | Failure
 
 
 class RewardManager(Plugin):
-    """Scores units as they finish."""
+    """Scores samples, or whole groups, as they finish."""
 
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """Whether `score` gets single samples or whole groups."""
     queues: ClassVar[bool] = False
-    """It wants every unit at once and queues them itself, saying `unit.time.waiting()`; `reward.concurrency` and
+    """It is called for everything at once and queues by itself, within `time.waiting()`; `reward.concurrency` and
     `capacity` do not hold then."""
 
     @classmethod
@@ -141,17 +132,21 @@ class RewardManager(Plugin):
 
     @property
     def capacity(self) -> int | None:
-        """Units it really works on at once; None means any number.
+        """Calls of `score` that it really works on at once; None means any number.
 
         The Scorer starts no more, so that a time-out counts running time and not waiting time.
         """
         return None
 
     @abstractmethod
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
         """One outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
 
-        It is cancelled when the unit's time is up: what it runs is then to be stopped or left behind.
+        It is cancelled when the time is up: what it runs is then to be stopped or left behind.
+
+        Args:
+            samples: one, or a whole group where `unit` is "group".
+            time: what the time-out counts. A manager that queues says `with time.waiting():` while the samples only wait.
         """
 
     def sleep(self) -> None:

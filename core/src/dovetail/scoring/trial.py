@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import attrs
@@ -21,7 +21,6 @@ from dovetail.interfaces.reward import (
     Outcome,
     RewardManager,
     RewardSample,
-    RewardUnit,
     RunningTime,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
@@ -174,14 +173,14 @@ async def _scored(
     waited: set[str] = set()
     score = manager.score
 
-    async def timed(unit: RewardUnit) -> list[Outcome]:
-        watched = _WatchedTime(unit.time)
-        began = time.perf_counter()
+    async def timed(samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+        watched = _WatchedTime(time)
+        began = perf_counter()
         try:
-            return await score(attrs.evolve(unit, time=watched))
+            return await score(samples, watched)
         finally:
-            took = time.perf_counter() - began
-            for sample in unit.samples:
+            took = perf_counter() - began
+            for sample in samples:
                 seconds[sample.sample_id] = seconds.get(sample.sample_id, 0.0) + took
                 if watched.waited:
                     waited.add(sample.sample_id)
@@ -217,7 +216,7 @@ async def _scored(
 
 
 class _WatchedTime(RunningTime):
-    """The running time of a unit, and whether the unit ever waited."""
+    """A running time that says whether it ever stood still."""
 
     def __init__(self, time: RunningTime) -> None:
         super().__init__(time.limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
@@ -18,7 +18,6 @@ from dovetail.interfaces import (
     RewardFunctions,
     RewardManager,
     RewardSample,
-    RewardUnit,
     RunningTime,
     failure_from,
 )
@@ -45,10 +44,10 @@ class FunctionManager(RewardManager):
         """
         require_functions(type(self).name, self.context)
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
-        if len(unit.samples) == 1:
-            return [await self._score(unit.samples[0], unit.time)]
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+        if len(samples) == 1:
+            return [await self._score(samples[0], time)]
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
         call = function_of(self.context.reward_functions, sample)

@@ -17,7 +17,7 @@ from dovetail.interfaces import (
     RewardCall,
     RewardManager,
     RewardSample,
-    RewardUnit,
+    RunningTime,
     Score,
     outcome_from,
     outcomes_from,
@@ -65,8 +65,8 @@ class GroupManager(RewardManager):
         """
         require_functions(self.name, self.context)
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
-        calls = [function_of(self.context.reward_functions, sample) for sample in unit.samples]
+    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+        calls = [function_of(self.context.reward_functions, sample) for sample in samples]
         missing = next((call for call in calls if isinstance(call, Failure)), None)
         if missing is not None:
             return [missing] * len(calls)
@@ -76,11 +76,11 @@ class GroupManager(RewardManager):
                 "the samples of this group have different data sources, and so different functions"
             )
             return [Failure(kind=FailureKind.EXCEPTION, message=message)] * len(calls)
-        with unit.time.waiting():
+        with time.waiting():
             places = self._places_here()
             await places.acquire()
         try:
-            return await self._score_group(call, unit.samples)
+            return await self._score_group(call, samples)
         finally:
             places.release()
 

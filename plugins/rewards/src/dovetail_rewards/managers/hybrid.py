@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -16,7 +16,6 @@ from dovetail.interfaces import (
     PluginContext,
     RewardManager,
     RewardSample,
-    RewardUnit,
     RunningTime,
     Score,
     finite_float,
@@ -101,13 +100,13 @@ class HybridManager(RewardManager):
             )
             self._parts.append(_Part(name, section, inner))
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
         if not self._parts:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'hybrid' is not started"
             )
-            return [failure] * len(unit.samples)
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+            return [failure] * len(samples)
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
         scores: dict[str, Score] = {}

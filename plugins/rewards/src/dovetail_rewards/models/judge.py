@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Sequence
 from statistics import pstdev
 from typing import Any, ClassVar
 
@@ -18,7 +19,6 @@ from dovetail.interfaces import (
     PluginContext,
     RewardManager,
     RewardSample,
-    RewardUnit,
     RunningTime,
     outcome_from,
 )
@@ -93,13 +93,13 @@ class JudgeManager(RewardManager):
         url = self._server.start()
         self._client = ChatClient(self.config, url, self._server.key)
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
         if self._client is None:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'judge' is not started"
             )
-            return [failure] * len(unit.samples)
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+            return [failure] * len(samples)
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
         try:

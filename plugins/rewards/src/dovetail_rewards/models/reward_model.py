@@ -17,7 +17,6 @@ from dovetail.interfaces import (
     PluginContext,
     RewardManager,
     RewardSample,
-    RewardUnit,
     RunningTime,
     outcome_from,
 )
@@ -91,13 +90,13 @@ class RewardModelManager(RewardManager):
         known = [limit for limit in limits if limit is not None]
         self._reader = Reader(self.config, tokenizer, min(known, default=None))
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
         if self._model is None:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'reward_model' is not started"
             )
-            return [failure] * len(unit.samples)
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+            return [failure] * len(samples)
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
         try:
