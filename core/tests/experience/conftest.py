@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.data.loader import Issued
 from dovetail.errors import RolloutError, StopRequested
 from dovetail.experience.generation import Group
 from dovetail.experience.rollout_pool import RolloutPool
@@ -113,10 +112,8 @@ class Engine(ScriptedRollout):
 
 
 def group_of(prompt: int, n: int = 2, **options: Any) -> Group:
-    issued = Issued(
-        epoch=0, attempt=0, prompt=Prompt(index=prompt, prompt_ids=np.arange(3), raw=str(prompt))
-    )
-    return Group(issued=issued, n=n, sampling=SamplingParams(max_new_tokens=6), **options)
+    made = Prompt(index=prompt, prompt_ids=np.arange(3), raw=str(prompt))
+    return Group(prompt=made, n=n, sampling=SamplingParams(max_new_tokens=6), **options)
 
 
 def groups_of(*prompts: int) -> list[Group]:

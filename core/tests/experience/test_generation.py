@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dovetail.batch.columns import check_batch
-from dovetail.data.loader import Issued
 from dovetail.errors import RolloutError
 from dovetail.experience.generation import Group, begin
 from dovetail.experience.rollout_pool import RolloutPool
@@ -72,10 +71,8 @@ def answer(request: RolloutRequest, sample: int) -> list[int]:
 
 
 def group_of(prompt: int, n: int = 3, *, baseline: bool = False) -> Group:
-    issued = Issued(
-        epoch=2, attempt=1, prompt=Prompt(index=prompt, prompt_ids=np.arange(3), raw=f"q{prompt}")
-    )
-    return Group(issued=issued, n=n, sampling=SAMPLING, baseline=baseline)
+    made = Prompt(index=prompt, prompt_ids=np.arange(3), raw=f"q{prompt}", epoch=2, attempt=1)
+    return Group(prompt=made, n=n, sampling=SAMPLING, baseline=baseline)
 
 
 async def all_of(groups: Sequence[Group], **how: Any) -> None:
@@ -113,7 +110,7 @@ def test_samples_come_in_the_order_of_their_numbers_whatever_finishes_first() ->
     assert [s.sample_id for s in group.samples] == [f"train.e2.p4.a1.s{i}" for i in range(3)]
     assert [s.score for s in group.samples] == [0, 1, 2]
     assert [s.text for s in group.samples] == ["", "7", "7 7"]
-    assert [s.key for s in group.samples] == [(2, 4, 1)] * 3
+    assert [s.prompt.key for s in group.samples] == [(2, 4, 1)] * 3
     assert group.greedy is None
     assert group.finished
 
@@ -190,7 +187,7 @@ def test_a_prompt_whose_baseline_has_no_score_leaves_the_batch_and_is_counted() 
 
 def test_purpose_and_attempt_name_the_requests_and_their_random_streams() -> None:
     first, again = group_of(4), group_of(4)
-    again.issued = attrs.evolve(again.issued, attempt=2)
+    again.prompt = attrs.evolve(again.prompt, attempt=2)
     other = group_of(4)
     other.purpose = "validation"
     engine = drawn(first, again, other)

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from dovetail.batch import Batch
 from dovetail.config.builtin import SequentialConfig
 from dovetail.data.ledger import Ledger
-from dovetail.data.loader import Issued, PromptLoader
+from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
 from dovetail.experience.generation import Group
@@ -58,7 +58,7 @@ def rounds(wanted: int, *filters: Chosen, **options: Any) -> Rounds:
 
 def group_of(samples: list[Any], greedy: Any = None) -> Group:
     return Group(
-        issued=samples[0].issued,
+        prompt=samples[0].prompt,
         n=len(samples),
         sampling=SamplingParams(max_new_tokens=8),
         samples=samples,
@@ -128,7 +128,7 @@ def test_groups_are_numbered_by_their_place_in_the_step_whatever_prompt_they_ans
     gather.add(generated(make_sample, {7: (1.0,)}, greedy={7: 3.0}))
     assert [s.group for s in gather.samples] == [0, 0, 1, 1, 2]
     assert [s.group for s in gather.greedy] == [0, 1, 2]
-    assert [s.key[1] for s in gather.samples] == [4, 4, 9, 9, 7]
+    assert [s.prompt.key[1] for s in gather.samples] == [4, 4, 9, 9, 7]
     rollout = gather.rollout()
     assert [row["baseline_score"] for row in rollout.rows(rollout.samples)] == [1, 1, 2, 2, 3]
     assert rollout.batch()["baseline_scores"].tolist() == [1, 1, 2, 3]
@@ -242,8 +242,8 @@ def test_every_prompt_is_trained_on_or_has_a_reason(make_sample, scores, wanted)
         size = min(gather.missing, len(left))
         gather.add(generated(make_sample, {g: left.pop(g) for g in list(left)[:size]}))
     rollout = gather.rollout()
-    used = {sample.key for sample in rollout.kept}
-    seen = {sample.key for sample in rollout.samples}
+    used = {sample.prompt.key for sample in rollout.kept}
+    seen = {sample.prompt.key for sample in rollout.samples}
     assert used | rollout.reasons.keys() == seen
     assert not used & rollout.reasons.keys()
     assert len(used) == wanted - gather.missing <= wanted
@@ -268,7 +268,7 @@ def one_step(
     stop_after: int | None = None,
 ) -> Rollout | None:
     """A step of three rounds in which only odd prompts differ; it is abandoned after a round where that is said."""
-    issued: list[Issued] = loader.next_batch()
+    issued: list[Prompt] = loader.next_batch()
     gather = rounds(len(issued), equal_rewards())
     while True:
         gather.add(
@@ -276,9 +276,9 @@ def one_step(
                 group_of(
                     [
                         make_sample(
-                            item.prompt.index,
+                            item.index,
                             i,
-                            float(i * (item.prompt.index % 2)),
+                            float(i * (item.index % 2)),
                             epoch=item.epoch,
                         )
                         for i in range(2)
@@ -288,7 +288,7 @@ def one_step(
             ]
         )
         for item in issued:
-            ledger.take(item.epoch, item.prompt.index, item.attempt, step=number)
+            ledger.take(*item.key, step=number)
         if gather.count == stop_after:
             ledger.give_back(number)
             return None
@@ -296,7 +296,7 @@ def one_step(
             break
         issued = loader.next_batch(gather.missing)
     rollout = gather.rollout(refills=True)
-    used = {sample.key for sample in rollout.kept}
+    used = {sample.prompt.key for sample in rollout.kept}
     for key in ledger.taken(number):
         if key in used:
             ledger.use(*key)

@@ -24,7 +24,7 @@ def sample(prompt, outcome, source=None, length=5):
     if isinstance(outcome, float):
         outcome = Score(value=outcome)
     return SimpleNamespace(
-        issued=SimpleNamespace(prompt=SimpleNamespace(index=prompt, data_source=source)),
+        prompt=SimpleNamespace(index=prompt, data_source=source),
         completion=SimpleNamespace(response_ids=np.zeros(length, dtype=np.int64)),
         outcome=outcome,
         score=outcome.value if isinstance(outcome, Score) else None,

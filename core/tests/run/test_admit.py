@@ -65,7 +65,7 @@ class Watched(OneStepOff):
             with run.step() as step:
                 run.collect(step)
                 for sample in made._current.collected.samples:
-                    found = self.versions.setdefault(sample.issued.prompt.index, set())
+                    found = self.versions.setdefault(sample.prompt.index, set())
                     found.update(sample.completion.weight_versions.tolist())
                 admit()
                 run.learn(step)

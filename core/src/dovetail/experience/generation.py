@@ -14,8 +14,8 @@ from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingPara
 from dovetail.random_streams import SampleStream
 
 if TYPE_CHECKING:
-    from dovetail.data.loader import Issued
     from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.data import Prompt
     from dovetail.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list["Sample"]] | None
@@ -29,7 +29,7 @@ class Sample:
     """One generated and scored sample, with everything that a person wants to read of it."""
 
     sample_id: str
-    issued: Issued
+    prompt: Prompt
     completion: Completion
     text: str
     outcome: Outcome
@@ -37,23 +37,13 @@ class Sample:
     """Position of its prompt in the step, over all its rounds of generation."""
 
     @property
-    def prompt(self) -> Any:
-        """The prompt as the data has it: messages, or a string."""
-        return self.issued.prompt.raw
-
-    @property
     def score(self) -> float | None:
         """The reward, or None where scoring failed."""
         return self.outcome.value if isinstance(self.outcome, Score) else None
 
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """Its prompt's name in the ledger: epoch, prompt, attempt."""
-        return self.issued.epoch, self.issued.prompt.index, self.issued.attempt
-
     def row(self) -> dict[str, Any]:
         """What is written to `samples/step_N.jsonl`."""
-        prompt = self.issued.prompt
+        prompt = self.prompt
         row = {
             "sample_id": self.sample_id,
             "prompt": prompt.raw,
@@ -78,8 +68,8 @@ class Sample:
 class Group:
     """A prompt on its way through the rollout, with the samples drawn for it: the unit of the ledger and of the stream."""
 
-    issued: Issued
-    """The prompt under its latest attempt."""
+    prompt: Prompt
+    """Under its latest attempt."""
     n: int
     """Samples wanted."""
     sampling: SamplingParams
@@ -105,10 +95,10 @@ class Group:
             whole: it keeps none where one is missing, because scores depend on each other.
         """
         self.finished = False
-        self.issued = attrs.evolve(self.issued, attempt=self.issued.attempt + 1)
+        self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
         anew = whole and self.lacks()[0] > 0
         self.samples = [
-            sample if sample.score is None else attrs.evolve(sample, issued=self.issued)
+            sample if sample.score is None else attrs.evolve(sample, prompt=self.prompt)
             for sample in self.samples
             if sample.score is None or not anew
         ]
@@ -142,7 +132,7 @@ def begin(
         if request is None:
             return None
         return asyncio.create_task(
-            _draw(request, group.issued, pool, scorer, tokenizer, generating)
+            _draw(request, group.prompt, pool, scorer, tokenizer, generating)
         )
 
     asked = [_requests(group, seed) for group in groups]
@@ -185,14 +175,14 @@ def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRe
 
 async def _draw(
     request: RolloutRequest,
-    issued: Issued,
+    prompt: Prompt,
     pool: RolloutPool,
     scorer: Scorer,
     tokenizer: Any,
     generating: AbstractContextManager[object],
 ) -> list[Sample]:
     """The samples of a request, each scored as soon as it has arrived."""
-    prompt, done = issued.prompt, dict[str, tuple[Completion, str]]()
+    done = dict[str, tuple[Completion, str]]()
     try:
         with generating:
             async with aclosing(pool.submit(request)) as completions:
@@ -223,7 +213,7 @@ async def _draw(
     return [
         Sample(
             sample_id=name,
-            issued=issued,
+            prompt=prompt,
             completion=done[name][0],
             text=done[name][1],
             outcome=outcomes[name],
@@ -242,22 +232,22 @@ def greedy_of(sampling: SamplingParams) -> SamplingParams:
 def _request(
     group: Group, n: int, sampling: SamplingParams, purpose: str, seed: int
 ) -> RolloutRequest:
-    issued = group.issued
+    prompt = group.prompt
     streams = tuple(
         SampleStream(
             seed=seed,
             purpose=purpose,
-            epoch=issued.epoch,
-            prompt=issued.prompt.index,
+            epoch=prompt.epoch,
+            prompt=prompt.index,
             sample=sample,
-            attempt=issued.attempt,
+            attempt=prompt.attempt,
         )
         for sample in range(n)
     )
     return RolloutRequest(
-        request_id=f"{purpose}.e{issued.epoch}.p{issued.prompt.index}.a{issued.attempt}",
-        prompt_ids=issued.prompt.prompt_ids,
+        request_id=f"{purpose}.e{prompt.epoch}.p{prompt.index}.a{prompt.attempt}",
+        prompt_ids=prompt.prompt_ids,
         sampling=sampling,
         streams=streams,
-        media=issued.prompt.media,
+        media=prompt.media,
     )

@@ -13,7 +13,7 @@ from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from dovetail.data.loader import Issued
+    from dovetail.interfaces.data import Prompt
 
 _TOKENS = {
     "response_ids": np.int64,
@@ -37,7 +37,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "groups": [
             {
-                "key": [group.issued.epoch, group.issued.prompt.index, group.issued.attempt],
+                "key": list(group.prompt.key),
                 "n": group.n,
                 "samples": len(group.samples),
                 "greedy": group.greedy is not None,
@@ -50,7 +50,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def unpack(
-    state: Mapping[str, Any], issued: Callable[[int, int, int], Issued], sampling: SamplingParams
+    state: Mapping[str, Any], issued: Callable[[int, int, int], Prompt], sampling: SamplingParams
 ) -> list[Group]:
     """Return the groups of a state that `pack` returned.
 
@@ -73,7 +73,7 @@ def unpack(
         ]
         groups.append(
             Group(
-                issued=issued(epoch, prompt, attempt),
+                prompt=issued(epoch, prompt, attempt),
                 n=entry["n"],
                 sampling=sampling,
                 baseline=entry["greedy"],
@@ -100,7 +100,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
         }
     return {
         "sample_id": sample.sample_id,
-        "attempt": sample.issued.attempt,
+        "attempt": sample.prompt.attempt,
         "text": sample.text,
         "request_id": completion.request_id,
         "number": completion.sample,
@@ -110,7 +110,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
 
 
 def _restored(
-    document: Mapping[str, Any], found: Mapping[str, np.ndarray | None], issued: Issued
+    document: Mapping[str, Any], found: Mapping[str, np.ndarray | None], prompt: Prompt
 ) -> Sample:
     outcome: Outcome
     if document["failure"] is not None:
@@ -126,7 +126,7 @@ def _restored(
     tokens: Mapping[str, Any] = {name: found[name] for name in _TOKENS}
     return Sample(
         sample_id=document["sample_id"],
-        issued=issued,
+        prompt=prompt,
         completion=Completion(
             request_id=document["request_id"],
             sample=document["number"],

@@ -150,8 +150,8 @@ class Rounds:
         baselines = self._baselines
         scored = [sample for sample in samples if sample.score is not None]
         kept = [s for s in scored if baselines is None or has_baseline(s, baselines)]
-        self._reasons |= {sample.key: "reward_failures" for sample in samples}
-        self._reasons |= {sample.key: "baseline_failures" for sample in scored}
+        self._reasons |= {sample.prompt.key: "reward_failures" for sample in samples}
+        self._reasons |= {sample.prompt.key: "baseline_failures" for sample in scored}
         self._kept += self._filter(kept) if self._filters else kept
 
     def rollout(self, *, refills: bool = False) -> Rollout:
@@ -167,7 +167,7 @@ class Rounds:
                 "filter/rounds": float(self.count),
                 "filter/generated_prompts": float(self.prompts),
             }
-        used = {sample.key for sample in self._kept}
+        used = {sample.prompt.key for sample in self._kept}
         return Rollout(
             samples=self.samples,
             baselines=self._baselines,
@@ -201,7 +201,7 @@ class Rounds:
             self._counts[f"filter/{name}/dropped_groups"] += groups.count - left
             self._dropped |= taken
             # The last filter that takes a sample of a prompt is the one that left nothing of it.
-            self._reasons |= {sample.key: f"filter:{name}" for sample in gone}
+            self._reasons |= {sample.prompt.key: f"filter:{name}" for sample in gone}
             rows = rows[keep_N]
         return [samples[row] for row in rows]
 

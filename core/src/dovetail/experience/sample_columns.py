@@ -39,15 +39,13 @@ def to_batch(
     responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
     columns: dict[str, Any] = {
         "sample_id": [s.sample_id for s in scored],
-        "epoch": np.array([s.issued.epoch for s in scored], dtype=np.int64),
-        "prompt_id": np.array([s.issued.prompt.index for s in scored], dtype=np.int64),
-        "attempt": np.array([s.issued.attempt for s in scored], dtype=np.int64),
+        "epoch": np.array([s.prompt.epoch for s in scored], dtype=np.int64),
+        "prompt_id": np.array([s.prompt.index for s in scored], dtype=np.int64),
+        "attempt": np.array([s.prompt.attempt for s in scored], dtype=np.int64),
         "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
         "group_id": np.array([s.group for s in scored], dtype=np.int64),
         "trajectory_id": np.arange(len(scored), dtype=np.int64),
-        "prompt_ids": Ragged.from_list(
-            [s.issued.prompt.prompt_ids for s in scored], dtype=np.int64
-        ),
+        "prompt_ids": Ragged.from_list([s.prompt.prompt_ids for s in scored], dtype=np.int64),
         "response_ids": responses,
         "response_mask": responses.with_values(np.ones(len(responses.values), dtype=np.bool_)),
         "token_weight_versions": Ragged.from_list(
@@ -59,8 +57,8 @@ def to_batch(
         "token_rewards": _token_rewards(scored, responses),
         "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
     }
-    if any(s.issued.prompt.media for s in scored):
-        columns["media"] = [[m.as_json() for m in s.issued.prompt.media] for s in scored]
+    if any(s.prompt.media for s in scored):
+        columns["media"] = [[m.as_json() for m in s.prompt.media] for s in scored]
     if baselines is not None:
         columns["baseline_scores"] = np.array(
             [baselines[s.group].score for s in scored], dtype=np.float32
@@ -105,7 +103,7 @@ def rollout_metrics(
         baselines: the greedy responses, which count in `reward/baseline_…` alone.
     """
     lengths = np.array([len(s.completion.response_ids) for s in samples], dtype=np.float64)
-    prompts = np.array([len(s.issued.prompt.prompt_ids) for s in samples], dtype=np.float64)
+    prompts = np.array([len(s.prompt.prompt_ids) for s in samples], dtype=np.float64)
     clipped = np.array([str(s.completion.finish_reason) == "length" for s in samples])
     return {
         "response_length/mean": float(lengths.mean()),

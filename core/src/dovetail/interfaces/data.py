@@ -33,6 +33,15 @@ class Prompt:
     """File and row that it came from, for messages."""
     media: tuple[MediaRef, ...] = ()
     """Its images by reference, in the order of their tokens."""
+    epoch: int = 0
+    """Pass over the data in which it is issued."""
+    attempt: int = 0
+    """How often it was issued before in that epoch."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Its name in the ledger: epoch, index, attempt."""
+        return self.epoch, self.index, self.attempt
 
     def __str__(self) -> str:
         return self.where or f"row {self.index}"

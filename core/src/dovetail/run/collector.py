@@ -76,8 +76,8 @@ class Collector:
         baseline = self._record.plan.baseline
         self._service.admit(
             [
-                Group(issued=issued, n=config.rollout.n, sampling=sampling, baseline=baseline)
-                for issued in self._loader.next_batch(count)
+                Group(prompt=prompt, n=config.rollout.n, sampling=sampling, baseline=baseline)
+                for prompt in self._loader.next_batch(count)
             ]
         )
 
@@ -199,10 +199,10 @@ class Collector:
 
     def _enter(self, group: Group, step: StepContext) -> None:
         """Tell the ledger that the step has a group, and which attempts of it failed before."""
-        epoch, prompt = group.issued.epoch, group.issued.prompt.index
-        while (attempt := self._ledger.attempt(epoch, prompt)) < group.issued.attempt:
+        epoch, prompt, latest = group.prompt.key
+        while (attempt := self._ledger.attempt(epoch, prompt)) < latest:
             self._ledger.retry(epoch, prompt, attempt)
-        self._ledger.take(epoch, prompt, group.issued.attempt, step=step.number)
+        self._ledger.take(epoch, prompt, latest, step=step.number)
 
     def _report(self, rollout: Rollout, step: StepContext) -> None:
         """Metrics, written samples and hooks of a rollout that is finished."""
@@ -214,7 +214,7 @@ class Collector:
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
         generated = sum(len(s.completion.response_ids) for s in (*samples, *rollout.greedy))
-        step.tokens = generated + sum(len(s.issued.prompt.prompt_ids) for s in samples)
+        step.tokens = generated + sum(len(s.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
         rows = rollout.rows(shown(samples, config.trainer.samples_per_step))

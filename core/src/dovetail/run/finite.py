@@ -175,7 +175,7 @@ def _write(
         entry: dict[str, Any] = {"sample_id": sample_id}
         if sample_id in texts:
             sample = texts[sample_id]
-            entry |= {"prompt": sample.prompt, "response": sample.text}
+            entry |= {"prompt": sample.prompt.raw, "response": sample.text}
         wrong = [row for row in rows if row["sample_id"] == sample_id]
         entry["faults"] = [
             {name: row[name] for name in ("column", "positions", "values")} for row in wrong
