@@ -14,7 +14,6 @@ import pytest
 from dovetail.batch import Batch
 from dovetail.dispatch import Future
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.experience.generation import Sample
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Completion,
@@ -24,6 +23,7 @@ from dovetail.interfaces import (
     PluginRef,
     Prompt,
     RolloutRequest,
+    Sample,
     Score,
     WeightManifest,
 )

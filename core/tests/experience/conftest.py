@@ -55,7 +55,7 @@ class Manager(RewardManager):
             await asyncio.sleep(self.seconds)
         finally:
             self.running -= 1
-        return [Score(value=float(len(sample.response_ids))) for sample in samples]
+        return [Score(value=float(sample.response_length)) for sample in samples]
 
     def sleep(self) -> None:
         self.slept.append(self.running)

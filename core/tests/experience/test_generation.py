@@ -59,8 +59,8 @@ class Manager(RewardManager):
         self.seen.append([sample.sample_id for sample in samples])
         return [
             Failure(kind=FailureKind.EXCEPTION, message="no")
-            if sample.sample_id.startswith("baseline") and sample.prompt == self.refused
-            else Score(value=float(len(sample.response_ids)))
+            if sample.sample_id.startswith("baseline") and sample.prompt.raw == self.refused
+            else Score(value=float(sample.response_length))
             for sample in samples
         ]
 

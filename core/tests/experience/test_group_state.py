@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from dovetail.checkpoint.plugin_states import read_states, write_states
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.interfaces import (
     Completion,
@@ -19,6 +19,7 @@ from dovetail.interfaces import (
     FailureKind,
     FinishReason,
     Prompt,
+    Sample,
     SamplingParams,
     Score,
 )

@@ -122,7 +122,7 @@ class Manager(RewardManager):
     api = ">=1.0,<2"
 
     async def score(self, samples: Any, time: Any) -> list[Any]:
-        return [Score(value=float(len(sample.response_ids) % 2)) for sample in samples]
+        return [Score(value=float(sample.response_length % 2)) for sample in samples]
 
 
 class Nothing(Trainer):

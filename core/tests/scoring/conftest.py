@@ -14,12 +14,13 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardManager,
-    RewardSample,
     RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_sdk.testing import make_sample
 
 
 class ScriptedManager(RewardManager):
@@ -33,7 +34,7 @@ class ScriptedManager(RewardManager):
         self.answer = answer
         self.unit = unit
         self.limit = capacity
-        self.calls: list[Sequence[RewardSample]] = []
+        self.calls: list[Sequence[Sample]] = []
         self.running = 0
         self.most = 0
 
@@ -41,7 +42,7 @@ class ScriptedManager(RewardManager):
     def capacity(self) -> int | None:
         return self.limit
 
-    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> Any:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> Any:
         self.calls.append(samples)
         self.running += 1
         self.most = max(self.most, self.running)
@@ -60,12 +61,12 @@ class Scripted:
     took = 0.0
     """Seconds of the last `run`, on the loop's clock."""
 
-    def ones(self, samples: Sequence[RewardSample], *_: Any) -> list[Any]:
+    def ones(self, samples: Sequence[Sample], *_: Any) -> list[Any]:
         """An answer: 1 for every sample."""
         return [Score(value=1.0) for _ in samples]
 
-    def sample(self, name: str, **fields: Any) -> RewardSample:
-        return RewardSample(sample_id=name, prompt="", solution_str="", **fields)
+    def sample(self, name: str, **fields: Any) -> Sample:
+        return make_sample(name, **fields)
 
     def failure(self, retryable: bool) -> Failure:
         return Failure(kind=FailureKind.UNREACHABLE, message="no judge", retryable=retryable)

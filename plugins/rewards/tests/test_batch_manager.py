@@ -16,13 +16,14 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
-    RewardSample,
     RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager
+from dovetail_sdk.testing import make_sample
 
 Make = Callable[..., BatchManager]
 
@@ -54,7 +55,7 @@ class Lists:
         return self.answer(solution_strs)
 
 
-def rows(sample: Any, texts: Any, **fields: Any) -> list[RewardSample]:
+def rows(sample: Any, texts: Any, **fields: Any) -> list[Sample]:
     return [sample(f"s{i}", str(text), **fields) for i, text in enumerate(texts)]
 
 
@@ -223,10 +224,7 @@ def test_whatever_the_function_does_each_sample_has_its_own_outcome(values, size
     functions = RewardFunctions(default=answer)
     config = BatchConfig(size=size, calls=calls, wait_ms=1)
     manager = BatchManager(config, PluginContext(reward_functions=functions))
-    samples = [
-        RewardSample(sample_id=f"s{i}", prompt="", solution_str="", extra_info={"value": value})
-        for i, value in enumerate(values)
-    ]
+    samples = [make_sample(f"s{i}", extra_info={"value": value}) for i, value in enumerate(values)]
 
     async def main() -> Any:
         scorer = Scorer(manager, timeout=30.0)

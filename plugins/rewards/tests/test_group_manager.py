@@ -14,11 +14,11 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
-    RewardSample,
     RunningTime,
 )
 from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.group import GroupManager
+from dovetail_sdk.testing import make_sample
 
 Make = Callable[..., GroupManager]
 
@@ -136,9 +136,7 @@ def test_scores_equal_a_plain_loop(preferences, count, both) -> None:
 
     functions = RewardFunctions(default=compare)
     manager = GroupManager(GroupConfig(both_orders=both), PluginContext(reward_functions=functions))
-    samples = [
-        RewardSample(sample_id=f"s{i}", prompt="", solution_str=str(i)) for i in range(count)
-    ]
+    samples = [make_sample(f"s{i}", str(i)) for i in range(count)]
     outcomes = asyncio.run(manager.score(samples, RunningTime()))
     manager.close()
     for i, outcome in enumerate(outcomes):

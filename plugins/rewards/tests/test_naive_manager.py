@@ -19,17 +19,17 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardFunctions,
-    RewardSample,
     RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
-from dovetail_sdk.testing import FAILURES, release_hung, reward_that_fails
+from dovetail_sdk.testing import FAILURES, make_sample, release_hung, reward_that_fails
 
 
-def score_one(manager: NaiveManager, sample: RewardSample) -> Outcome:
+def score_one(manager: NaiveManager, sample: Sample) -> Outcome:
     return asyncio.run(manager.score([sample], RunningTime()))[0]
 
 
@@ -284,7 +284,7 @@ def test_a_hung_function_does_not_keep_the_process_alive() -> None:
 import asyncio, sys, time
 from dovetail.scoring.scorer import Scorer
 from dovetail.interfaces import PluginContext
-from dovetail.interfaces import RewardSample
+from dovetail_sdk.testing import make_sample
 from dovetail.interfaces import RewardFunctions
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
@@ -292,7 +292,7 @@ from dovetail_rewards.managers.naive import NaiveManager
 async def main():
     functions = RewardFunctions(default=lambda: time.sleep(600))
     scorer = Scorer(NaiveManager(NaiveConfig(), PluginContext(reward_functions=functions)), timeout=0.1)
-    scorer.add(RewardSample(sample_id="s", prompt="", solution_str=""), group=0, group_size=1)
+    scorer.add(make_sample("s"), group=0, group_size=1)
     return (await scorer.finish())["s"]
 
 sys.stdout.write(asyncio.run(main()).kind)
@@ -329,10 +329,7 @@ def test_no_failure_ever_becomes_a_number(values) -> None:
 
     functions = RewardFunctions(default=compute_score)
     naive = NaiveManager(NaiveConfig(), PluginContext(reward_functions=functions))
-    samples = [
-        RewardSample(sample_id=f"s{i}", prompt="", solution_str="", extra_info={"value": value})
-        for i, value in enumerate(values)
-    ]
+    samples = [make_sample(f"s{i}", extra_info={"value": value}) for i, value in enumerate(values)]
 
     async def main() -> dict[str, Outcome]:
         scorer = Scorer(naive, timeout=30.0, concurrency=8)
@@ -343,7 +340,7 @@ def test_no_failure_ever_becomes_a_number(values) -> None:
     outcomes = asyncio.run(main())
     naive.close()
     for sample in samples:
-        value, outcome = sample.extra_info["value"], outcomes[sample.sample_id]
+        value, outcome = sample.prompt.extra_info["value"], outcomes[sample.sample_id]
         number = value.get("score") if isinstance(value, dict) else value
         sound = isinstance(number, (bool, int, float)) and abs(number) < 3.4e38
         assert isinstance(outcome, Score if sound else Failure)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.interfaces.reward import Failure, Outcome, RewardSample, Score
-from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
+from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.rollout import RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
 
 if TYPE_CHECKING:
@@ -18,50 +18,10 @@ if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
     from dovetail.scoring.scorer import Scorer
 
-Drawing = asyncio.Task[list["Sample"]] | None
+Drawing = asyncio.Task[list[Sample]] | None
 """Samples that are being drawn; None where none are."""
 BASELINE = "baseline"
 """Purpose of the greedy responses: it names their requests and their random streams."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Sample:
-    """One generated and scored sample, with everything that a person wants to read of it."""
-
-    sample_id: str
-    prompt: Prompt
-    completion: Completion
-    text: str
-    outcome: Outcome
-    group: int = 0
-    """Position of its prompt in the step, over all its rounds of generation."""
-
-    @property
-    def score(self) -> float | None:
-        """The reward, or None where scoring failed."""
-        return self.outcome.value if isinstance(self.outcome, Score) else None
-
-    def row(self) -> dict[str, Any]:
-        """What is written to `samples/step_N.jsonl`."""
-        prompt = self.prompt
-        row = {
-            "sample_id": self.sample_id,
-            "prompt": prompt.raw,
-            "response": self.text,
-            "score": self.score,
-            "ground_truth": prompt.ground_truth,
-            "data_source": prompt.data_source,
-            "finish_reason": str(self.completion.finish_reason),
-            "response_length": len(self.completion.response_ids),
-        }
-        if isinstance(self.outcome, Failure):
-            row["failure"] = {"kind": str(self.outcome.kind), "message": self.outcome.message}
-            return row
-        if self.outcome.components:
-            row["components"] = dict(self.outcome.components)
-        if self.outcome.extras:
-            row["extras"] = dict(self.outcome.extras)
-        return row
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -182,7 +142,7 @@ async def _draw(
     generating: AbstractContextManager[object],
 ) -> list[Sample]:
     """The samples of a request, each scored as soon as it has arrived."""
-    done = dict[str, tuple[Completion, str]]()
+    done = dict[str, Sample]()
     try:
         with generating:
             async with aclosing(pool.submit(request)) as completions:
@@ -190,18 +150,11 @@ async def _draw(
                     ids_T = completion.response_ids.tolist()
                     text = str(tokenizer.decode(ids_T, skip_special_tokens=True))
                     sample_id = f"{request.request_id}.s{completion.sample}"
-                    done[sample_id] = (completion, text)
+                    done[sample_id] = Sample(
+                        sample_id=sample_id, prompt=prompt, text=text, completion=completion
+                    )
                     scorer.add(
-                        RewardSample(
-                            sample_id=sample_id,
-                            prompt=prompt.raw,
-                            solution_str=text,
-                            data_source=prompt.data_source,
-                            ground_truth=prompt.ground_truth,
-                            extra_info=prompt.extra_info,
-                            response_ids=completion.response_ids,
-                            finish_reason=str(completion.finish_reason),
-                        ),
+                        done[sample_id],
                         group=request.request_id,
                         group_size=request.n,
                     )
@@ -211,13 +164,7 @@ async def _draw(
         await scorer.forget(list(done))
         raise
     return [
-        Sample(
-            sample_id=name,
-            prompt=prompt,
-            completion=done[name][0],
-            text=done[name][1],
-            outcome=outcomes[name],
-        )
+        attrs.evolve(done[name], outcome=outcomes[name])
         for name in (f"{request.request_id}.s{number}" for number in range(request.n))
     ]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.experience.generation import Group, Sample
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Score
+from dovetail.experience.generation import Group
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def unpack(
 
 def _sample(sample: Sample) -> dict[str, Any]:
     completion, outcome = sample.completion, sample.outcome
+    assert completion is not None
+    assert outcome is not None
     scored: dict[str, Any] = {"failure": None}
     if isinstance(outcome, Failure):
         scored["failure"] = [str(outcome.kind), outcome.message, outcome.retryable]

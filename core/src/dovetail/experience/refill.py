@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.sample_columns import has_baseline, to_batch
 from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.reward import Sample
 from dovetail.plugins.checked_answers import checked_keep
 
 if TYPE_CHECKING:

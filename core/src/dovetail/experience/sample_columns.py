@@ -9,9 +9,8 @@ import numpy as np
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
-from dovetail.experience.generation import Sample
 from dovetail.experience.reward_signals import distribution, reward_signals
-from dovetail.interfaces.reward import Failure, Score
+from dovetail.interfaces.reward import Failure, Sample, Score
 
 
 def to_batch(
@@ -35,7 +34,7 @@ def to_batch(
         for s in samples
         if isinstance(s.outcome, Score) and (baselines is None or has_baseline(s, baselines))
     ]
-    completions = [s.completion for s in scored]
+    completions = [s.completion for s in scored if s.completion]
     responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
     columns: dict[str, Any] = {
         "sample_id": [s.sample_id for s in scored],
@@ -102,9 +101,10 @@ def rollout_metrics(
         max_response_length: tokens.
         baselines: the greedy responses, which count in `reward/baseline_…` alone.
     """
-    lengths = np.array([len(s.completion.response_ids) for s in samples], dtype=np.float64)
+    completions = [s.completion for s in samples if s.completion]
+    lengths = np.array([len(c.response_ids) for c in completions], dtype=np.float64)
     prompts = np.array([len(s.prompt.prompt_ids) for s in samples], dtype=np.float64)
-    clipped = np.array([str(s.completion.finish_reason) == "length" for s in samples])
+    clipped = np.array([str(c.finish_reason) == "length" for c in completions])
     return {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
@@ -121,7 +121,9 @@ def rollout_metrics(
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
     """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`."""
-    age_T = weight_version - np.concatenate([s.completion.weight_versions for s in samples])
+    age_T = weight_version - np.concatenate(
+        [s.completion.weight_versions for s in samples if s.completion]
+    )
     if not len(age_T):
         return {}
     return {

@@ -25,7 +25,7 @@ from dovetail.numerics.resampling import (
 )
 
 if TYPE_CHECKING:
-    from dovetail.experience.generation import Sample
+    from dovetail.interfaces.reward import Sample
 
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""
@@ -87,7 +87,7 @@ def validation_metrics(
                 metrics |= _means(f"val/{source}", figures, chosen_P, seed, votes=source in votes)
         everywhere_P = np.ones(len(prompts.source_P), dtype=np.bool_)
         metrics |= _means("val", figures, everywhere_P, seed, votes=votes.issuperset(sources))
-    lengths = [len(sample.completion.response_ids) for sample in samples]
+    lengths = [sample.response_length for sample in samples]
     if lengths:
         metrics["val/response_length/mean"] = float(np.mean(lengths))
     return metrics

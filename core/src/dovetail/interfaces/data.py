@@ -22,8 +22,8 @@ class Prompt:
 
     index: int
     """Row number over all files, before filtering: the prompt's identity within an epoch."""
-    prompt_ids: np.ndarray
-    """int64 [P]: as the model sees it, images expanded to as many tokens as they have there."""
+    prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
+    """int64 [P]: as the model sees it, images expanded to as many tokens as they have there; none where only texts are scored."""
     raw: Any
     """The row's prompt: messages or a plain string."""
     data_source: str | None = None

@@ -6,13 +6,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.sections import PluginSection
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.data import Prompt
+    from dovetail.interfaces.rollout import Completion
 
 REWARD_MANAGER_API = "1.2"
 REWARD_FUNCTION_API = "1.1"
@@ -26,27 +30,6 @@ class FailureKind(StrEnum):
     INVALID_VALUE = "invalid_value"
     UNREACHABLE = "unreachable"
     CRASH = "crash"
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class RewardSample:
-    """What a reward is computed from."""
-
-    sample_id: str
-    """Unique in the step."""
-    prompt: Any
-    """The row's prompt: a list of messages or a plain string."""
-    solution_str: str
-    """The response as text, special tokens removed."""
-    data_source: str | None = None
-    """The row's `data_source`, where it has one."""
-    ground_truth: Any = None
-    """The row's `reward_model.ground_truth`."""
-    extra_info: Mapping[str, Any] | None = None
-    """The row's `extra_info`."""
-    response_ids: np.ndarray | None = None
-    """int64 [T]"""
-    finish_reason: str = "stop"
 
 
 class RunningTime:
@@ -106,6 +89,69 @@ class Failure:
 Outcome = Score | Failure
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Sample:
+    """One response to a prompt, from its generation to its reward."""
+
+    sample_id: str
+    """Unique in the step."""
+    prompt: Prompt
+    """What it answers: the row of the data."""
+    text: str
+    """The response, special tokens removed."""
+    completion: Completion | None = None
+    """Its tokens; None where a text is scored that was not generated here."""
+    outcome: Outcome | None = None
+    """None until it is scored."""
+    group: int = 0
+    """Position of its prompt in the step, over all its rounds of generation."""
+
+    @property
+    def score(self) -> float | None:
+        """The reward; None where there is none, or none yet."""
+        return self.outcome.value if isinstance(self.outcome, Score) else None
+
+    @property
+    def response_length(self) -> int:
+        """Tokens of the response; 0 where they are not known."""
+        return 0 if self.completion is None else len(self.completion.response_ids)
+
+    def arguments(self) -> dict[str, Any]:
+        """What a reward function may ask for, by the name of its parameter."""
+        prompt, completion = self.prompt, self.completion
+        return {
+            "data_source": prompt.data_source,
+            "prompt": prompt.raw,
+            "solution_str": self.text,
+            "ground_truth": prompt.ground_truth,
+            "extra_info": prompt.extra_info,
+            "finish_reason": "stop" if completion is None else str(completion.finish_reason),
+            "response_ids": None if completion is None else completion.response_ids,
+        }
+
+    def row(self) -> dict[str, Any]:
+        """What is written to `samples/step_N.jsonl`."""
+        given = self.arguments()
+        row = {
+            "sample_id": self.sample_id,
+            "prompt": given["prompt"],
+            "response": self.text,
+            "score": self.score,
+            "ground_truth": given["ground_truth"],
+            "data_source": given["data_source"],
+            "finish_reason": given["finish_reason"],
+            "response_length": self.response_length,
+        }
+        if isinstance(self.outcome, Failure):
+            row["failure"] = {"kind": str(self.outcome.kind), "message": self.outcome.message}
+        elif self.outcome is not None:
+            if self.outcome.components:
+                row["components"] = dict(self.outcome.components)
+            if self.outcome.extras:
+                row["extras"] = dict(self.outcome.extras)
+        return row
+
+
 class RewardManager(Plugin):
     """Scores samples, or whole groups, as they finish."""
 
@@ -139,7 +185,7 @@ class RewardManager(Plugin):
         return None
 
     @abstractmethod
-    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         """One outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
 
         It is cancelled when the time is up: what it runs is then to be stopped or left behind.

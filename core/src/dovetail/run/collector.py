@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import StopRequested
 from dovetail.experience.faults import check_failures, too_many_failures
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.refill import Rollout, Rounds
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
-from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
 from dovetail.run.publisher import WeightPublisher
@@ -213,7 +213,7 @@ class Collector:
         step.metrics |= rollout.metrics
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
-        generated = sum(len(s.completion.response_ids) for s in (*samples, *rollout.greedy))
+        generated = sum(s.response_length for s in (*samples, *rollout.greedy))
         step.tokens = generated + sum(len(s.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics
-from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.reward import Failure, Sample
 from dovetail.run.accuracy import AccuracyKeeper
 from dovetail.run.collector import shown
 from dovetail.run.publisher import WeightPublisher

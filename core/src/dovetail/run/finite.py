@@ -16,7 +16,8 @@ from dovetail.errors import NumericsError
 from dovetail.numerics.finite import listed
 
 if TYPE_CHECKING:
-    from dovetail.interfaces.stage import ScoredSample, StepContext
+    from dovetail.interfaces.reward import Sample
+    from dovetail.interfaces.stage import StepContext
     from dovetail.telemetry.run_directory import RunDirectory
 
 PLACES = 32
@@ -168,7 +169,7 @@ def _write(
 ) -> Path:
     """`faults/step_N.json`: all names, and the first samples with prompt, response and what is wrong in them."""
     (directory.path / "faults").mkdir(exist_ok=True)
-    samples: Iterable[ScoredSample] = step.collected.samples if step.collected else ()
+    samples: Iterable[Sample] = step.collected.samples if step.collected else ()
     texts = {sample.sample_id: sample for sample in samples}
     described = []
     for sample_id in ids[:ROWS]:

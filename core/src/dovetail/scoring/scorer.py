@@ -15,7 +15,7 @@ from dovetail.interfaces.reward import (
     FailureKind,
     Outcome,
     RewardManager,
-    RewardSample,
+    Sample,
     Score,
 )
 from dovetail.interfaces.reward_answers import finite_float
@@ -72,7 +72,7 @@ class Scorer:
     busy: BusyTime
     """Since then, with at least one sample being scored."""
 
-    def add(self, sample: RewardSample, *, group: Hashable, group_size: int) -> None:
+    def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
         """Begin to score a sample; where the manager scores groups, when its group is complete.
 
         Args:
@@ -149,7 +149,7 @@ class Scorer:
         self._manager.sleep()
 
     def _begin(self) -> None:
-        self._waiting: dict[Hashable, list[RewardSample]] = {}
+        self._waiting: dict[Hashable, list[Sample]] = {}
         self._added: dict[str, None] = {}
         self._tasks: dict[str, asyncio.Task[dict[str, Outcome]]] = {}
         self._free = asyncio.Semaphore(self._places)
@@ -158,11 +158,11 @@ class Scorer:
         self.busy = BusyTime(lambda: asyncio.get_running_loop().time())
         self._finished = False
 
-    def _start(self, samples: Sequence[RewardSample]) -> None:
+    def _start(self, samples: Sequence[Sample]) -> None:
         task = asyncio.get_running_loop().create_task(self._score(samples))
         self._tasks |= {sample.sample_id: task for sample in samples}
 
-    async def _score(self, samples: Sequence[RewardSample]) -> dict[str, Outcome]:
+    async def _score(self, samples: Sequence[Sample]) -> dict[str, Outcome]:
         with self.busy:
             for attempt in range(self._retries + 1):
                 if attempt:
@@ -178,7 +178,7 @@ class Scorer:
             sample.sample_id: outcome for sample, outcome in zip(samples, outcomes, strict=True)
         }
 
-    async def _try(self, samples: Sequence[RewardSample]) -> list[Outcome]:
+    async def _try(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One try; whatever the manager does, one valid outcome a sample."""
         name = type(self._manager).name
         limit = asyncio.timeout(self._timeout)
@@ -199,17 +199,17 @@ class Scorer:
         # a manager may swallow its cancellation and answer: that is late all the same
         return self._timed_out(samples, name) if limit.expired() else outcomes
 
-    def _timed_out(self, samples: Sequence[RewardSample], name: str) -> list[Outcome]:
+    def _timed_out(self, samples: Sequence[Sample], name: str) -> list[Outcome]:
         message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"
         return _all_failed(samples, FailureKind.TIMEOUT, message)
 
 
-def _all_failed(samples: Sequence[RewardSample], kind: FailureKind, message: str) -> list[Outcome]:
+def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> list[Outcome]:
     failure = Failure(kind=kind, message=message, retryable=True)
     return [failure for _ in samples]
 
 
-def _checked(answer: Any, samples: Sequence[RewardSample], name: str) -> list[Outcome]:
+def _checked(answer: Any, samples: Sequence[Sample], name: str) -> list[Outcome]:
     """The manager's answer, with everything that is no valid outcome turned into a failure."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         what = f"returned {type(answer).__name__} and not a list of outcomes"
@@ -223,7 +223,7 @@ def _checked(answer: Any, samples: Sequence[RewardSample], name: str) -> list[Ou
     return [failure for _ in samples]
 
 
-def _valid(outcome: Any, sample: RewardSample, name: str) -> Outcome:
+def _valid(outcome: Any, sample: Sample, name: str) -> Outcome:
     if isinstance(outcome, Failure):
         return outcome
     if isinstance(outcome, Score):
@@ -245,7 +245,7 @@ def _valid(outcome: Any, sample: RewardSample, name: str) -> Outcome:
     )
 
 
-def _problem(outcome: Score, sample: RewardSample) -> str | None:
+def _problem(outcome: Score, sample: Sample) -> str | None:
     """What makes a score unusable, or None."""
     value = finite_float(outcome.value)
     if value is None:
@@ -256,11 +256,10 @@ def _problem(outcome: Score, sample: RewardSample) -> str | None:
     if outcome.token_rewards is None:
         return None
     rewards_T = np.asarray(outcome.token_rewards)
-    length = None if sample.response_ids is None else len(sample.response_ids)
     if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
         return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
-    if length is not None and len(rewards_T) != length:
-        return f"{len(rewards_T)} token rewards for {length} response tokens"
+    if sample.completion is not None and len(rewards_T) != sample.response_length:
+        return f"{len(rewards_T)} token rewards for {sample.response_length} response tokens"
     if not all(finite_float(reward) is not None for reward in rewards_T):
         return "token rewards that are not all finite"
     if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):

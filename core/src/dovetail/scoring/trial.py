@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import attrs
-import numpy as np
 
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.files import FilesSource
@@ -20,8 +19,8 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Outcome,
     RewardManager,
-    RewardSample,
     RunningTime,
+    Sample,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
 from dovetail.plugins.load import make_plugin, ref_for
@@ -40,12 +39,8 @@ _MEDIA = ("images", "videos")
 class TrialRow:
     """A row of a dataset, and the responses to score for it."""
 
-    where: str
-    """File and row, for messages."""
-    prompt: Any
-    data_source: str | None
-    ground_truth: Any
-    extra_info: Mapping[str, Any] | None
+    prompt: Prompt
+    """Without tokens."""
     responses: tuple[str, ...]
     taken_from: str
     """Where the responses come from."""
@@ -115,11 +110,14 @@ def read_trial(
             texts, taken_from = _known(row, parsed.ground_truth, parsed.extra_info, place)
         read.append(
             TrialRow(
-                where=place,
-                prompt=parsed.prompt,
-                data_source=parsed.data_source,
-                ground_truth=parsed.ground_truth,
-                extra_info=parsed.extra_info,
+                prompt=Prompt(
+                    index=i,
+                    raw=parsed.prompt,
+                    data_source=parsed.data_source,
+                    ground_truth=parsed.ground_truth,
+                    extra_info=parsed.extra_info,
+                    where=place,
+                ),
                 responses=texts,
                 taken_from=taken_from,
             )
@@ -137,22 +135,7 @@ def try_rewards(
         PluginError: the manager or a function can't be loaded.
     """
     functions = configured_functions(section, PluginContext(seed=seed))
-    no_ids = np.zeros(0, dtype=np.int64)
-    check_sources(
-        functions,
-        (
-            Prompt(
-                index=i,
-                prompt_ids=no_ids,
-                raw=row.prompt,
-                data_source=row.data_source,
-                ground_truth=row.ground_truth,
-                extra_info=row.extra_info,
-                where=row.where,
-            )
-            for i, row in enumerate(rows)
-        ),
-    )
+    check_sources(functions, (row.prompt for row in rows))
     ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
     manager: Any = make_plugin(ref, PluginContext(seed=seed, reward_functions=functions))
     try:
@@ -173,7 +156,7 @@ async def _scored(
     waited: set[str] = set()
     score = manager.score
 
-    async def timed(samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+    async def timed(samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         watched = _WatchedTime(time)
         began = perf_counter()
         try:
@@ -191,21 +174,14 @@ async def _scored(
     )
     for i, row in enumerate(rows):
         for j, response in enumerate(row.responses):
-            sample = RewardSample(
-                sample_id=f"{i}.{j}",
-                prompt=row.prompt,
-                solution_str=response,
-                data_source=row.data_source,
-                ground_truth=row.ground_truth,
-                extra_info=row.extra_info,
-            )
+            sample = Sample(sample_id=f"{i}.{j}", prompt=row.prompt, text=response)
             scorer.add(sample, group=i, group_size=len(row.responses))
     outcomes = await scorer.finish()
     return [
         TrialSample(
             row=row,
             response=response,
-            function=functions.function_for(row.data_source).name if functions else None,
+            function=functions.function_for(row.prompt.data_source).name if functions else None,
             outcome=outcomes[f"{i}.{j}"],
             seconds=seconds[f"{i}.{j}"],
             waited=f"{i}.{j}" in waited,

@@ -15,8 +15,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardManager,
-    RewardSample,
     RunningTime,
+    Sample,
     Score,
     finite_float,
 )
@@ -100,7 +100,7 @@ class HybridManager(RewardManager):
             )
             self._parts.append(_Part(name, section, inner))
 
-    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         if not self._parts:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'hybrid' is not started"
@@ -108,7 +108,7 @@ class HybridManager(RewardManager):
             return [failure] * len(samples)
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
-    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
         scores: dict[str, Score] = {}
         gated = False
         for stage in self._stages():
@@ -134,7 +134,7 @@ class HybridManager(RewardManager):
         if stage:
             yield stage
 
-    def _sum(self, sample: RewardSample, scores: Mapping[str, Score], *, gated: bool) -> Outcome:
+    def _sum(self, sample: Sample, scores: Mapping[str, Score], *, gated: bool) -> Outcome:
         components: dict[str, float] = {}
         extras: dict[str, Any] = {}
         value, has_gates = 0.0, False

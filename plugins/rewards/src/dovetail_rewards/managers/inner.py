@@ -13,8 +13,8 @@ from dovetail.interfaces import (
     PluginContext,
     PluginRef,
     RewardManager,
-    RewardSample,
     RunningTime,
+    Sample,
     Score,
     finite_float,
 )
@@ -87,7 +87,7 @@ class InnerManager:
             raise
         return cls(manager)
 
-    async def score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def score(self, sample: Sample, time: RunningTime) -> Outcome:
         """Its outcome; waiting for one of its places is no running time."""
         capacity = None if self.manager.queues else self.manager.capacity
         if capacity is None:
@@ -103,7 +103,7 @@ class InnerManager:
         finally:
             places.release()
 
-    async def _ask(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _ask(self, sample: Sample, time: RunningTime) -> Outcome:
         try:
             (outcome,) = await self.manager.score([sample], time)
         except Exception as error:  # noqa: BLE001 - a manager may raise anything

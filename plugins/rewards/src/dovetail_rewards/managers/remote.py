@@ -12,8 +12,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardManager,
-    RewardSample,
     RunningTime,
+    Sample,
 )
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import RemoteConfig
@@ -27,7 +27,7 @@ from dovetail_rewards.managers.scoring_workers import ScoringWorkers
 class _Sent:
     """A sample on its way."""
 
-    sample: RewardSample
+    sample: Sample
     limit: float | None
     """Seconds that it may run."""
 
@@ -97,7 +97,7 @@ class RemoteManager(RewardManager):
         if self._workers is not None:
             self._workers.start()
 
-    async def score(self, samples: Sequence[RewardSample], time: RunningTime) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         sent = [_Sent(sample=sample, limit=time.limit) for sample in samples]
         if self._service is not None:
             waits = (self._collector.submit(one, time) for one in sent)
