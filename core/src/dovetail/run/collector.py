@@ -10,7 +10,7 @@ from dovetail.errors import StopRequested
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
-from dovetail.experience.refill import Rollout, Rounds
+from dovetail.experience.refill import Rollout
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
@@ -94,35 +94,37 @@ class Collector:
         """
         record, config = self._record, self._record.config
         limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
-        rounds = Rounds(
+        rollout = Rollout(
             config.data.train_batch_size,
             self._filters,
             temperature=config.rollout.temperature,
             baseline=record.plan.baseline,
+            refills=limit > 1,
         )
         self._taken = {step.number: []}
         self._publisher.ready()
         while True:
             with record.phase("rollout"):
-                if rounds.missing > self._service.outstanding:
-                    self.admit(rounds.missing - self._service.outstanding, asked)
-                groups = self._take(rounds.missing)
+                if rollout.missing > self._service.outstanding:
+                    self.admit(rollout.missing - self._service.outstanding, asked)
+                groups = self._take(rollout.missing)
                 self._taken[step.number] += groups
                 self._refill(groups, step)
                 self._publisher.generated()
                 if step.first:
                     check_outcomes([s for g in groups for s in g.samples], config.reward.manager)
-                rounds.add(groups)
+                rollout.add(groups)
                 for group in groups:
                     self._enter(group, step)
-            enough = not rounds.missing or rounds.count == limit
-            if enough or any(too_many_failures(s, share) for s in (rounds.samples, rounds.greedy)):
+            enough = not rollout.missing or rollout.count == limit
+            if enough or any(
+                too_many_failures(s, share) for s in (rollout.samples, rollout.greedy)
+            ):
                 break
             record.stop.check()
         metrics = values(self._pool.figures())
         self._publisher.rest()
         step.metrics |= metrics
-        rollout = rounds.rollout(refills=limit > 1)
         self._report(rollout, step)
         directory = record.directory.path
         check_failures(rollout.samples, share, step.number, directory)
