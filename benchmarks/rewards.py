@@ -27,13 +27,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.interfaces import Failure, PluginContext, RewardFunctions, RewardManager, RewardSample
+from dovetail.interfaces import Failure, PluginContext, RewardFunctions, RewardManager, Sample
 from dovetail.scoring import configured_functions
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rewards.managers.parallel import ParallelManager, cores
+from dovetail_sdk.testing import make_sample
 
 RULES = {
     "heavy": '''
@@ -60,7 +61,7 @@ def compute_score(solution_str, ground_truth):
 """Rules by name, as a user's reward file has them."""
 
 
-def samples(count: int, seed: int) -> list[RewardSample]:
+def samples(count: int, seed: int) -> list[Sample]:
     """Answers of a paragraph with a boxed fraction and a number after `####`; half of them right."""
     generator = random.Random(seed)
     made = []
@@ -72,13 +73,11 @@ def samples(count: int, seed: int) -> list[RewardSample]:
         )
         truth = f"\\frac{{{top}}}{{{bottom}}}"
         text = f"{words} \\boxed{{\\frac{{{given}}}{{{bottom}}}}}\n#### {given}"
-        made.append(
-            RewardSample(sample_id=str(number), prompt="", solution_str=text, ground_truth=truth)
-        )
+        made.append(make_sample(str(number), text, ground_truth=truth))
     return made
 
 
-def through(manager: RewardManager, rows: Sequence[RewardSample]) -> tuple[float, int]:
+def through(manager: RewardManager, rows: Sequence[Sample]) -> tuple[float, int]:
     """Seconds that a started manager takes for all rows, through the Scorer; and how many failed."""
 
     async def main() -> tuple[float, int]:
@@ -93,7 +92,7 @@ def through(manager: RewardManager, rows: Sequence[RewardSample]) -> tuple[float
     return asyncio.run(main())
 
 
-def plain_loop(functions: RewardFunctions, rows: Sequence[RewardSample]) -> tuple[float, int]:
+def plain_loop(functions: RewardFunctions, rows: Sequence[Sample]) -> tuple[float, int]:
     """Seconds of calling the function for one row after the other."""
     call = functions.function_for(None)
     began = time.perf_counter()

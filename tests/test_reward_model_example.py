@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from dovetail.interfaces import PluginContext, PluginRef, RewardSample
+from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.numerics import with_other_scores
 from dovetail.plugins import make_plugin
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import ModelSection, OptimSection, RewardSection, TrainingSection
 from dovetail_rewards.model_config import RewardModelConfig
-from dovetail_sdk.testing import tiny_model, tiny_tokenizer
+from dovetail_sdk.testing import make_sample, tiny_model, tiny_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reward_model"
 
@@ -128,9 +128,7 @@ def test_it_learns_and_what_it_writes_scores_as_a_reward_model(base, tmp_path):
         scorer = Scorer(manager, timeout=RewardSection().timeout)
         for number, pair in enumerate(pairs[80:]):
             for name, text in (("w", pair.chosen), ("l", pair.rejected)):
-                row = RewardSample(
-                    sample_id=f"{number}.{name}", prompt=pair.prompt, solution_str=text
-                )
+                row = make_sample(f"{number}.{name}", text, prompt=pair.prompt)
                 scorer.add(row, group=number, group_size=2)
         return await scorer.finish()
 

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch
-from dovetail.data.loader import Issued
 from dovetail.dispatch import Future
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.experience.generation import Sample
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Completion,
@@ -26,6 +24,7 @@ from dovetail.interfaces import (
     PluginRef,
     Prompt,
     RolloutRequest,
+    Sample,
     Score,
     WeightManifest,
 )
@@ -49,11 +48,7 @@ def make_sample() -> MakeSample:
         failure = Failure(kind=FailureKind.TIMEOUT, message="too slow")
         return Sample(
             sample_id=f"{name}.s{number}",
-            issued=Issued(
-                epoch=epoch,
-                attempt=0,
-                prompt=Prompt(index=group, prompt_ids=np.arange(2), raw=f"prompt {group}"),
-            ),
+            prompt=Prompt(index=group, prompt_ids=np.arange(2), raw=f"prompt {group}", epoch=epoch),
             group=group,
             completion=Completion(
                 request_id=name,

@@ -81,8 +81,8 @@ class Function(RewardFunction):
 class Manager(RewardManager):
     name, api = "older", ">=1.0,<2"
 
-    async def score(self, unit):
-        return [Score(value=1.0) for _ in unit.samples]
+    async def score(self, samples, time):
+        return [Score(value=1.0) for _ in samples]
 
 
 class Mode(DispatchMode):

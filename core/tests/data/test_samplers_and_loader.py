@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from dovetail.config.builtin import SequentialConfig, ShuffledConfig
 from dovetail.data.ledger import Ledger
-from dovetail.data.loader import Issued, PromptLoader
+from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.errors import DataError, LedgerError
 from dovetail.interfaces import PluginContext, Prompt
@@ -36,11 +36,11 @@ def loader(
     return PromptLoader(prompts(count), sampler or shuffled(), batch, ledger or Ledger())
 
 
-def names(issued: list[Issued]) -> list[tuple[int, int, int]]:
-    return [(item.epoch, item.prompt.index, item.attempt) for item in issued]
+def names(issued: list[Prompt]) -> list[tuple[int, int, int]]:
+    return [prompt.key for prompt in issued]
 
 
-def settle(ledger: Ledger, issued: list[Issued]) -> None:
+def settle(ledger: Ledger, issued: list[Prompt]) -> None:
     for key in names(issued):
         ledger.take(*key, step=1)
         ledger.use(*key)
@@ -264,7 +264,7 @@ def test_a_state_without_a_digest_of_the_order_still_loads(seed) -> None:
     state = {key: value for key, value in source.state().items() if key != "order"}
     resumed, ledger = reload([state, ledger.state()], sampler=shuffled(seed))
     rest = resumed.next_batch(6)
-    assert sorted(item.prompt.index for item in first + rest) == [p.index for p in prompts(10)]
+    assert sorted(item.index for item in first + rest) == [p.index for p in prompts(10)]
     if seed == 0:
         assert names(rest) == names(source.next_batch(6))
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.data.loader import Issued
 from dovetail.errors import RolloutError, StopRequested
 from dovetail.experience.generation import Group
 from dovetail.experience.rollout_pool import RolloutPool
@@ -37,7 +36,7 @@ class Manager(RewardManager):
     """Scores the length of a response, some time after it came.
 
     Attributes:
-        slept: how many units were being scored each time that it was put to sleep.
+        slept: how many samples or groups were being scored each time that it was put to sleep.
     """
 
     name = "lengths"
@@ -49,13 +48,13 @@ class Manager(RewardManager):
         self.running = 0
         self.slept: list[int] = []
 
-    async def score(self, unit: Any) -> list[Any]:
+    async def score(self, samples: Any, time: Any) -> list[Any]:
         self.running += 1
         try:
             await asyncio.sleep(self.seconds)
         finally:
             self.running -= 1
-        return [Score(value=float(len(sample.response_ids))) for sample in unit.samples]
+        return [Score(value=float(sample.response_length)) for sample in samples]
 
     def sleep(self) -> None:
         self.slept.append(self.running)
@@ -106,10 +105,8 @@ class Engine(ScriptedRollout):
 
 
 def group_of(prompt: int, n: int = 2, **options: Any) -> Group:
-    issued = Issued(
-        epoch=0, attempt=0, prompt=Prompt(index=prompt, prompt_ids=np.arange(3), raw=str(prompt))
-    )
-    return Group(issued=issued, n=n, sampling=SamplingParams(max_new_tokens=6), **options)
+    made = Prompt(index=prompt, prompt_ids=np.arange(3), raw=str(prompt))
+    return Group(prompt=made, n=n, sampling=SamplingParams(max_new_tokens=6), **options)
 
 
 def groups_of(*prompts: int) -> list[Group]:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.data.loader import Issued
 from dovetail.experience.generation import Generation, Group
-from dovetail.experience.refill import Rounds
+from dovetail.experience.refill import Rollout
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Failure,
@@ -40,9 +39,9 @@ class Told(RewardManager):
         super().__init__(PluginSection(name="told"), PluginContext())
         self.scores = scores
 
-    async def score(self, unit: Any) -> list[Any]:
+    async def score(self, samples: Any, time: Any) -> list[Any]:
         failure = Failure(kind=FailureKind.EXCEPTION, message="no")
-        values = [self.scores.get(sample.sample_id, 9.0) for sample in unit.samples]
+        values = [self.scores.get(sample.sample_id, 9.0) for sample in samples]
         return [failure if value is None else Score(value=value) for value in values]
 
 
@@ -61,11 +60,7 @@ class Drawn:
         self.tell(0, scores, greedy or {})
         self.groups = [
             Group(
-                issued=Issued(
-                    epoch=0,
-                    attempt=0,
-                    prompt=Prompt(index=prompt, prompt_ids=np.arange(2), raw=str(prompt)),
-                ),
+                prompt=Prompt(index=prompt, prompt_ids=np.arange(2), raw=str(prompt)),
                 n=N,
                 sampling=SamplingParams(max_new_tokens=4),
                 baseline=greedy is not None,
@@ -117,12 +112,16 @@ def test_only_what_failed_is_drawn_anew_and_the_group_has_one_attempt() -> None:
     made = Drawn({4: (1.0, None, 0.0), 5: (1.0, 1.0, 0.0), 6: (None, None, None)})
     made.refill()
     assert made.asked == [(4, 1, 1, "train"), (6, 1, 3, "train")]
-    assert [group.issued.attempt for group in made.groups] == [1, 0, 1]
+    assert [group.prompt.attempt for group in made.groups] == [1, 0, 1]
     samples = [sample for group in made.groups for sample in group.samples]
     sound = [sample for sample in samples if sample.score is not None]
-    assert Counter(sample.key for sample in sound) == {(0, 4, 1): N, (0, 5, 0): N, (0, 6, 1): N}
+    assert Counter(sample.prompt.key for sample in sound) == {
+        (0, 4, 1): N,
+        (0, 5, 0): N,
+        (0, 6, 1): N,
+    }
     assert len({sample.sample_id for sample in samples}) == len(samples) == 13
-    assert {sample.key[2] for sample in samples if sample.score is None} == {0}
+    assert {sample.prompt.key[2] for sample in samples if sample.score is None} == {0}
     assert made.scores() == [1.0, None, 0.0, 9.0]
     assert not made.thinned()
 
@@ -130,10 +129,9 @@ def test_only_what_failed_is_drawn_anew_and_the_group_has_one_attempt() -> None:
 def test_each_prompt_is_trained_on_under_its_latest_attempt() -> None:
     made = Drawn({0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
     made.refill()
-    rounds = Rounds(2, {}, temperature=1.0)
-    rounds.add(made.groups)
-    rollout = rounds.rollout()
-    assert {sample.key for sample in rollout.kept} == {(0, 0, 1), (0, 1, 0)}
+    rollout = Rollout(2, {}, temperature=1.0)
+    rollout.add(made.groups)
+    assert {sample.prompt.key for sample in rollout.kept} == {(0, 0, 1), (0, 1, 0)}
     assert rollout.reasons == {(0, 0, 0): "reward_failures"}
 
 
@@ -143,7 +141,7 @@ def test_a_prompt_is_trained_on_where_its_replacements_failed_too() -> None:
     made.refill()
     assert made.thinned()
     sound = [sample for sample in made.groups[0].samples if sample.score is not None]
-    assert {sample.key for sample in sound} == {(0, 0, 1)}
+    assert {sample.prompt.key for sample in sound} == {(0, 0, 1)}
     assert len(sound) == 2
 
 
@@ -162,7 +160,7 @@ def test_a_baseline_that_failed_is_drawn_anew_alone(whole) -> None:
     made.refill(whole=whole)
     assert made.asked == [(0, 1, 1, "baseline")]
     assert [group.greedy and group.greedy.score for group in made.groups] == [5.0, 1.0]
-    attempts = [sample.key[2] for group in made.groups for sample in group.samples]
+    attempts = [sample.prompt.key[2] for group in made.groups for sample in group.samples]
     assert attempts == [1] * 3 + [0] * 3
 
 
@@ -198,5 +196,5 @@ def test_no_sample_is_lost_or_trained_on_twice(rows, again, rounds, whole) -> No
         kept = [sample for sample in group.samples if sample.score is not None]
         assert len(kept) <= N
         assert group.lacks() == (N - len(kept), False)
-        assert all(sample.issued is group.issued for sample in kept)
+        assert all(sample.prompt is group.prompt for sample in kept)
         assert not whole or len({sample.completion.request_id for sample in kept}) <= 1

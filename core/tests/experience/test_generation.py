@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dovetail.batch.columns import check_batch
-from dovetail.data.loader import Issued
 from dovetail.errors import RolloutError
 from dovetail.experience.generation import Generation, Group
 from dovetail.experience.rollout_pool import RolloutPool
@@ -55,13 +54,13 @@ class Manager(RewardManager):
         self.refused = refused
         self.seen: list[list[str]] = []
 
-    async def score(self, unit: Any) -> list[Outcome]:
-        self.seen.append([sample.sample_id for sample in unit.samples])
+    async def score(self, samples: Any, time: Any) -> list[Outcome]:
+        self.seen.append([sample.sample_id for sample in samples])
         return [
             Failure(kind=FailureKind.EXCEPTION, message="no")
-            if sample.sample_id.startswith("baseline") and sample.prompt == self.refused
-            else Score(value=float(len(sample.response_ids)))
-            for sample in unit.samples
+            if sample.sample_id.startswith("baseline") and sample.prompt.raw == self.refused
+            else Score(value=float(sample.response_length))
+            for sample in samples
         ]
 
 
@@ -71,10 +70,8 @@ def answer(request: RolloutRequest, sample: int) -> list[int]:
 
 
 def group_of(prompt: int, n: int = 3, *, baseline: bool = False) -> Group:
-    issued = Issued(
-        epoch=2, attempt=1, prompt=Prompt(index=prompt, prompt_ids=np.arange(3), raw=f"q{prompt}")
-    )
-    return Group(issued=issued, n=n, sampling=SAMPLING, baseline=baseline)
+    made = Prompt(index=prompt, prompt_ids=np.arange(3), raw=f"q{prompt}", epoch=2, attempt=1)
+    return Group(prompt=made, n=n, sampling=SAMPLING, baseline=baseline)
 
 
 async def all_of(groups: Sequence[Group], pool: RolloutPool, scorer: Scorer) -> Generation:
@@ -108,7 +105,7 @@ def test_samples_come_in_the_order_of_their_numbers_whatever_finishes_first() ->
     assert [s.sample_id for s in group.samples] == [f"train.e2.p4.a1.s{i}" for i in range(3)]
     assert [s.score for s in group.samples] == [0, 1, 2]
     assert [s.text for s in group.samples] == ["", "7", "7 7"]
-    assert [s.key for s in group.samples] == [(2, 4, 1)] * 3
+    assert [s.prompt.key for s in group.samples] == [(2, 4, 1)] * 3
     assert group.greedy is None
     assert group.finished
 
@@ -185,7 +182,7 @@ def test_a_prompt_whose_baseline_has_no_score_leaves_the_batch_and_is_counted() 
 
 def test_purpose_and_attempt_name_the_requests_and_their_random_streams() -> None:
     first, again = group_of(4), group_of(4)
-    again.issued = attrs.evolve(again.issued, attempt=2)
+    again.prompt = attrs.evolve(again.prompt, attempt=2)
     other = group_of(4)
     other.purpose = "validation"
     engine = drawn(first, again, other)
@@ -216,9 +213,9 @@ def test_a_group_that_failed_is_drawn_again_under_the_same_names() -> None:
 
 def test_seconds_of_generation_are_those_before_the_last_response_came() -> None:
     class Waits(Manager):
-        async def score(self, unit: Any) -> list[Outcome]:
+        async def score(self, samples: Any, time: Any) -> list[Outcome]:
             await asyncio.sleep(0.2)
-            return await super().score(unit)
+            return await super().score(samples, time)
 
     pool = RolloutPool([ScriptedRollout.following(Script(answer=answer))])
     generation = asyncio.run(all_of([group_of(4, n=1)], pool, Scorer(Waits(), timeout=5.0)))

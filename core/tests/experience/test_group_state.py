@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from dovetail.checkpoint.plugin_states import read_states, write_states
-from dovetail.data.loader import Issued
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.interfaces import (
     Completion,
@@ -19,6 +19,7 @@ from dovetail.interfaces import (
     FailureKind,
     FinishReason,
     Prompt,
+    Sample,
     SamplingParams,
     Score,
 )
@@ -27,8 +28,8 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 PROMPTS = {i: Prompt(index=i, prompt_ids=np.arange(i + 1), raw=f"q{i}") for i in range(4)}
 
 
-def issued(epoch: int, prompt: int, attempt: int) -> Issued:
-    return Issued(epoch=epoch, attempt=attempt, prompt=PROMPTS[prompt])
+def issued(epoch: int, prompt: int, attempt: int) -> Prompt:
+    return attrs.evolve(PROMPTS[prompt], epoch=epoch, attempt=attempt)
 
 
 numbers = st.floats(-5, 5, width=32)
@@ -53,7 +54,7 @@ def sample(draw: Any, prompt: int, number: int) -> Sample:
     versions = st.lists(st.integers(0, 9), min_size=length, max_size=length)
     return Sample(
         sample_id=f"train.e0.p{prompt}.a{attempt}.s{number}",
-        issued=issued(0, prompt, attempt),
+        prompt=issued(0, prompt, attempt),
         completion=Completion(
             request_id=f"train.e0.p{prompt}.a{attempt}",
             sample=number,
@@ -76,7 +77,7 @@ def groups(draw: Any) -> list[Group]:
         greedy = draw(st.booleans())
         found.append(
             Group(
-                issued=issued(0, prompt, 2),
+                prompt=issued(0, prompt, 2),
                 n=count,
                 sampling=SAMPLING,
                 baseline=greedy,
@@ -91,7 +92,7 @@ def groups(draw: Any) -> list[Group]:
 def plain(group: Group) -> Any:
     """Everything of a group, in values that compare."""
     return [
-        (group.issued.epoch, group.issued.prompt.index, group.issued.attempt, group.n),
+        (*group.prompt.key, group.n),
         (group.baseline, group.finished, group.greedy is None),
         [_plain(one) for one in (*group.samples, *filter(None, [group.greedy]))],
     ]
@@ -116,7 +117,7 @@ def _plain(one: Sample) -> Any:
     )
     completion = one.completion
     names = (one.sample_id, completion.request_id, completion.sample, completion.finish_reason)
-    return names, one.text, one.issued.attempt, one.issued.prompt.raw, arrays, said
+    return names, one.text, one.prompt.attempt, one.prompt.raw, arrays, said
 
 
 class Kept:
@@ -149,9 +150,9 @@ def test_what_a_checkpoint_cannot_keep_of_a_score_is_left_out() -> None:
     )
     scored = Score(value=1.0, extras={"pred": "4", "model": object()})
     one = Sample(
-        sample_id="a.s0", issued=issued(0, 1, 0), completion=completion, text="4", outcome=scored
+        sample_id="a.s0", prompt=issued(0, 1, 0), completion=completion, text="4", outcome=scored
     )
-    group = Group(issued=issued(0, 1, 0), n=1, sampling=SAMPLING, samples=[one], finished=True)
+    group = Group(prompt=issued(0, 1, 0), n=1, sampling=SAMPLING, samples=[one], finished=True)
     [found] = unpack(pack([group]), issued, SAMPLING)
     outcome = found.samples[0].outcome
     assert isinstance(outcome, Score)

@@ -90,7 +90,7 @@ def begin(served: Any, *groups: Group, tokens: int = 2) -> None:
     """Admit groups, and wait until responses wait for more than so many tokens."""
     served.engine.limit = tokens
     served.service.admit(groups)
-    prompts = [group.issued.prompt.index for group in groups]
+    prompts = [group.prompt.index for group in groups]
     served.until(lambda: all(served.engine.done.get(prompt) == tokens for prompt in prompts))
 
 
@@ -111,8 +111,8 @@ def whole(n: int = 1) -> list[list[int]]:
 
 def restored(state: dict[str, Any], group: Group) -> Group:
     def issued(epoch: int, prompt: int, attempt: int) -> Any:
-        raw = Prompt(index=prompt, prompt_ids=np.arange(3), raw=str(prompt))
-        return attrs.evolve(group.issued, epoch=epoch, attempt=attempt, prompt=raw)
+        ids = np.arange(3)
+        return Prompt(index=prompt, prompt_ids=ids, raw=str(prompt), epoch=epoch, attempt=attempt)
 
     (found,) = unpack(state, issued, group.sampling)
     return found

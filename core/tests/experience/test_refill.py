@@ -11,11 +11,11 @@ from hypothesis import given, settings, strategies as st
 from dovetail.batch import Batch
 from dovetail.config.builtin import SequentialConfig
 from dovetail.data.ledger import Ledger
-from dovetail.data.loader import Issued, PromptLoader
+from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
 from dovetail.experience.generation import Group
-from dovetail.experience.refill import Rollout, Rounds
+from dovetail.experience.refill import Rollout
 from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
 from dovetail.sections import PluginSection
 
@@ -52,13 +52,13 @@ def negative(action: str, name: str = "negative") -> Chosen:
     return Chosen(name, action, lambda columns, _: columns["scores"] >= 0)
 
 
-def rounds(wanted: int, *filters: Chosen, **options: Any) -> Rounds:
-    return Rounds(wanted, {f.name: f for f in filters}, temperature=0.7, **options)
+def rollout_of(wanted: int, *filters: Chosen, **options: Any) -> Rollout:
+    return Rollout(wanted, {f.name: f for f in filters}, temperature=0.7, **options)
 
 
 def group_of(samples: list[Any], greedy: Any = None) -> Group:
     return Group(
-        issued=samples[0].issued,
+        prompt=samples[0].prompt,
         n=len(samples),
         sampling=SamplingParams(max_new_tokens=8),
         samples=samples,
@@ -88,25 +88,23 @@ def kept(rollout: Rollout) -> dict[int, list[float]]:
 
 
 def test_without_filters_everything_that_has_a_score_is_kept_and_nothing_reported(make_sample):
-    gather = rounds(3)
-    gather.add(generated(make_sample, {0: (1.0, None), 1: (None, None), 2: (0.0, 0.0)}))
-    rollout = gather.rollout()
+    rollout = rollout_of(3)
+    rollout.add(generated(make_sample, {0: (1.0, None), 1: (None, None), 2: (0.0, 0.0)}))
     assert kept(rollout) == {0: [1.0], 2: [0.0, 0.0]}
     assert rollout.reasons == {(0, 1, 0): "reward_failures"}
     assert rollout.metrics == {}
-    assert gather.missing == 1
+    assert rollout.missing == 1
     assert "loss_mask" not in rollout.batch()
 
 
 def test_each_round_asks_for_what_is_missing_and_the_order_is_that_of_the_rounds(make_sample):
-    gather = rounds(3, equal_rewards())
-    gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (0.0, 1.0), 2: (0.0, 0.0)}))
-    assert (gather.missing, gather.prompts, gather.count) == (2, 3, 1)
-    gather.add(generated(make_sample, {3: (0.0, 0.0), 4: (2.0, 0.0)}))
-    assert (gather.missing, gather.prompts) == (1, 5)
-    gather.add(generated(make_sample, {5: (0.0, 3.0)}))
-    assert gather.missing == 0
-    rollout = gather.rollout(refills=True)
+    rollout = rollout_of(3, equal_rewards(), refills=True)
+    rollout.add(generated(make_sample, {0: (1.0, 1.0), 1: (0.0, 1.0), 2: (0.0, 0.0)}))
+    assert (rollout.missing, rollout.prompts, rollout.count) == (2, 3, 1)
+    rollout.add(generated(make_sample, {3: (0.0, 0.0), 4: (2.0, 0.0)}))
+    assert (rollout.missing, rollout.prompts) == (1, 5)
+    rollout.add(generated(make_sample, {5: (0.0, 3.0)}))
+    assert rollout.missing == 0
     assert list(kept(rollout)) == [1, 4, 5]
     assert rollout.metrics == {
         "filter/equal/dropped_samples": 6,
@@ -123,25 +121,23 @@ def test_each_round_asks_for_what_is_missing_and_the_order_is_that_of_the_rounds
 
 
 def test_groups_are_numbered_by_their_place_in_the_step_whatever_prompt_they_answer(make_sample):
-    gather = rounds(3, baseline=True)
-    gather.add(generated(make_sample, {4: (1.0, 0.0), 9: (None, 0.0)}, greedy={4: 1.0, 9: 2.0}))
-    gather.add(generated(make_sample, {7: (1.0,)}, greedy={7: 3.0}))
-    assert [s.group for s in gather.samples] == [0, 0, 1, 1, 2]
-    assert [s.group for s in gather.greedy] == [0, 1, 2]
-    assert [s.key[1] for s in gather.samples] == [4, 4, 9, 9, 7]
-    rollout = gather.rollout()
+    rollout = rollout_of(3, baseline=True)
+    rollout.add(generated(make_sample, {4: (1.0, 0.0), 9: (None, 0.0)}, greedy={4: 1.0, 9: 2.0}))
+    rollout.add(generated(make_sample, {7: (1.0,)}, greedy={7: 3.0}))
+    assert [s.group for s in rollout.samples] == [0, 0, 1, 1, 2]
+    assert [s.group for s in rollout.greedy] == [0, 1, 2]
+    assert [s.prompt.key[1] for s in rollout.samples] == [4, 4, 9, 9, 7]
     assert [row["baseline_score"] for row in rollout.rows(rollout.samples)] == [1, 1, 2, 2, 3]
     assert rollout.batch()["baseline_scores"].tolist() == [1, 1, 2, 3]
 
 
 def test_a_filter_sees_only_its_round_and_only_what_earlier_filters_left(make_sample):
     first, second = negative("drop"), equal_rewards()
-    gather = rounds(2, first, second)
-    gather.add(generated(make_sample, {0: (-1.0, 1.0, 1.0), 1: (0.0, 1.0, None)}))
-    gather.add(generated(make_sample, {2: (-1.0, -1.0, -1.0)}))
+    rollout = rollout_of(2, first, second)
+    rollout.add(generated(make_sample, {0: (-1.0, 1.0, 1.0), 1: (0.0, 1.0, None)}))
+    rollout.add(generated(make_sample, {2: (-1.0, -1.0, -1.0)}))
     assert [len(saw) for saw in first.saw] == [5, 3]
     assert [len(saw) for saw in second.saw] == [4]  # nothing was left of the second round
-    rollout = gather.rollout()
     assert kept(rollout) == {1: [0.0, 1.0]}
     assert rollout.reasons == {(0, 0, 0): "filter:equal", (0, 2, 0): "filter:negative"}
     assert rollout.metrics["filter/negative/dropped_samples"] == 4
@@ -150,49 +146,46 @@ def test_a_filter_sees_only_its_round_and_only_what_earlier_filters_left(make_sa
 
 
 def test_a_thinned_group_is_kept_and_not_replaced(make_sample):
-    gather = rounds(1, negative("drop"))
-    gather.add(generated(make_sample, {0: (-1.0, 2.0, 1.0)}))
-    assert gather.missing == 0
-    assert kept(gather.rollout()) == {0: [2.0, 1.0]}
-    assert gather.rollout().reasons == {}
+    rollout = rollout_of(1, negative("drop"))
+    rollout.add(generated(make_sample, {0: (-1.0, 2.0, 1.0)}))
+    assert rollout.missing == 0
+    assert kept(rollout) == {0: [2.0, 1.0]}
+    assert rollout.reasons == {}
 
 
 def test_masked_samples_stay_in_their_group_without_a_loss(make_sample):
     after = Chosen("after", "drop", lambda columns, _: np.ones(len(columns), np.bool_))
-    gather = rounds(2, negative("mask"), after)
-    gather.add(generated(make_sample, {0: (-1.0, 2.0), 1: (1.0, 3.0)}))
-    rollout = gather.rollout()
+    rollout = rollout_of(2, negative("mask"), after)
+    rollout.add(generated(make_sample, {0: (-1.0, 2.0), 1: (1.0, 3.0)}))
     batch = rollout.batch()
     assert batch["scores"].tolist() == [-1, 2, 1, 3]
     assert batch["response_mask"].values.all()
     assert batch["loss_mask"].to_list() == [[False] * 3, [True] * 3, [True] * 3, [True] * 3]
     assert [len(saw) for saw in after.saw] == [4]
     assert rollout.metrics["filter/negative/masked_samples"] == 1
-    assert gather.missing == 0
+    assert rollout.missing == 0
 
 
 def test_nothing_left_is_no_error(make_sample):
-    gather = rounds(2, equal_rewards())
-    gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (None, None)}))
-    rollout = gather.rollout()
+    rollout = rollout_of(2, equal_rewards())
+    rollout.add(generated(make_sample, {0: (1.0, 1.0), 1: (None, None)}))
     assert len(rollout.batch()) == 0
     assert rollout.reasons == {(0, 0, 0): "filter:equal", (0, 1, 0): "reward_failures"}
 
 
 def test_a_round_of_which_nothing_could_be_scored_reaches_no_filter(make_sample):
     broken = Chosen("broken", "drop", lambda *_: 1 / 0)
-    gather = rounds(1, broken)
-    gather.add(generated(make_sample, {0: (None, None)}))
-    assert gather.missing == 1
+    rollout = rollout_of(1, broken)
+    rollout.add(generated(make_sample, {0: (None, None)}))
+    assert rollout.missing == 1
     assert broken.saw == []
 
 
 def test_groups_without_the_score_of_their_baseline_are_out_before_filters(make_sample):
     chosen = equal_rewards()
-    gather = rounds(3, chosen, baseline=True)
+    rollout = rollout_of(3, chosen, baseline=True)
     scores = {0: (0.0, 1.0), 1: (0.0, 1.0), 2: (None, None)}
-    gather.add(generated(make_sample, scores, greedy={0: 0.5, 1: None, 2: None}))
-    rollout = gather.rollout()
+    rollout.add(generated(make_sample, scores, greedy={0: 0.5, 1: None, 2: None}))
     assert len(chosen.saw[0]) == 2
     assert rollout.batch()["baseline_scores"].tolist() == [0.5, 0.5]
     assert rollout.reasons == {(0, 1, 0): "baseline_failures", (0, 2, 0): "reward_failures"}
@@ -200,9 +193,8 @@ def test_groups_without_the_score_of_their_baseline_are_out_before_filters(make_
 
 
 def test_rows_say_which_filter_took_a_sample(make_sample):
-    gather = rounds(2, negative("mask", "low"), equal_rewards(), baseline=True)
-    gather.add(generated(make_sample, {0: (1.0, 1.0), 1: (-1.0, 1.0)}, greedy={0: 0.5, 1: 2.0}))
-    rollout = gather.rollout()
+    rollout = rollout_of(2, negative("mask", "low"), equal_rewards(), baseline=True)
+    rollout.add(generated(make_sample, {0: (1.0, 1.0), 1: (-1.0, 1.0)}, greedy={0: 0.5, 1: 2.0}))
     rows = rollout.rows(rollout.samples)
     assert [row.get("filtered") for row in rows] == ["equal", "equal", None, None]
     assert [row.get("masked") for row in rows] == [None, None, "low", None]
@@ -220,13 +212,13 @@ def test_rows_say_which_filter_took_a_sample(make_sample):
     ],
 )
 def test_a_filter_that_errs_is_named(make_sample, answer, said):
-    gather = rounds(1, Chosen("mine", "drop", answer))
+    rollout = rollout_of(1, Chosen("mine", "drop", answer))
     if said is None:  # one of Dovetail's own errors says enough itself
         with pytest.raises(Exception, match="no column 'scor'"):
-            gather.add(generated(make_sample, {0: (1.0, 1.0)}))
+            rollout.add(generated(make_sample, {0: (1.0, 1.0)}))
         return
     with pytest.raises(PluginBrokenError, match="sample_filter/Chosen") as caught:
-        gather.add(generated(make_sample, {0: (1.0, 1.0)}))
+        rollout.add(generated(make_sample, {0: (1.0, 1.0)}))
     assert said in str(caught.value)
 
 
@@ -236,17 +228,16 @@ def test_a_filter_that_errs_is_named(make_sample, answer, said):
     st.integers(1, 5),
 )
 def test_every_prompt_is_trained_on_or_has_a_reason(make_sample, scores, wanted):
-    gather = rounds(wanted, equal_rewards())
+    rollout = rollout_of(wanted, equal_rewards())
     left = dict(enumerate(map(tuple, scores)))
-    while gather.missing and left:
-        size = min(gather.missing, len(left))
-        gather.add(generated(make_sample, {g: left.pop(g) for g in list(left)[:size]}))
-    rollout = gather.rollout()
-    used = {sample.key for sample in rollout.kept}
-    seen = {sample.key for sample in rollout.samples}
+    while rollout.missing and left:
+        size = min(rollout.missing, len(left))
+        rollout.add(generated(make_sample, {g: left.pop(g) for g in list(left)[:size]}))
+    used = {sample.prompt.key for sample in rollout.kept}
+    seen = {sample.prompt.key for sample in rollout.samples}
     assert used | rollout.reasons.keys() == seen
     assert not used & rollout.reasons.keys()
-    assert len(used) == wanted - gather.missing <= wanted
+    assert len(used) == wanted - rollout.missing <= wanted
 
 
 # -- with the loader and the ledger ------------------------------------------------------------
@@ -268,17 +259,17 @@ def one_step(
     stop_after: int | None = None,
 ) -> Rollout | None:
     """A step of three rounds in which only odd prompts differ; it is abandoned after a round where that is said."""
-    issued: list[Issued] = loader.next_batch()
-    gather = rounds(len(issued), equal_rewards())
+    issued: list[Prompt] = loader.next_batch()
+    rollout = rollout_of(len(issued), equal_rewards(), refills=True)
     while True:
-        gather.add(
+        rollout.add(
             [
                 group_of(
                     [
                         make_sample(
-                            item.prompt.index,
+                            item.index,
                             i,
-                            float(i * (item.prompt.index % 2)),
+                            float(i * (item.index % 2)),
                             epoch=item.epoch,
                         )
                         for i in range(2)
@@ -288,15 +279,14 @@ def one_step(
             ]
         )
         for item in issued:
-            ledger.take(item.epoch, item.prompt.index, item.attempt, step=number)
-        if gather.count == stop_after:
+            ledger.take(*item.key, step=number)
+        if rollout.count == stop_after:
             ledger.give_back(number)
             return None
-        if not gather.missing or gather.count == 3:
+        if not rollout.missing or rollout.count == 3:
             break
-        issued = loader.next_batch(gather.missing)
-    rollout = gather.rollout(refills=True)
-    used = {sample.key for sample in rollout.kept}
+        issued = loader.next_batch(rollout.missing)
+    used = {sample.prompt.key for sample in rollout.kept}
     for key in ledger.taken(number):
         if key in used:
             ledger.use(*key)

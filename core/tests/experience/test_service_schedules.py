@@ -74,7 +74,7 @@ class Manager(RewardManager):
         self.chance, self.fails, self.unit = chance, fails, unit
         self.running = 0
 
-    async def score(self, unit: Any) -> list[Any]:
+    async def score(self, samples: Any, time: Any) -> list[Any]:
         self.running += 1
         try:
             for _ in range(self.chance.randrange(6)):
@@ -82,9 +82,7 @@ class Manager(RewardManager):
         finally:
             self.running -= 1
         failure = Failure(kind=FailureKind.EXCEPTION, message="no")
-        return [
-            failure if self.chance.random() < self.fails else Score(value=1.0) for _ in unit.samples
-        ]
+        return [failure if self.chance.random() < self.fails else Score(value=1.0) for _ in samples]
 
 
 class Schedule:
@@ -131,8 +129,8 @@ class Schedule:
 
     def admit(self) -> None:
         groups = [
-            Group(issued=issued, n=N, sampling=SamplingParams(max_new_tokens=3))
-            for issued in self.loader.next_batch(self.chance.randint(1, 4))
+            Group(prompt=prompt, n=N, sampling=SamplingParams(max_new_tokens=3))
+            for prompt in self.loader.next_batch(self.chance.randint(1, 4))
         ]
         self.service.admit(groups)
         self.expected += groups
@@ -157,11 +155,11 @@ class Schedule:
             self.expected.extendleft(reversed(groups))
             return
         assert self.ledger.taken(self.step) == [
-            key for key in self.ledger.open() if key in {self.key(group) for group in groups}
+            key for key in self.ledger.open() if key in {group.prompt.key for group in groups}
         ]
         for group in groups:
-            self.ledger.use(*self.key(group))
-            self.used.append(self.key(group)[:2])
+            self.ledger.use(*group.prompt.key)
+            self.used.append(group.prompt.key[:2])
 
     def refill(self, groups: list[Group]) -> None:
         for _ in range(2):
@@ -172,7 +170,7 @@ class Schedule:
                 self.service.generate(thinned)
 
     def enter(self, group: Group) -> None:
-        epoch, prompt, latest = self.key(group)
+        epoch, prompt, latest = group.prompt.key
         while (attempt := self.ledger.attempt(epoch, prompt)) < latest:
             self.ledger.retry(epoch, prompt, attempt)
         self.ledger.take(epoch, prompt, latest, step=self.step)
@@ -180,7 +178,7 @@ class Schedule:
         names = [sample.sample_id for sample in group.samples]
         assert len(set(names)) == len(names)
         assert len(sound) + group.lacks()[0] == N
-        assert {sample.key for sample in sound} <= {self.key(group)}
+        assert {sample.prompt.key for sample in sound} <= {group.prompt.key}
 
     def publish(self) -> None:
         """Weights may change only where no request runs."""
@@ -222,9 +220,6 @@ class Schedule:
             assert self.service.outstanding == len(self.expected)
             self.ledger.check(in_flight=True)
 
-    def key(self, group: Group) -> tuple[int, int, int]:
-        return group.issued.epoch, group.issued.prompt.index, group.issued.attempt
-
 
 @contextmanager
 def watchdog() -> Iterator[None]:
@@ -258,5 +253,5 @@ def test_each_group_ends_once_in_the_order_of_admission_and_nothing_runs_after_t
         # In order within a schedule: epochs one after the other, prompts from the first to the last.
         assert schedule.used == sorted(schedule.used)
         in_flight = [key[:2] for key in schedule.ledger.open()]
-        assert sorted(in_flight) == sorted(schedule.key(group)[:2] for group in schedule.expected)
+        assert sorted(in_flight) == sorted(group.prompt.key[:2] for group in schedule.expected)
         schedule.ledger.check(in_flight=not drains)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 
@@ -15,20 +15,19 @@ from dovetail.experience.validation import (
     validation_metrics,
 )
 from dovetail.interfaces import Failure, FailureKind, Score, outcome_from
+from dovetail_sdk.testing import make_sample
 
 FAILED = Failure(kind=FailureKind.TIMEOUT, message="too slow")
 
 
 def sample(prompt, outcome, source=None, length=5):
-    """One validation sample, as much of it as is looked at."""
+    """One validation sample."""
     if isinstance(outcome, float):
         outcome = Score(value=outcome)
-    return SimpleNamespace(
-        issued=SimpleNamespace(prompt=SimpleNamespace(index=prompt, data_source=source)),
-        completion=SimpleNamespace(response_ids=np.zeros(length, dtype=np.int64)),
-        outcome=outcome,
-        score=outcome.value if isinstance(outcome, Score) else None,
+    made = make_sample(
+        "s", response_ids=np.zeros(length, np.int64), index=prompt, data_source=source
     )
+    return attrs.evolve(made, outcome=outcome)
 
 
 def answered(prompt, score, answer, source=None):

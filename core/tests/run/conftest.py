@@ -121,8 +121,8 @@ class Manager(RewardManager):
     name = "parity"
     api = ">=1.0,<2"
 
-    async def score(self, unit: Any) -> list[Any]:
-        return [Score(value=float(len(sample.response_ids) % 2)) for sample in unit.samples]
+    async def score(self, samples: Any, time: Any) -> list[Any]:
+        return [Score(value=float(sample.response_length % 2)) for sample in samples]
 
 
 class Nothing(Trainer):

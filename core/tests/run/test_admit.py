@@ -66,7 +66,7 @@ class Watched(OneStepOff):
             with run.step() as step:
                 run.collect(step)
                 for sample in made._current.collected.samples:
-                    found = self.versions.setdefault(sample.issued.prompt.index, set())
+                    found = self.versions.setdefault(sample.prompt.index, set())
                     found.update(sample.completion.weight_versions.tolist())
                 admit()
                 run.learn(step)
@@ -314,9 +314,9 @@ def failing(made: Any, *refused: str) -> None:
     score = made.manager.score
     failure = Failure(kind=FailureKind.EXCEPTION, message="no")
 
-    async def scored(unit: Any) -> list[Any]:
-        found = await score(unit)
-        names = [sample.sample_id for sample in unit.samples]
+    async def scored(samples: Any, time: Any) -> list[Any]:
+        found = await score(samples, time)
+        names = [sample.sample_id for sample in samples]
         return [failure if name in refused else o for name, o in zip(names, found, strict=True)]
 
     made.manager.score = scored

@@ -63,12 +63,12 @@ def _float64(self, batch, outputs):
     return Batch({name: mask.with_values(np.zeros(len(mask.values))) for name in outputs})
 
 
-async def _twice(self, unit):
-    return [Score(value=1.0)] * 2 * len(unit.samples)
+async def _twice(self, samples, time):
+    return [Score(value=1.0)] * 2 * len(samples)
 
 
-async def _a_number(self, unit):
-    return [1.0 for _ in unit.samples]
+async def _a_number(self, samples, time):
+    return [1.0 for _ in samples]
 
 
 _ORDERS = itertools.count()

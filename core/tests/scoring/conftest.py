@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -14,16 +14,17 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardManager,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_sdk.testing import make_sample
 
 
 class ScriptedManager(RewardManager):
-    """A manager whose answer is a function of the unit and of the number of calls so far."""
+    """A manager whose answer is a function of the samples, the number of calls so far, and the running time."""
 
     name = "scripted"
     api = ">=1.0,<2"
@@ -33,7 +34,7 @@ class ScriptedManager(RewardManager):
         self.answer = answer
         self.unit = unit
         self.limit = capacity
-        self.units: list[RewardUnit] = []
+        self.calls: list[Sequence[Sample]] = []
         self.running = 0
         self.most = 0
 
@@ -41,12 +42,12 @@ class ScriptedManager(RewardManager):
     def capacity(self) -> int | None:
         return self.limit
 
-    async def score(self, unit: RewardUnit) -> Any:
-        self.units.append(unit)
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> Any:
+        self.calls.append(samples)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            answer = self.answer(unit, len(self.units))
+            answer = self.answer(samples, len(self.calls), time)
             return await answer if asyncio.iscoroutine(answer) else answer
         finally:
             self.running -= 1
@@ -60,12 +61,12 @@ class Scripted:
     took = 0.0
     """Seconds of the last `run`, on the loop's clock."""
 
-    def ones(self, unit: RewardUnit, _: int) -> list[Any]:
+    def ones(self, samples: Sequence[Sample], *_: Any) -> list[Any]:
         """An answer: 1 for every sample."""
-        return [Score(value=1.0) for _ in unit.samples]
+        return [Score(value=1.0) for _ in samples]
 
-    def sample(self, name: str, **fields: Any) -> RewardSample:
-        return RewardSample(sample_id=name, prompt="", solution_str="", **fields)
+    def sample(self, name: str, **fields: Any) -> Sample:
+        return make_sample(name, **fields)
 
     def failure(self, retryable: bool) -> Failure:
         return Failure(kind=FailureKind.UNREACHABLE, message="no judge", retryable=retryable)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import PluginContext, Prompt, RewardFunction, RewardManager, RewardSample
+from dovetail.interfaces import PluginContext, Prompt, RewardFunction, RewardManager
 from dovetail.scoring import configured_functions
 from dovetail.scoring.functions import InstalledFunctions
 from dovetail.scoring.rows import check_sources
 from dovetail.sections import PluginSection, RewardSection
+from dovetail_sdk.testing import make_sample
 
 
 class Fours(RewardFunction):
@@ -89,8 +90,7 @@ def functions(**section: Any) -> Any:
 
 
 def value(found: Any, source: str | None) -> Any:
-    sample = RewardSample(sample_id="s", prompt="", solution_str="", data_source=source)
-    return found.function_for(source)(sample)
+    return found.function_for(source)(make_sample("s", data_source=source))
 
 
 def row(index: int, source: str | None = None, truth: Any = 2) -> Prompt:

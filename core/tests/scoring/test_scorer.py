@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RewardError
-from dovetail.interfaces import RewardUnit, Score
+from dovetail.interfaces import Score
 from dovetail.scoring.scorer import Scorer
 
 
@@ -19,7 +19,7 @@ def test_scoring_begins_while_others_still_generate(scripted) -> None:
         scorer = Scorer(manager, timeout=5.0)
         scorer.add(scripted.sample("first"), group=0, group_size=8)
         await asyncio.sleep(0.01)
-        assert len(manager.units) == 1
+        assert len(manager.calls) == 1
         scorer.add(scripted.sample("second"), group=0, group_size=8)
         assert list(await scorer.finish()) == ["first", "second"]
 
@@ -33,36 +33,36 @@ def test_groups_are_scored_whole_and_at_once_when_complete(scripted) -> None:
         for name in ("a0", "b0", "a1"):
             scorer.add(scripted.sample(name), group=name[0], group_size=2)
         await asyncio.sleep(0.01)
-        assert [[s.sample_id for s in unit.samples] for unit in manager.units] == [["a0", "a1"]]
+        assert [[s.sample_id for s in call] for call in manager.calls] == [["a0", "a1"]]
         outcomes = await scorer.finish()
         # the group that generation left incomplete is scored as it is
-        assert [[s.sample_id for s in unit.samples] for unit in manager.units[1:]] == [["b0"]]
+        assert [[s.sample_id for s in call] for call in manager.calls[1:]] == [["b0"]]
         assert list(outcomes) == ["a0", "b0", "a1"]
 
     scripted.until_done(main())
 
 
 @pytest.mark.parametrize(("concurrency", "capacity", "most"), [(3, None, 3), (8, 2, 2), (2, 8, 2)])
-def test_no_more_units_run_than_allowed(scripted, concurrency, capacity, most) -> None:
-    async def slow(unit: RewardUnit) -> Any:
+def test_no_more_calls_run_than_allowed(scripted, concurrency, capacity, most) -> None:
+    async def slow(samples: Any) -> Any:
         await asyncio.sleep(0.005)
-        return scripted.ones(unit, 0)
+        return scripted.ones(samples)
 
-    manager = scripted.Manager(lambda unit, _: slow(unit), capacity=capacity)
+    manager = scripted.Manager(lambda samples, *_: slow(samples), capacity=capacity)
     outcomes, _ = scripted.run(manager, [f"s{i}" for i in range(12)], concurrency=concurrency)
     assert len(outcomes) == 12
     assert manager.most == most
 
 
-def test_a_manager_that_queues_gets_every_unit_at_once(scripted) -> None:
+def test_a_manager_that_queues_is_called_for_every_sample_at_once(scripted) -> None:
     class Queue(scripted.Manager):
         queues = True
 
-    async def slow(unit: RewardUnit) -> Any:
+    async def slow(samples: Any) -> Any:
         await asyncio.sleep(0.01)
-        return scripted.ones(unit, 0)
+        return scripted.ones(samples)
 
-    manager = Queue(lambda unit, _: slow(unit), capacity=1)
+    manager = Queue(lambda samples, *_: slow(samples), capacity=1)
     scripted.run(manager, [f"s{i}" for i in range(12)], concurrency=2)
     assert manager.most == 12
 
@@ -105,13 +105,13 @@ def test_a_scorer_serves_several_rollouts_and_loops(scripted) -> None:
 
 
 def test_some_samples_may_be_waited_for_while_others_are_scored(scripted) -> None:
-    async def answer(unit: RewardUnit) -> Any:
-        if unit.samples[0].sample_id == "slow":
+    async def answer(samples: Any) -> Any:
+        if samples[0].sample_id == "slow":
             await asyncio.sleep(1.0)
         return [Score(value=2.0)]
 
     async def main() -> None:
-        manager = scripted.Manager(lambda unit, _: answer(unit))
+        manager = scripted.Manager(lambda samples, *_: answer(samples))
         scorer = Scorer(manager, timeout=5.0)
         for name in ("slow", "b", "a"):
             scorer.add(scripted.sample(name), group=name, group_size=1)
@@ -135,10 +135,10 @@ def test_an_incomplete_group_is_scored_as_it_is_when_it_is_waited_for_and_no_oth
         for name in ("a0", "b0"):
             scorer.add(scripted.sample(name), group=name[0], group_size=2)
         assert list(await scorer.outcomes(["a0"])) == ["a0"]
-        assert [[s.sample_id for s in unit.samples] for unit in manager.units] == [["a0"]]
+        assert [[s.sample_id for s in call] for call in manager.calls] == [["a0"]]
         scorer.add(scripted.sample("b1"), group="b", group_size=2)
         await scorer.outcomes(["b0", "b1"])
-        assert [s.sample_id for s in manager.units[1].samples] == ["b0", "b1"]
+        assert [s.sample_id for s in manager.calls[1]] == ["b0", "b1"]
 
     scripted.until_done(main())
 
@@ -160,7 +160,7 @@ def test_what_is_forgotten_is_not_scored_any_more_and_may_be_added_again(scripte
     async def main() -> None:
         answers = {"old": scripted.hang}
         manager = scripted.Manager(
-            lambda unit, _: answers.get("old", lambda: scripted.ones(unit, 0))()
+            lambda samples, *_: answers.get("old", lambda: scripted.ones(samples))()
         )
         scorer = Scorer(manager, timeout=60.0)
         for name in ("a", "b"):
@@ -188,7 +188,7 @@ def test_a_forgotten_group_that_was_incomplete_begins_anew(scripted) -> None:
         for name in ("a0", "a1"):
             scorer.add(scripted.sample(name), group="a", group_size=2)
         await scorer.outcomes(["a0", "a1"])
-        assert [[s.sample_id for s in unit.samples] for unit in manager.units] == [["a0", "a1"]]
+        assert [[s.sample_id for s in call] for call in manager.calls] == [["a0", "a1"]]
 
     scripted.until_done(main())
 
@@ -226,12 +226,12 @@ def test_the_manager_sleeps_when_everything_is_scored_or_given_up(scripted) -> N
         def sleep(self) -> None:
             self.slept_while_running.append(self.running)
 
-    async def slow(unit: RewardUnit) -> list[Any]:
+    async def slow(samples: Any) -> list[Any]:
         await asyncio.sleep(0.01)
-        return scripted.ones(unit, 0)
+        return scripted.ones(samples)
 
     async def main() -> None:
-        manager = Sleeper(lambda unit, _: slow(unit))
+        manager = Sleeper(lambda samples, *_: slow(samples))
         manager.slept_while_running = []
         scorer = Scorer(manager, timeout=5.0)
         for name in ("a", "b"):

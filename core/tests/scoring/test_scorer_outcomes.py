@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dovetail.interfaces import Failure, FailureKind, RewardUnit, Score
+from dovetail.interfaces import Failure, FailureKind, Score
 from dovetail.scoring.scorer import Scorer
 
 
@@ -24,7 +24,7 @@ from dovetail.scoring.scorer import Scorer
         (asyncio.CancelledError(), "was cancelled"),
     ],
 )
-def test_a_manager_that_raises_fails_every_sample_of_the_unit(scripted, error, text) -> None:
+def test_a_manager_that_raises_fails_every_sample_of_the_call(scripted, error, text) -> None:
     def answer(*_: Any) -> Any:
         raise error
 
@@ -47,7 +47,7 @@ def test_a_manager_that_raises_fails_every_sample_of_the_unit(scripted, error, t
         ({"a0": 1.0, "a1": 1.0}, "returned dict and not a list"),
     ],
 )
-def test_an_answer_of_the_wrong_form_fails_the_unit(scripted, answer, text) -> None:
+def test_an_answer_of_the_wrong_form_fails_the_whole_call(scripted, answer, text) -> None:
     outcomes, _ = scripted.run(
         scripted.Manager(lambda *_: answer, unit="group"), ["a0", "a1"], group_size=2
     )
@@ -106,8 +106,8 @@ answers = st.one_of(
 def test_every_sample_gets_one_outcome_and_no_failure_becomes_a_number(
     scripted, script, retries
 ) -> None:
-    def answer(unit: RewardUnit, _: int) -> Any:
-        chosen = script[int(unit.samples[0].sample_id)]
+    def answer(samples: Any, *_: Any) -> Any:
+        chosen = script[int(samples[0].sample_id)]
         if isinstance(chosen, Exception):
             raise chosen
         return [chosen]

@@ -14,15 +14,14 @@ from dovetail.interfaces import (
     PluginContext,
     RewardFunctions,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
-from dovetail_sdk.testing import release_hung
+from dovetail_sdk.testing import make_sample, release_hung
 
 
 @pytest.fixture
@@ -45,12 +44,12 @@ def manager() -> Iterator[Callable[..., NaiveManager]]:
 
 
 @pytest.fixture
-def sample() -> Callable[..., RewardSample]:
+def sample() -> Callable[..., Sample]:
     """Makes samples."""
 
-    def make(name: str = "s0", text: str = "4", **fields: Any) -> RewardSample:
+    def make(name: str = "s0", text: str = "4", **fields: Any) -> Sample:
         defaults: dict[str, Any] = {"prompt": "2 + 2 =", "ground_truth": "4"}
-        return RewardSample(sample_id=name, solution_str=text, **{**defaults, **fields})
+        return make_sample(name, text, **{**defaults, **fields})
 
     return make
 
@@ -81,7 +80,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class Watched(RunningTime):
-    """Tells at any time whether a unit's time counts."""
+    """Tells at any time whether time counts."""
 
     counts = True
 
@@ -94,12 +93,12 @@ class Watched(RunningTime):
 
 @pytest.fixture
 def watched() -> type[Watched]:
-    """A unit's time that says whether it counts."""
+    """A running time that says whether it counts."""
     return Watched
 
 
 class _Waiting(RunningTime):
-    """Adds up the seconds that a unit says it waits."""
+    """Adds up the seconds that are marked as waiting."""
 
     seconds = 0.0
 
@@ -112,12 +111,11 @@ class _Waiting(RunningTime):
 
 @pytest.fixture
 def waited() -> Callable[..., float]:
-    """Scores samples as one unit, all of which must get scores; the seconds that were marked as waiting."""
+    """Scores samples in one call, all of which must get scores; the seconds that were marked as waiting."""
 
-    def score(manager: RewardManager, samples: Sequence[RewardSample]) -> float:
+    def score(manager: RewardManager, samples: Sequence[Sample]) -> float:
         time = _Waiting(0.1)
-        unit = RewardUnit(samples=tuple(samples), time=time)
-        outcomes = asyncio.run(manager.score(unit))
+        outcomes = asyncio.run(manager.score(samples, time))
         assert all(isinstance(outcome, Score) for outcome in outcomes)
         return time.seconds
 
@@ -134,7 +132,7 @@ def run(clock: Clock) -> Callable[..., dict[str, Outcome]]:
 
     def score(
         manager: RewardManager,
-        samples: Sequence[RewardSample],
+        samples: Sequence[Sample],
         *,
         groups: Sequence[int] | None = None,
         hang: int = 0,

@@ -16,13 +16,14 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager
+from dovetail_sdk.testing import make_sample
 
 Make = Callable[..., BatchManager]
 
@@ -54,7 +55,7 @@ class Lists:
         return self.answer(solution_strs)
 
 
-def rows(sample: Any, texts: Any, **fields: Any) -> list[RewardSample]:
+def rows(sample: Any, texts: Any, **fields: Any) -> list[Sample]:
     return [sample(f"s{i}", str(text), **fields) for i, text in enumerate(texts)]
 
 
@@ -101,7 +102,7 @@ def test_waiting_for_others_does_not_count_as_running(batch, sample, watched) ->
 
     async def main() -> Any:
         manager = batch(lists, size=8, wait_ms=1)
-        scoring = asyncio.ensure_future(manager.score(RewardUnit(samples=(sample(),), time=time)))
+        scoring = asyncio.ensure_future(manager.score([sample()], time))
         await asyncio.sleep(0)
         counted.append(time.counts)
         return await scoring
@@ -197,13 +198,13 @@ def test_a_call_that_is_given_up_before_it_begins_frees_its_place(batch, sample,
 
     async def main() -> None:
         for one in rows(sample, range(4)):
-            scoring = asyncio.ensure_future(manager.score(RewardUnit(samples=(one,))))
+            scoring = asyncio.ensure_future(manager.score([one], RunningTime()))
             await asyncio.sleep(0)
             scoring.cancel()
             await asyncio.gather(scoring, return_exceptions=True)
 
-        unit = RewardUnit(samples=(sample(text="7"),))
-        assert [o.value for o in await asyncio.wait_for(manager.score(unit), 120.0)] == [7.0]
+        scoring = manager.score([sample(text="7")], RunningTime())
+        assert [o.value for o in await asyncio.wait_for(scoring, 120.0)] == [7.0]
 
     asyncio.run(main())
 
@@ -223,10 +224,7 @@ def test_whatever_the_function_does_each_sample_has_its_own_outcome(values, size
     functions = RewardFunctions(default=answer)
     config = BatchConfig(size=size, calls=calls, wait_ms=1)
     manager = BatchManager(config, PluginContext(reward_functions=functions))
-    samples = [
-        RewardSample(sample_id=f"s{i}", prompt="", solution_str="", extra_info={"value": value})
-        for i, value in enumerate(values)
-    ]
+    samples = [make_sample(f"s{i}", extra_info={"value": value}) for i, value in enumerate(values)]
 
     async def main() -> Any:
         scorer = Scorer(manager, timeout=30.0)

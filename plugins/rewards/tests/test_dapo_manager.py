@@ -14,13 +14,13 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
 )
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import DapoConfig
 from dovetail_rewards.managers.dapo import DapoManager
 from dovetail_rewards.overlong_twice import OverlongTwice
+from dovetail_sdk.testing import make_sample
 
 
 def score(answer: Any, length: int | None, **config: Any) -> Any:
@@ -28,9 +28,9 @@ def score(answer: Any, length: int | None, **config: Any) -> Any:
     manager = DapoManager(DapoConfig(**config), context)
     manager.start()
     ids = None if length is None else np.arange(length)
-    row = RewardSample(sample_id="s", prompt="", solution_str="", response_ids=ids)
+    row = make_sample("s", response_ids=ids)
     try:
-        return asyncio.run(manager.score(RewardUnit(samples=(row,))))[0]
+        return asyncio.run(manager.score([row], RunningTime()))[0]
     finally:
         manager.close()
 

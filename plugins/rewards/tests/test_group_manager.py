@@ -14,11 +14,11 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
 )
 from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.group import GroupManager
+from dovetail_sdk.testing import make_sample
 
 Make = Callable[..., GroupManager]
 
@@ -117,8 +117,8 @@ def test_a_call_that_raises_fails_its_group_alone(group, sample, run) -> None:
 
 def test_different_functions_in_a_group_are_a_failure(group, sample, run) -> None:
     manager = group(by_source={"a": lambda: 1.0, "b": lambda: 2.0})
-    unit = [sample("x", data_source="a"), sample("y", data_source="b")]
-    outcomes = run(manager, unit, groups=[2])
+    samples = [sample("x", data_source="a"), sample("y", data_source="b")]
+    outcomes = run(manager, samples, groups=[2])
     assert all("different data sources" in outcome.message for outcome in outcomes.values())
 
 
@@ -136,10 +136,8 @@ def test_scores_equal_a_plain_loop(preferences, count, both) -> None:
 
     functions = RewardFunctions(default=compare)
     manager = GroupManager(GroupConfig(both_orders=both), PluginContext(reward_functions=functions))
-    samples = [
-        RewardSample(sample_id=f"s{i}", prompt="", solution_str=str(i)) for i in range(count)
-    ]
-    outcomes = asyncio.run(manager.score(RewardUnit(samples=tuple(samples))))
+    samples = [make_sample(f"s{i}", str(i)) for i in range(count)]
+    outcomes = asyncio.run(manager.score(samples, RunningTime()))
     manager.close()
     for i, outcome in enumerate(outcomes):
         parts = []

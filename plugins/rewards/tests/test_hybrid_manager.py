@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from dovetail.interfaces import (
     PluginContext,
     Prompt,
     RewardFunctions,
-    RewardUnit,
     Score,
 )
 from dovetail.scoring import configured_functions
@@ -223,12 +223,10 @@ def test_capacities_of_the_parts_hold_and_waiting_for_them_does_not_count(
         judge, scorers={"judge": ScorerSection(manager=NaiveConfig(name="naive", workers=2))}
     )
     times = [watched() for _ in range(10)]
-    units = [
-        RewardUnit(samples=(sample(f"s{i}", str(i)),), time=time) for i, time in enumerate(times)
-    ]
+    calls = [([sample(f"s{i}", str(i))], time) for i, time in enumerate(times)]
 
     async def main() -> Any:
-        scoring = asyncio.gather(*map(manager.score, units))
+        scoring = asyncio.gather(*starmap(manager.score, calls))
         await asyncio.to_thread(both.wait, 60.0)
         counted = {str(i) for i, time in enumerate(times) if time.counts}
         assert counted == running, "the time of those that run counts, and of no other"

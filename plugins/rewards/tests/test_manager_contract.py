@@ -17,8 +17,8 @@ from dovetail.interfaces import (
     PluginContext,
     RewardCall,
     RewardFunctions,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
+    Sample,
     Score,
     outcome_from,
     outcomes_from,
@@ -26,10 +26,11 @@ from dovetail.interfaces import (
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.naive import NaiveManager
+from dovetail_sdk.testing import make_sample
 
 
-def score_one(manager: Any, sample: RewardSample) -> Any:
-    return asyncio.run(manager.score(RewardUnit(samples=(sample,))))[0]
+def score_one(manager: Any, sample: Sample) -> Any:
+    return asyncio.run(manager.score([sample], RunningTime()))[0]
 
 
 def on_lists(data_sources, solution_strs, ground_truths, extra_infos):
@@ -59,7 +60,10 @@ def test_parameters_of_lists_are_filled_in_order(sample) -> None:
         seen.update(rest, solution_strs=solution_strs, prompts=prompts, ends=finish_reasons)
         return [0.0, 1.0]
 
-    rows = [sample("a", "x", data_source="d"), sample("b", "y", finish_reason="length")]
+    rows = [
+        sample("a", "x", data_source="d"),
+        sample("b", "y", response_ids=np.arange(1), finish_reason="length"),
+    ]
     RewardCall(compute_score).on_list(rows)
     assert seen == {
         "solution_strs": ["x", "y"],
@@ -202,12 +206,7 @@ def test_the_cache_forgets_what_was_not_used(sample) -> None:
 def test_different_contents_have_different_keys(pair) -> None:
     call = RewardCall(counted(True)[0])
     cache = OutcomeCache(4)
-    first, second = (
-        cache.key(
-            call, RewardSample(sample_id="s", prompt="", solution_str="", extra_info={"k": x})
-        )
-        for x in pair
-    )
+    first, second = (cache.key(call, make_sample("s", extra_info={"k": x})) for x in pair)
     assert (first == second) == (repr(pair[0]) == repr(pair[1]))
 
 

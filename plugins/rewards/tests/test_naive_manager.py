@@ -19,18 +19,18 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardFunctions,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
+    Sample,
     Score,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
-from dovetail_sdk.testing import FAILURES, release_hung, reward_that_fails
+from dovetail_sdk.testing import FAILURES, make_sample, release_hung, reward_that_fails
 
 
-def score_one(manager: NaiveManager, sample: RewardSample) -> Outcome:
-    return asyncio.run(manager.score(RewardUnit(samples=(sample,))))[0]
+def score_one(manager: NaiveManager, sample: Sample) -> Outcome:
+    return asyncio.run(manager.score([sample], RunningTime()))[0]
 
 
 def test_a_function_is_called_with_the_row_by_name(manager, sample) -> None:
@@ -200,8 +200,9 @@ def test_the_line_is_the_users_own_and_not_the_librarys(manager, sample) -> None
 
 def test_each_source_has_its_function(manager, sample) -> None:
     naive = manager({"a": lambda: 1.0, "b": lambda: 2.0})
-    unit = RewardUnit(samples=(sample(data_source="b"), sample(data_source="a")))
-    assert [o.value for o in asyncio.run(naive.score(unit))] == [2.0, 1.0]
+    samples = [sample(data_source="b"), sample(data_source="a")]
+    outcomes = asyncio.run(naive.score(samples, RunningTime()))
+    assert [o.value for o in outcomes] == [2.0, 1.0]
     outcome = score_one(naive, sample(data_source="c"))
     assert isinstance(outcome, Failure)
     assert "no reward function for data_source 'c'; there are: a, b" in outcome.message
@@ -283,7 +284,7 @@ def test_a_hung_function_does_not_keep_the_process_alive() -> None:
 import asyncio, sys, time
 from dovetail.scoring.scorer import Scorer
 from dovetail.interfaces import PluginContext
-from dovetail.interfaces import RewardSample
+from dovetail_sdk.testing import make_sample
 from dovetail.interfaces import RewardFunctions
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
@@ -291,7 +292,7 @@ from dovetail_rewards.managers.naive import NaiveManager
 async def main():
     functions = RewardFunctions(default=lambda: time.sleep(600))
     scorer = Scorer(NaiveManager(NaiveConfig(), PluginContext(reward_functions=functions)), timeout=0.1)
-    scorer.add(RewardSample(sample_id="s", prompt="", solution_str=""), group=0, group_size=1)
+    scorer.add(make_sample("s"), group=0, group_size=1)
     return (await scorer.finish())["s"]
 
 sys.stdout.write(asyncio.run(main()).kind)
@@ -328,10 +329,7 @@ def test_no_failure_ever_becomes_a_number(values) -> None:
 
     functions = RewardFunctions(default=compute_score)
     naive = NaiveManager(NaiveConfig(), PluginContext(reward_functions=functions))
-    samples = [
-        RewardSample(sample_id=f"s{i}", prompt="", solution_str="", extra_info={"value": value})
-        for i, value in enumerate(values)
-    ]
+    samples = [make_sample(f"s{i}", extra_info={"value": value}) for i, value in enumerate(values)]
 
     async def main() -> dict[str, Outcome]:
         scorer = Scorer(naive, timeout=30.0, concurrency=8)
@@ -342,7 +340,7 @@ def test_no_failure_ever_becomes_a_number(values) -> None:
     outcomes = asyncio.run(main())
     naive.close()
     for sample in samples:
-        value, outcome = sample.extra_info["value"], outcomes[sample.sample_id]
+        value, outcome = sample.prompt.extra_info["value"], outcomes[sample.sample_id]
         number = value.get("score") if isinstance(value, dict) else value
         sound = isinstance(number, (bool, int, float)) and abs(number) < 3.4e38
         assert isinstance(outcome, Score if sound else Failure)

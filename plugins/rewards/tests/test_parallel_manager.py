@@ -22,8 +22,9 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     PluginContext,
+    RewardCall,
     RewardFunctions,
-    RewardUnit,
+    RunningTime,
     Score,
 )
 from dovetail.scoring import configured_functions
@@ -31,7 +32,14 @@ from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
-from dovetail_rewards.managers.wire import Garbled, frame, pack_outcome, take_frames, unpack_outcome
+from dovetail_rewards.managers.wire import (
+    Garbled,
+    arguments_of,
+    frame,
+    pack_outcome,
+    take_frames,
+    unpack_outcome,
+)
 
 Make = Callable[..., ParallelManager]
 
@@ -110,6 +118,16 @@ def compute_score():
     return float(len(rang) and threading.current_thread() is threading.main_thread())
 """
     assert run(parallel(source, workers=1), [sample()])["s0"].value == 1.0
+
+
+def test_a_worker_gets_what_its_function_asks_for_alone(sample) -> None:
+    row = sample(data_source="d", extra_info={"x": 1}, response_ids=np.arange(3))
+    seen = RewardCall(lambda solution_str, ground_truth: 1.0).fields
+    assert arguments_of(row, seen) == {
+        "data_source": "d",
+        "solution_str": "4",
+        "ground_truth": "4",
+    }
 
 
 def test_rows_arrive_as_they_are_and_awaitables_are_awaited(parallel, sample, run) -> None:
@@ -252,7 +270,7 @@ def test_closing_answers_what_is_still_waiting(parallel, sample) -> None:
 
     async def main() -> Any:
         scoring = asyncio.gather(
-            *(manager.score(RewardUnit(samples=(sample(f"s{i}"),))) for i in range(3))
+            *(manager.score([sample(f"s{i}")], RunningTime()) for i in range(3))
         )
         await asyncio.sleep(0.1)
         await asyncio.to_thread(manager.close)
@@ -272,7 +290,8 @@ def test_workers_die_with_a_controller_that_is_killed_even_where_they_never_retu
 import asyncio, sys
 from dovetail.sections import PluginSection, RewardSection
 from dovetail.interfaces import PluginContext
-from dovetail.interfaces import RewardSample, RewardUnit
+from dovetail.interfaces import RunningTime
+from dovetail_sdk.testing import make_sample
 from dovetail.scoring import configured_functions
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
@@ -282,8 +301,8 @@ manager = ParallelManager(ParallelConfig(workers=2), PluginContext(reward_functi
 manager.start()
 
 async def main():
-    units = [RewardUnit(samples=(RewardSample(sample_id=str(i), prompt="", solution_str=""),)) for i in range(2)]
-    scoring = asyncio.gather(*(manager.score(unit) for unit in units))
+    samples = [make_sample(str(i)) for i in range(2)]
+    scoring = asyncio.gather(*(manager.score([sample], RunningTime()) for sample in samples))
     await asyncio.sleep(0.2)
     sys.stdout.write(repr(manager.pids) + "\\n"); sys.stdout.flush()
     await scoring
@@ -314,7 +333,7 @@ def compute_score(solution_str):
     manager = parallel(source)
 
     async def one(name: str) -> Any:
-        return await manager.score(RewardUnit(samples=(sample(name, name),)))
+        return await manager.score([sample(name, name)], RunningTime())
 
     async def main() -> None:
         slow = asyncio.create_task(one("slow"))

@@ -98,7 +98,7 @@ def one_by_one(path: Any, samples: Any) -> list[float]:
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
     logits = []
     for row in samples:
-        text = f"<user>{row.prompt}\n<assistant>{row.solution_str}\n"
+        text = f"<user>{row.prompt.raw}\n<assistant>{row.text}\n"
         ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
         with torch.no_grad():
             logits.append(float(model(input_ids=ids).logits[0, 0]))
@@ -147,7 +147,7 @@ def test_an_encoder_reads_prompt_and_response_as_two_segments(
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
     expected = []
     for row in samples:
-        given = tokenizer(row.prompt, row.solution_str, return_tensors="pt")
+        given = tokenizer(row.prompt.raw, row.text, return_tensors="pt")
         with torch.no_grad():
             expected.append(float(model(**given).logits[0, 0]))
     outcomes = run(reward_model(path, format="pair"), samples)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import FailureKind, PluginContext, Prompt, RewardManager, RewardSample
+from dovetail.interfaces import FailureKind, PluginContext, Prompt, RewardManager, Sample
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
 from dovetail.scoring import configured_functions
@@ -17,7 +17,7 @@ from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.config import RegexFormatConfig
-from dovetail_sdk.testing import FAILURES, failing_reward, release_hung
+from dovetail_sdk.testing import FAILURES, failing_reward, make_sample, release_hung
 
 
 def row(source: str | None, truth: object) -> Prompt:
@@ -31,9 +31,7 @@ def row(source: str | None, truth: object) -> Prompt:
     )
 
 
-def score(
-    section: RewardSection, *samples: RewardSample, timeout: float = 60.0
-) -> dict[str, object]:
+def score(section: RewardSection, *samples: Sample, timeout: float = 60.0) -> dict[str, object]:
     functions = configured_functions(section, PluginContext())
     context = PluginContext(reward_functions=functions)
     manager = make_plugin(
@@ -54,15 +52,8 @@ def score(
         manager.close()
 
 
-def sample(name: str, text: str, source: str | None, truth: str, **extra: str) -> RewardSample:
-    return RewardSample(
-        sample_id=name,
-        prompt="",
-        solution_str=text,
-        data_source=source,
-        ground_truth=truth,
-        extra_info=extra,
-    )
+def sample(name: str, text: str, source: str | None, truth: str, **extra: str) -> Sample:
+    return make_sample(name, text, data_source=source, ground_truth=truth, extra_info=extra)
 
 
 @pytest.mark.parametrize("source", ["openai/gsm8k", "gsm8k"])

@@ -14,15 +14,6 @@ from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, Sampler
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Issued:
-    """A prompt on its way through a step. (epoch, prompt.index, attempt) is its name in the ledger."""
-
-    epoch: int
-    attempt: int
-    prompt: Prompt
-
-
 class PromptLoader:
     """Hands out every prompt once an epoch. Batches run on across the end of an epoch, so that none is left over.
 
@@ -59,7 +50,7 @@ class PromptLoader:
         self._position = 0
         self._order: tuple[int, np.ndarray, str] | None = None
         self._resumed = False
-        self._waiting: list[Issued] = []
+        self._waiting: list[Prompt] = []
         self._held: set[tuple[int, int]] = set()
         self._digest: str | None = None
 
@@ -71,7 +62,7 @@ class PromptLoader:
         reached: int = counts["used"] + sum(counts["dropped"].values())
         return reached / len(self._prompts)
 
-    def next_batch(self, size: int | None = None) -> list[Issued]:
+    def next_batch(self, size: int | None = None) -> list[Prompt]:
         """The next prompts, entered in the ledger as issued.
 
         After a resume with smaller batches, what was in flight may fill several of them.
@@ -85,10 +76,10 @@ class PromptLoader:
         again, self._waiting = self._waiting[:wanted], self._waiting[wanted:]
         return again + [self._next() for _ in range(wanted - len(again))]
 
-    def held(self, epoch: int, prompt: int, attempt: int) -> Issued:
+    def held(self, epoch: int, prompt: int, attempt: int) -> Prompt:
         """Return a prompt that was in flight and whose samples were kept: it is not issued again."""
         self._held.add((epoch, prompt))
-        return Issued(epoch=epoch, attempt=attempt, prompt=self._by_index[prompt])
+        return attrs.evolve(self._by_index[prompt], epoch=epoch, attempt=attempt)
 
     def state(self) -> dict[str, Any]:
         """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
@@ -119,14 +110,14 @@ class PromptLoader:
         self._position = state["position"] if same else 0
         self._waiting, self._resumed, self._held = [], True, set()
 
-    def _in_flight(self) -> list[Issued]:
+    def _in_flight(self) -> list[Prompt]:
         return [
-            Issued(epoch=epoch, attempt=attempt, prompt=self._by_index[prompt])
+            attrs.evolve(self._by_index[prompt], epoch=epoch, attempt=attempt)
             for epoch, prompt, attempt in self._ledger.open()
             if (epoch, prompt) not in self._held
         ]
 
-    def _next(self) -> Issued:
+    def _next(self) -> Prompt:
         """The first prompt from here on that the ledger has not seen in its epoch."""
         while True:
             if self._position == len(self._prompts):
@@ -136,7 +127,7 @@ class PromptLoader:
             # after an abandoned step, or in another order, the ledger knows more than the position says
             if not self._ledger.knows(self._epoch, prompt.index):
                 attempt = self._ledger.issue(self._epoch, prompt.index)
-                return Issued(epoch=self._epoch, attempt=attempt, prompt=prompt)
+                return attrs.evolve(prompt, epoch=self._epoch, attempt=attempt)
 
     def _ordering(self, epoch: int) -> tuple[np.ndarray, str]:
         """int64 [size], and its digest; checked, since a sampler may come from anywhere."""

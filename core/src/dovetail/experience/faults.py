@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.errors import RewardError
-from dovetail.experience.generation import Sample
-from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.reward import Failure, Sample
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:

@@ -11,79 +11,29 @@ import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.reward import Failure, Outcome, RewardSample, Score
+from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
 from dovetail.scoring.busy import BusyTime
 
 if TYPE_CHECKING:
-    from dovetail.data.loader import Issued
     from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.data import Prompt
     from dovetail.scoring.scorer import Scorer
 
-Drawing = asyncio.Task[list["Sample"]] | None
+Drawing = asyncio.Task[list[Sample]] | None
 """Samples that are being drawn; None where none are."""
 _AGAIN_SECONDS = 0.5
 BASELINE = "baseline"
 """Purpose of the greedy responses: it names their requests and their random streams."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Sample:
-    """One generated and scored sample, with everything that a person wants to read of it."""
-
-    sample_id: str
-    issued: Issued
-    completion: Completion
-    text: str
-    outcome: Outcome
-    group: int = 0
-    """Position of its prompt in the step, over all its rounds of generation."""
-
-    @property
-    def prompt(self) -> Any:
-        """The prompt as the data has it: messages, or a string."""
-        return self.issued.prompt.raw
-
-    @property
-    def score(self) -> float | None:
-        """The reward, or None where scoring failed."""
-        return self.outcome.value if isinstance(self.outcome, Score) else None
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """Its prompt's name in the ledger: epoch, prompt, attempt."""
-        return self.issued.epoch, self.issued.prompt.index, self.issued.attempt
-
-    def row(self) -> dict[str, Any]:
-        """What is written to `samples/step_N.jsonl`."""
-        prompt = self.issued.prompt
-        row = {
-            "sample_id": self.sample_id,
-            "prompt": prompt.raw,
-            "response": self.text,
-            "score": self.score,
-            "ground_truth": prompt.ground_truth,
-            "data_source": prompt.data_source,
-            "finish_reason": str(self.completion.finish_reason),
-            "response_length": len(self.completion.response_ids),
-        }
-        if isinstance(self.outcome, Failure):
-            row["failure"] = {"kind": str(self.outcome.kind), "message": self.outcome.message}
-            return row
-        if self.outcome.components:
-            row["components"] = dict(self.outcome.components)
-        if self.outcome.extras:
-            row["extras"] = dict(self.outcome.extras)
-        return row
-
-
 @attrs.define(kw_only=True, eq=False)
 class Group:
     """A prompt on its way through the rollout, with the samples drawn for it: the unit of the ledger and of the stream."""
 
-    issued: Issued
-    """The prompt under its latest attempt."""
+    prompt: Prompt
+    """Under its latest attempt."""
     n: int
     """Samples wanted."""
     sampling: SamplingParams
@@ -94,8 +44,8 @@ class Group:
     samples: list[Sample] = attrs.field(factory=list)
     """Sound ones under the latest attempt, those that could not be scored under the one that they had."""
     greedy: Sample | None = None
-    arrived: dict[str, Completion] = attrs.field(factory=dict)
-    """Responses that are whole and have no outcome yet, by sample id."""
+    arrived: dict[str, Sample] = attrs.field(factory=dict)
+    """Whole responses that have no outcome yet, by sample id."""
     cut: dict[str, Completion] = attrs.field(factory=dict)
     """Responses that were cut short, and go on from there, by sample id."""
     finished: bool = False
@@ -113,10 +63,10 @@ class Group:
             whole: it keeps none where one is missing, because scores depend on each other.
         """
         self.finished = False
-        self.issued = attrs.evolve(self.issued, attempt=self.issued.attempt + 1)
+        self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
         anew = whole and self.lacks()[0] > 0
         self.samples = [
-            sample if sample.score is None else attrs.evolve(sample, issued=self.issued)
+            sample if sample.score is None else attrs.evolve(sample, prompt=self.prompt)
             for sample in self.samples
             if sample.score is None or not anew
         ]
@@ -187,14 +137,12 @@ class Generation:
     async def _draw(self, group: Group, request: RolloutRequest) -> list[Sample]:
         """The samples of a request, each scored as soon as it has arrived."""
         names = [_name(request, number) for number in range(request.n)]
-        texts: dict[str, str] = {}
         try:
-            for name in names:
-                if name in group.arrived:
-                    texts[name] = self._score(group, request, name)
+            for sample in filter(None, map(group.arrived.get, names)):
+                self._score(sample, request)
             while parts := _parts(request, names, group):
                 await self._going_on.wait()
-                asks = (self._ask(group, request, *part, texts) for part in parts)
+                asks = (self._ask(group, request, *part) for part in parts)
                 with self.asking, self.working:
                     await (next(asks) if len(parts) == 1 else _together(asks))
             with self.working:
@@ -203,16 +151,7 @@ class Generation:
             # The prompt is asked again under the same names: these must not be scored any more.
             await self._scorer.forget(names)
             raise
-        return [
-            Sample(
-                sample_id=name,
-                issued=group.issued,
-                completion=group.arrived.pop(name),
-                text=texts[name],
-                outcome=outcomes[name],
-            )
-            for name in names
-        ]
+        return [attrs.evolve(group.arrived.pop(name), outcome=outcomes[name]) for name in names]
 
     async def _ask(
         self,
@@ -220,7 +159,6 @@ class Generation:
         request: RolloutRequest,
         part: RolloutRequest,
         numbers: Sequence[int],
-        texts: dict[str, str],
     ) -> None:
         """Ask for a part of a request, the samples of these numbers, and keep each as it arrives: whole or cut short."""
         self._asked.add(part.request_id)
@@ -237,35 +175,20 @@ class Generation:
                     left = request.sampling.max_new_tokens - len(whole.response_ids)
                     ended = whole.finish_reason is not FinishReason.ABORT or not left
                     if ended or part.request_id not in self._aborted:
-                        group.arrived[name] = whole
-                        texts[name] = self._score(group, request, name)
+                        ids_T = whole.response_ids.tolist()
+                        text = str(self._tokenizer.decode(ids_T, skip_special_tokens=True))
+                        group.arrived[name] = sample = Sample(
+                            sample_id=name, prompt=group.prompt, text=text, completion=whole
+                        )
+                        self._score(sample, request)
                     elif (kept := _kept(whole, request.sampling)) is not None:
                         group.cut[name] = kept
         finally:
             self._asked.discard(part.request_id)
             self._aborted.discard(part.request_id)
 
-    def _score(self, group: Group, request: RolloutRequest, name: str) -> str:
-        """Begin to score a response that has arrived, and return its text."""
-        completion, prompt = group.arrived[name], group.issued.prompt
-        text = str(
-            self._tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True)
-        )
-        self._scorer.add(
-            RewardSample(
-                sample_id=name,
-                prompt=prompt.raw,
-                solution_str=text,
-                data_source=prompt.data_source,
-                ground_truth=prompt.ground_truth,
-                extra_info=prompt.extra_info,
-                response_ids=completion.response_ids,
-                finish_reason=str(completion.finish_reason),
-            ),
-            group=request.request_id,
-            group_size=request.n,
-        )
-        return text
+    def _score(self, sample: Sample, request: RolloutRequest) -> None:
+        self._scorer.add(sample, group=request.request_id, group_size=request.n)
 
 
 def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None]:
@@ -364,22 +287,22 @@ def greedy_of(sampling: SamplingParams) -> SamplingParams:
 def _request(
     group: Group, n: int, sampling: SamplingParams, purpose: str, seed: int
 ) -> RolloutRequest:
-    issued = group.issued
+    prompt = group.prompt
     streams = tuple(
         SampleStream(
             seed=seed,
             purpose=purpose,
-            epoch=issued.epoch,
-            prompt=issued.prompt.index,
+            epoch=prompt.epoch,
+            prompt=prompt.index,
             sample=sample,
-            attempt=issued.attempt,
+            attempt=prompt.attempt,
         )
         for sample in range(n)
     )
     return RolloutRequest(
-        request_id=f"{purpose}.e{issued.epoch}.p{issued.prompt.index}.a{issued.attempt}",
-        prompt_ids=issued.prompt.prompt_ids,
+        request_id=f"{purpose}.e{prompt.epoch}.p{prompt.index}.a{prompt.attempt}",
+        prompt_ids=prompt.prompt_ids,
         sampling=sampling,
         streams=streams,
-        media=issued.prompt.media,
+        media=prompt.media,
     )

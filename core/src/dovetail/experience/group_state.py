@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.experience.generation import Group, Sample
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Score
+from dovetail.experience.generation import Group
+from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from dovetail.data.loader import Issued
+    from dovetail.interfaces.data import Prompt
 
 _TOKENS = {
     "response_ids": np.int64,
@@ -39,7 +39,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "groups": [
             {
-                "key": [group.issued.epoch, group.issued.prompt.index, group.issued.attempt],
+                "key": list(group.prompt.key),
                 "n": group.n,
                 "baseline": group.baseline,
                 "finished": group.finished,
@@ -53,7 +53,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def unpack(
-    state: Mapping[str, Any], issued: Callable[[int, int, int], Issued], sampling: SamplingParams
+    state: Mapping[str, Any], issued: Callable[[int, int, int], Prompt], sampling: SamplingParams
 ) -> list[Group]:
     """Return the groups of a state that `pack` returned.
 
@@ -71,7 +71,7 @@ def unpack(
     for entry in state["groups"]:
         epoch, prompt, attempt = entry["key"]
         group = Group(
-            issued=issued(epoch, prompt, attempt),
+            prompt=issued(epoch, prompt, attempt),
             n=entry["n"],
             sampling=sampling,
             baseline=entry["baseline"],
@@ -81,33 +81,36 @@ def unpack(
             name, completion = document["sample_id"], _completion(document, found)
             if document["is"] == "cut":
                 group.cut[name] = completion
-            elif document["is"] == "arrived":
-                group.arrived[name] = completion
+                continue
+            sample = Sample(
+                sample_id=name,
+                prompt=issued(epoch, prompt, document["attempt"]),
+                text=document["text"],
+                completion=completion,
+                outcome=_outcome(document, found),
+            )
+            if document["is"] == "arrived":
+                group.arrived[name] = sample
+            elif document["is"] == "greedy":
+                group.greedy = sample
             else:
-                sample = Sample(
-                    sample_id=name,
-                    issued=issued(epoch, prompt, document["attempt"]),
-                    completion=completion,
-                    text=document["text"],
-                    outcome=_outcome(document, found),
-                )
-                if document["is"] == "greedy":
-                    group.greedy = sample
-                else:
-                    group.samples.append(sample)
+                group.samples.append(sample)
         groups.append(group)
     return groups
 
 
 _Response = tuple[str, str, Completion, Sample | None]
-"""What it is in its group (`sample`, `greedy`, `arrived`, `cut`), its sample id, its tokens, and the sample where there is one."""
+"""What it is in its group (`sample`, `greedy`, `arrived`, `cut`), its sample id, its tokens, and the sample where it is whole."""
 
 
 def _responses(group: Group) -> list[_Response]:
+    whole = [
+        *(("sample", sample) for sample in group.samples),
+        *(("greedy", sample) for sample in filter(None, [group.greedy])),
+        *(("arrived", sample) for sample in group.arrived.values()),
+    ]
     return [
-        *(("sample", s.sample_id, s.completion, s) for s in group.samples),
-        *(("greedy", s.sample_id, s.completion, s) for s in filter(None, [group.greedy])),
-        *(("arrived", name, completion, None) for name, completion in group.arrived.items()),
+        *((what, s.sample_id, s.completion, s) for what, s in whole if s.completion is not None),
         *(("cut", name, completion, None) for name, completion in group.cut.items()),
     ]
 
@@ -124,19 +127,19 @@ def _document(
     }
     if sample is None:
         return document
-    document |= {"attempt": sample.issued.attempt, "text": sample.text, "failure": None}
-    if isinstance(outcome := sample.outcome, Failure):
-        document["failure"] = [str(outcome.kind), outcome.message, outcome.retryable]
-        return document
-    return document | {
-        "score": float(outcome.value),
-        "components": {name: float(part) for name, part in outcome.components.items()},
-        "extras": {
-            str(name): value
-            for name, value in outcome.extras.items()
-            if value is None or isinstance(value, bool | int | float | str)
-        },
-    }
+    document |= {"attempt": sample.prompt.attempt, "text": sample.text}
+    match sample.outcome:
+        case Failure(kind=kind, message=message, retryable=retryable):
+            document["failure"] = [str(kind), message, retryable]
+        case Score(value=value, components=components, extras=extras):
+            document["score"] = float(value)
+            document["components"] = {name: float(part) for name, part in components.items()}
+            document["extras"] = {
+                str(name): value
+                for name, value in extras.items()
+                if value is None or isinstance(value, bool | int | float | str)
+            }
+    return document
 
 
 def _completion(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]) -> Completion:
@@ -149,10 +152,12 @@ def _completion(document: Mapping[str, Any], found: Mapping[str, np.ndarray | No
     )
 
 
-def _outcome(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]) -> Outcome:
-    if document["failure"] is not None:
+def _outcome(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]) -> Outcome | None:
+    if "failure" in document:
         kind, message, retryable = document["failure"]
         return Failure(kind=FailureKind(kind), message=message, retryable=retryable)
+    if "score" not in document:
+        return None
     return Score(
         value=document["score"],
         token_rewards=found["token_rewards"],

@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.sample_columns import has_baseline, to_batch
 from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.reward import Sample
 from dovetail.plugins.checked_answers import checked_keep
 
 if TYPE_CHECKING:
@@ -25,68 +26,15 @@ Key = tuple[int, int, int]
 """Epoch, prompt, attempt: a prompt's name in the ledger."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
 class Rollout:
-    """What the rounds of one step brought, and what is trained on."""
-
-    samples: tuple[Sample, ...]
-    """All that were generated, in the order of rounds and prompts."""
-    baselines: Mapping[int, Sample] | None
-    """The greedy response of each group; None where none were asked for."""
-    kept: tuple[Sample, ...]
-    """Those that are trained on: scored, and dropped by no filter."""
-    dropped: Mapping[str, str]
-    """Sample id → the filter that dropped it."""
-    masked: Mapping[str, str]
-    """Sample id → the filter that took its loss."""
-    reasons: Mapping[Key, str]
-    """Why each prompt that is not trained on is not: `filter:<name>`, `baseline_failures` or `reward_failures`."""
-    masks: bool
-    """Whether any filter takes losses, so that the batch has a `loss_mask`."""
-    metrics: Mapping[str, float]
-    """`filter/…`; empty where nothing filters and nothing is replaced."""
-    temperature: float
-    """At which they were drawn."""
-
-    def batch(self) -> Batch:
-        """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
-        batch = to_batch(self.kept, temperature=self.temperature, baselines=self.baselines)
-        if not self.masks:
-            return batch
-        lost_N = np.array([name in self.masked for name in batch["sample_id"]], np.bool_)
-        mask = batch["response_mask"]
-        return batch.with_columns(
-            {"loss_mask": mask.with_values(mask.values & ~lost_N[mask.row_index])}
-        )
-
-    @property
-    def greedy(self) -> tuple[Sample, ...]:
-        """The greedy responses, where there are any."""
-        return tuple((self.baselines or {}).values())
-
-    def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-        """What is written of these samples: which filter dropped or masked each, and its baseline's score."""
-        rows = []
-        for sample in samples:
-            row = sample.row()
-            if sample.sample_id in self.dropped:
-                row["filtered"] = self.dropped[sample.sample_id]
-            if sample.sample_id in self.masked:
-                row["masked"] = self.masked[sample.sample_id]
-            if self.baselines is not None and sample.group in self.baselines:
-                row["baseline_score"] = self.baselines[sample.group].score
-            rows.append(row)
-        return rows
-
-
-class Rounds:
-    """Gathers the rounds of a step until every prompt that was asked for has a group to train on.
+    """The samples of a step, gathered in rounds until every prompt that was asked for has a group to train on.
 
     Args:
         wanted: groups that the step should train on.
         filters: what leaves samples out, by name, in order.
         temperature: of the samples.
         baseline: whether every round brings greedy responses.
+        refills: whether there may be more than one round, so that their number is worth reporting.
     """
 
     def __init__(
@@ -96,41 +44,55 @@ class Rounds:
         *,
         temperature: float,
         baseline: bool = False,
+        refills: bool = False,
     ) -> None:
         self._wanted = wanted
         self._filters = dict(filters or {})
         self._temperature = temperature
         self._baselines: dict[int, Sample] | None = {} if baseline else None
-        self._samples: list[Sample] = []
-        self._kept: list[Sample] = []
-        self._dropped: dict[str, str] = {}
-        self._masked: dict[str, str] = {}
-        self._reasons: dict[Key, str] = {}
+        self._refills = refills
         self._counts: Counter[str] = Counter()
         for name, chosen in self._filters.items():
             self._counts.update(dict.fromkeys(_counted(name, chosen), 0))
-        self.count = 0
-        self.prompts = 0
+        self.samples, self.kept = (), ()
+        self.dropped, self.masked, self.reasons = {}, {}, {}
+        self.count = self.prompts = 0
 
+    samples: tuple[Sample, ...]
+    """All that were generated, in the order of rounds and prompts."""
+    kept: tuple[Sample, ...]
+    """Those that are trained on: scored, and dropped by no filter."""
+    dropped: dict[str, str]
+    """Sample id → the filter that dropped it."""
+    masked: dict[str, str]
+    """Sample id → the filter that took its loss."""
+    reasons: dict[Key, str]
+    """Why each prompt that is not trained on is not: `filter:<name>`, `baseline_failures` or `reward_failures`."""
     count: int
     """Rounds so far."""
     prompts: int
     """Prompts so far, over all rounds: the number of the next round's first group."""
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
-        """All samples so far."""
-        return tuple(self._samples)
-
-    @property
     def greedy(self) -> tuple[Sample, ...]:
-        """All greedy responses so far."""
+        """The greedy responses, where there are any."""
         return tuple((self._baselines or {}).values())
 
     @property
     def missing(self) -> int:
         """Groups that are still wanted: as many prompts the next round takes."""
-        return self._wanted - len({sample.group for sample in self._kept})
+        return self._wanted - len({sample.group for sample in self.kept})
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`filter/…`; empty where nothing filters and nothing is replaced."""
+        if not self._filters and not self._refills:
+            return {}
+        return {name: float(count) for name, count in self._counts.items()} | {
+            "filter/kept_groups": float(self._wanted - self.missing),
+            "filter/rounds": float(self.count),
+            "filter/generated_prompts": float(self.prompts),
+        }
 
     def add(self, groups: Sequence[Group]) -> None:
         """Take a round in, and run the filters over it. Samples without a score, or without the score of
@@ -146,39 +108,41 @@ class Rounds:
             if self._baselines is not None and group.greedy is not None:
                 self._baselines[number] = attrs.evolve(group.greedy, group=number)
         self.prompts += len(groups)
-        self._samples += samples
+        self.samples += tuple(samples)
         baselines = self._baselines
         scored = [sample for sample in samples if sample.score is not None]
         kept = [s for s in scored if baselines is None or has_baseline(s, baselines)]
-        self._reasons |= {sample.key: "reward_failures" for sample in samples}
-        self._reasons |= {sample.key: "baseline_failures" for sample in scored}
-        self._kept += self._filter(kept) if self._filters else kept
+        self.reasons |= {sample.prompt.key: "reward_failures" for sample in samples}
+        self.reasons |= {sample.prompt.key: "baseline_failures" for sample in scored}
+        kept = self._filter(kept) if self._filters else kept
+        self.kept += tuple(kept)
+        for sample in kept:
+            self.reasons.pop(sample.prompt.key, None)
 
-    def rollout(self, *, refills: bool = False) -> Rollout:
-        """All rounds together.
-
-        Args:
-            refills: whether there may have been more than one round, so that their number is worth reporting.
-        """
-        metrics: dict[str, float] = {}
-        if self._filters or refills:
-            metrics = {name: float(count) for name, count in self._counts.items()} | {
-                "filter/kept_groups": float(self._wanted - self.missing),
-                "filter/rounds": float(self.count),
-                "filter/generated_prompts": float(self.prompts),
-            }
-        used = {sample.key for sample in self._kept}
-        return Rollout(
-            samples=self.samples,
-            baselines=self._baselines,
-            kept=tuple(self._kept),
-            dropped=self._dropped,
-            masked=self._masked,
-            reasons={key: why for key, why in self._reasons.items() if key not in used},
-            masks=any(chosen.action == "mask" for chosen in self._filters.values()),
-            metrics=metrics,
-            temperature=self._temperature,
+    def batch(self) -> Batch:
+        """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
+        batch = to_batch(self.kept, temperature=self._temperature, baselines=self._baselines)
+        if all(chosen.action != "mask" for chosen in self._filters.values()):
+            return batch
+        lost_N = np.array([name in self.masked for name in batch["sample_id"]], np.bool_)
+        mask = batch["response_mask"]
+        return batch.with_columns(
+            {"loss_mask": mask.with_values(mask.values & ~lost_N[mask.row_index])}
         )
+
+    def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
+        """What is written of these samples: which filter dropped or masked each, and its baseline's score."""
+        rows = []
+        for sample in samples:
+            row = sample.row()
+            if sample.sample_id in self.dropped:
+                row["filtered"] = self.dropped[sample.sample_id]
+            if sample.sample_id in self.masked:
+                row["masked"] = self.masked[sample.sample_id]
+            if self._baselines is not None and sample.group in self._baselines:
+                row["baseline_score"] = self._baselines[sample.group].score
+            rows.append(row)
+        return rows
 
     def _filter(self, samples: list[Sample]) -> list[Sample]:
         """The samples that no filter drops."""
@@ -194,14 +158,14 @@ class Rounds:
             taken = {sample.sample_id: name for sample in gone}
             if chosen.action == "mask":
                 self._counts[f"filter/{name}/masked_samples"] += len(gone)
-                self._masked |= taken
+                self.masked |= taken
                 continue
             left = len(np.unique(columns["group_id"][keep_N]))
             self._counts[f"filter/{name}/dropped_samples"] += len(gone)
             self._counts[f"filter/{name}/dropped_groups"] += groups.count - left
-            self._dropped |= taken
+            self.dropped |= taken
             # The last filter that takes a sample of a prompt is the one that left nothing of it.
-            self._reasons |= {sample.key: f"filter:{name}" for sample in gone}
+            self.reasons |= {sample.prompt.key: f"filter:{name}" for sample in gone}
             rows = rows[keep_N]
         return [samples[row] for row in rows]
 

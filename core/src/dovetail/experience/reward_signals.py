@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from dovetail.experience.generation import Sample
+from dovetail.interfaces.reward import Sample
 
 NGRAM = 4
 """Tokens of a run whose repetition counts as repeated text."""
@@ -35,7 +35,7 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
         return {}
     metrics = {
         "reward/repeated_text": float(
-            np.mean([repeated_share(s.completion.response_ids) for s in samples])
+            np.mean([repeated_share(s.completion.response_ids) for s in samples if s.completion])
         ),
         "reward/identical_responses": _identical(samples),
     }
@@ -74,9 +74,7 @@ def _identical(samples: Sequence[Sample]) -> float:
 
 
 def _length_correlation(samples: Sequence[Sample]) -> float | None:
-    scored = [
-        (s.group, s.score, len(s.completion.response_ids)) for s in samples if s.score is not None
-    ]
+    scored = [(s.group, s.score, s.response_length) for s in samples if s.score is not None]
     if not scored:
         return None
     groups, scores, lengths = (np.array(column, np.float64) for column in zip(*scored, strict=True))

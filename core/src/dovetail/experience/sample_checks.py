@@ -11,7 +11,7 @@ from dovetail.plugins.titles import broken_plugin, describe
 from dovetail.scoring.scorer import BrokenAnswer
 
 if TYPE_CHECKING:
-    from dovetail.experience.generation import Sample
+    from dovetail.interfaces.reward import Sample
     from dovetail.interfaces.rollout import Completion
     from dovetail.sections import PluginSection
 
@@ -50,17 +50,21 @@ def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
             raise broken_plugin("reward_manager", section, sample.outcome.message)
 
 
-def _completion_problem(completion: Completion, longest: int) -> str | None:
+def _completion_problem(completion: Completion | None, longest: int) -> str | None:
     """What is wrong with a completion of T tokens."""
+    if completion is None:
+        return "it has no tokens"
     ids_T = completion.response_ids
     if not isinstance(ids_T, np.ndarray) or ids_T.dtype != np.int64 or ids_T.ndim != 1:
         return f"response_ids is {describe(ids_T)}, not int64 [T]"
     if len(ids_T) > longest:
         return f"it has {len(ids_T)} tokens, and at most {longest} were asked for"
     versions_T = completion.weight_versions
-    if not isinstance(versions_T, np.ndarray) or versions_T.shape != ids_T.shape:
-        return f"weight_versions is {describe(versions_T)}, not int64 [{len(ids_T)}]"
-    if versions_T.dtype != np.int64:
+    if (
+        not isinstance(versions_T, np.ndarray)
+        or versions_T.shape != ids_T.shape
+        or versions_T.dtype != np.int64
+    ):
         return f"weight_versions is {describe(versions_T)}, not int64 [{len(ids_T)}]"
     for name in ("log_probs", "raw_log_probs"):
         values_T = getattr(completion, name)

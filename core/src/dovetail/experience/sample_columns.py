@@ -9,9 +9,8 @@ import numpy as np
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
-from dovetail.experience.generation import Sample
 from dovetail.experience.reward_signals import distribution, reward_signals
-from dovetail.interfaces.reward import Failure, Score
+from dovetail.interfaces.reward import Failure, Sample, Score
 
 
 def to_batch(
@@ -35,19 +34,17 @@ def to_batch(
         for s in samples
         if isinstance(s.outcome, Score) and (baselines is None or has_baseline(s, baselines))
     ]
-    completions = [s.completion for s in scored]
+    completions = [s.completion for s in scored if s.completion]
     responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
     columns: dict[str, Any] = {
         "sample_id": [s.sample_id for s in scored],
-        "epoch": np.array([s.issued.epoch for s in scored], dtype=np.int64),
-        "prompt_id": np.array([s.issued.prompt.index for s in scored], dtype=np.int64),
-        "attempt": np.array([s.issued.attempt for s in scored], dtype=np.int64),
+        "epoch": np.array([s.prompt.epoch for s in scored], dtype=np.int64),
+        "prompt_id": np.array([s.prompt.index for s in scored], dtype=np.int64),
+        "attempt": np.array([s.prompt.attempt for s in scored], dtype=np.int64),
         "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
         "group_id": np.array([s.group for s in scored], dtype=np.int64),
         "trajectory_id": np.arange(len(scored), dtype=np.int64),
-        "prompt_ids": Ragged.from_list(
-            [s.issued.prompt.prompt_ids for s in scored], dtype=np.int64
-        ),
+        "prompt_ids": Ragged.from_list([s.prompt.prompt_ids for s in scored], dtype=np.int64),
         "response_ids": responses,
         "response_mask": responses.with_values(np.ones(len(responses.values), dtype=np.bool_)),
         "token_weight_versions": Ragged.from_list(
@@ -59,8 +56,8 @@ def to_batch(
         "token_rewards": _token_rewards(scored, responses),
         "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
     }
-    if any(s.issued.prompt.media for s in scored):
-        columns["media"] = [[m.as_json() for m in s.issued.prompt.media] for s in scored]
+    if any(s.prompt.media for s in scored):
+        columns["media"] = [[m.as_json() for m in s.prompt.media] for s in scored]
     if baselines is not None:
         columns["baseline_scores"] = np.array(
             [baselines[s.group].score for s in scored], dtype=np.float32
@@ -104,9 +101,10 @@ def rollout_metrics(
         max_response_length: tokens.
         baselines: the greedy responses, which count in `reward/baseline_…` alone.
     """
-    lengths = np.array([len(s.completion.response_ids) for s in samples], dtype=np.float64)
-    prompts = np.array([len(s.issued.prompt.prompt_ids) for s in samples], dtype=np.float64)
-    clipped = np.array([str(s.completion.finish_reason) == "length" for s in samples])
+    completions = [s.completion for s in samples if s.completion]
+    lengths = np.array([len(c.response_ids) for c in completions], dtype=np.float64)
+    prompts = np.array([len(s.prompt.prompt_ids) for s in samples], dtype=np.float64)
+    clipped = np.array([str(c.finish_reason) == "length" for c in completions])
     return {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
@@ -125,7 +123,7 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[st
     """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`; and
     the share of responses of which several versions made a part: `rollout/partial_share`.
     """
-    versions = [s.completion.weight_versions for s in samples if len(s.completion.weight_versions)]
+    versions = [s.completion.weight_versions for s in samples if s.completion and s.response_length]
     if not versions:
         return {}
     age_T = weight_version - np.concatenate(versions)

@@ -25,7 +25,7 @@ from dovetail.numerics.resampling import (
 )
 
 if TYPE_CHECKING:
-    from dovetail.experience.generation import Sample
+    from dovetail.interfaces.reward import Sample
 
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""
@@ -87,7 +87,7 @@ def validation_metrics(
                 metrics |= _means(f"val/{source}", figures, chosen_P, seed, votes=source in votes)
         everywhere_P = np.ones(len(prompts.source_P), dtype=np.bool_)
         metrics |= _means("val", figures, everywhere_P, seed, votes=votes.issuperset(sources))
-    lengths = [len(sample.completion.response_ids) for sample in samples]
+    lengths = [sample.response_length for sample in samples]
     if lengths:
         metrics["val/response_length/mean"] = float(np.mean(lengths))
     return metrics
@@ -118,7 +118,7 @@ def main_metric(metrics: Mapping[str, float], n: int) -> str:
 def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
     by_prompt: dict[int, list[Sample]] = {}
     for sample in scored:
-        by_prompt.setdefault(sample.issued.prompt.index, []).append(sample)
+        by_prompt.setdefault(sample.prompt.index, []).append(sample)
     rows = list(by_prompt.values())
     shape = len(rows), max(map(len, rows))
     scores_PM = np.zeros(shape)
@@ -129,7 +129,7 @@ def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
     right = [sum(_right(sample) for sample in row) for row in rows]
     passed = [sum(_passes(sample, pass_threshold) for sample in row) for row in rows]
     return _Prompts(
-        source_P=[row[0].issued.prompt.data_source or "" for row in rows],
+        source_P=[row[0].prompt.data_source or "" for row in rows],
         sizes_P=np.array([len(row) for row in rows], dtype=np.int64),
         scores_PM=scores_PM,
         right_P=np.array(right, dtype=np.float64),
@@ -213,4 +213,4 @@ def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
 
 def _sources_with_answers(scored: Sequence[Sample]) -> set[str]:
     """The data sources whose reward function names answers."""
-    return {s.issued.prompt.data_source or "" for s in scored if ANSWER in _extras(s)}
+    return {s.prompt.data_source or "" for s in scored if ANSWER in _extras(s)}

@@ -48,9 +48,8 @@ from .reward import (
     Outcome as Outcome,
     RewardFunction as RewardFunction,
     RewardManager as RewardManager,
-    RewardSample as RewardSample,
-    RewardUnit as RewardUnit,
     RunningTime as RunningTime,
+    Sample as Sample,
     Score as Score,
 )
 from .reward_answers import (
@@ -94,7 +93,6 @@ from .stage import (
     PHASES as PHASES,
     Experience as Experience,
     PlanFacts as PlanFacts,
-    ScoredSample as ScoredSample,
     SelectedPlugin as SelectedPlugin,
     Stage as Stage,
     StepContext as StepContext,

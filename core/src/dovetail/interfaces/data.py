@@ -22,8 +22,8 @@ class Prompt:
 
     index: int
     """Row number over all files, before filtering: the prompt's identity within an epoch."""
-    prompt_ids: np.ndarray
-    """int64 [P]: as the model sees it, images expanded to as many tokens as they have there."""
+    prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
+    """int64 [P]: as the model sees it, images expanded to as many tokens as they have there; none where only texts are scored."""
     raw: Any
     """The row's prompt: messages or a plain string."""
     data_source: str | None = None
@@ -33,6 +33,15 @@ class Prompt:
     """File and row that it came from, for messages."""
     media: tuple[MediaRef, ...] = ()
     """Its images by reference, in the order of their tokens."""
+    epoch: int = 0
+    """Pass over the data in which it is issued."""
+    attempt: int = 0
+    """How often it was issued before in that epoch."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Its name in the ledger: epoch, index, attempt."""
+        return self.epoch, self.index, self.attempt
 
     def __str__(self) -> str:
         return self.where or f"row {self.index}"

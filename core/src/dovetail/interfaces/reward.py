@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.sections import PluginSection
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.data import Prompt
+    from dovetail.interfaces.rollout import Completion
 
 REWARD_MANAGER_API = "1.2"
 REWARD_FUNCTION_API = "1.1"
@@ -28,29 +32,8 @@ class FailureKind(StrEnum):
     CRASH = "crash"
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class RewardSample:
-    """What a reward is computed from."""
-
-    sample_id: str
-    """Unique in the step."""
-    prompt: Any
-    """The row's prompt: a list of messages or a plain string."""
-    solution_str: str
-    """The response as text, special tokens removed."""
-    data_source: str | None = None
-    """The row's `data_source`, where it has one."""
-    ground_truth: Any = None
-    """The row's `reward_model.ground_truth`."""
-    extra_info: Mapping[str, Any] | None = None
-    """The row's `extra_info`."""
-    response_ids: np.ndarray | None = None
-    """int64 [T]"""
-    finish_reason: str = "stop"
-
-
 class RunningTime:
-    """How long a try of a unit may run, and which of its time counts: running does, waiting in a queue does not.
+    """How long one call of `RewardManager.score` may run, and which of its time counts: running does, waiting in a queue does not.
 
     Args:
         limit: seconds; None for any.
@@ -62,7 +45,7 @@ class RunningTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time inside is not counted. Where several samples of a unit wait, it counts again when none does."""
+        """Time inside is not counted. Where several samples of a group wait, it counts again when none does."""
         self._waits += 1
         if self._waits == 1:
             self.stop()
@@ -78,15 +61,6 @@ class RunningTime:
 
     def go_on(self) -> None:
         """Count again; whoever enforces the limit overrides it."""
-
-
-@attrs.frozen(kw_only=True)
-class RewardUnit:
-    """What is scored together: one sample, or a whole group where the manager's `unit` is "group"."""
-
-    samples: tuple[RewardSample, ...]
-    time: RunningTime = attrs.field(factory=RunningTime, eq=False, repr=False)
-    """What its time-out counts. A manager that queues says `with unit.time.waiting():` while the unit only waits."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -115,13 +89,76 @@ class Failure:
 Outcome = Score | Failure
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Sample:
+    """One response to a prompt, from its generation to its reward."""
+
+    sample_id: str
+    """Unique in the step."""
+    prompt: Prompt
+    """What it answers: the row of the data."""
+    text: str
+    """The response, special tokens removed."""
+    completion: Completion | None = None
+    """Its tokens; None where a text is scored that was not generated here."""
+    outcome: Outcome | None = None
+    """None until it is scored."""
+    group: int = 0
+    """Position of its prompt in the step, over all its rounds of generation."""
+
+    @property
+    def score(self) -> float | None:
+        """The reward; None where there is none, or none yet."""
+        return self.outcome.value if isinstance(self.outcome, Score) else None
+
+    @property
+    def response_length(self) -> int:
+        """Tokens of the response; 0 where they are not known."""
+        return 0 if self.completion is None else len(self.completion.response_ids)
+
+    def arguments(self) -> dict[str, Any]:
+        """What a reward function may ask for, by the name of its parameter."""
+        prompt, completion = self.prompt, self.completion
+        return {
+            "data_source": prompt.data_source,
+            "prompt": prompt.raw,
+            "solution_str": self.text,
+            "ground_truth": prompt.ground_truth,
+            "extra_info": prompt.extra_info,
+            "finish_reason": "stop" if completion is None else str(completion.finish_reason),
+            "response_ids": None if completion is None else completion.response_ids,
+        }
+
+    def row(self) -> dict[str, Any]:
+        """What is written to `samples/step_N.jsonl`."""
+        given = self.arguments()
+        row = {
+            "sample_id": self.sample_id,
+            "prompt": given["prompt"],
+            "response": self.text,
+            "score": self.score,
+            "ground_truth": given["ground_truth"],
+            "data_source": given["data_source"],
+            "finish_reason": given["finish_reason"],
+            "response_length": self.response_length,
+        }
+        if isinstance(self.outcome, Failure):
+            row["failure"] = {"kind": str(self.outcome.kind), "message": self.outcome.message}
+        elif self.outcome is not None:
+            if self.outcome.components:
+                row["components"] = dict(self.outcome.components)
+            if self.outcome.extras:
+                row["extras"] = dict(self.outcome.extras)
+        return row
+
+
 class RewardManager(Plugin):
-    """Scores units as they finish."""
+    """Scores samples, or whole groups, as they finish."""
 
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """Whether `score` gets single samples or whole groups."""
     queues: ClassVar[bool] = False
-    """It wants every unit at once and queues them itself, saying `unit.time.waiting()`; `reward.concurrency` and
+    """It is called for everything at once and queues by itself, within `time.waiting()`; `reward.concurrency` and
     `capacity` do not hold then."""
 
     @classmethod
@@ -141,17 +178,21 @@ class RewardManager(Plugin):
 
     @property
     def capacity(self) -> int | None:
-        """Units it really works on at once; None means any number.
+        """Calls of `score` that it really works on at once; None means any number.
 
         The Scorer starts no more, so that a time-out counts running time and not waiting time.
         """
         return None
 
     @abstractmethod
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         """One outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
 
-        It is cancelled when the unit's time is up: what it runs is then to be stopped or left behind.
+        It is cancelled when the time is up: what it runs is then to be stopped or left behind.
+
+        Args:
+            samples: one, or a whole group where `unit` is "group".
+            time: what the time-out counts. A manager that queues says `with time.waiting():` while the samples only wait.
         """
 
     def sleep(self) -> None:

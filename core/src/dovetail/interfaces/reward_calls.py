@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.reward import Failure, FailureKind, RewardSample
+from dovetail.interfaces.reward import Failure, FailureKind, Sample
 from dovetail.interfaces.reward_answers import (
     cut,
     entries_of,
@@ -47,7 +47,7 @@ class RewardCall:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of RewardSample that the function sees."""
+        """Keys of `Sample.arguments` that the function sees."""
         return self._signature.fields
 
     @property
@@ -71,29 +71,33 @@ class RewardCall:
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return code.co_filename if code is not None else None
 
-    def __call__(self, sample: RewardSample) -> Any:
+    def __call__(self, sample: Sample) -> Any:
         """What the function returns for this sample; an awaitable where it is async.
 
         A function on lists gets lists of one.
         """
+        return self.with_arguments(sample.arguments())
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Any:
+        """The same for what `Sample.arguments` has returned, as in another process; it may lack what is not in `fields`."""
         if self.form == "list":
-            answer = self.on_list((sample,))
+            answer = self._on_list([arguments])
             return _first_later(answer) if inspect.isawaitable(answer) else _first(answer)
-        return self._call(lambda name: getattr(sample, name))
+        return self._call(lambda name: arguments[name])
 
-    def on_list(self, samples: Sequence[RewardSample]) -> Any:
+    def on_list(self, samples: Sequence[Sample]) -> Any:
         """What a function on lists returns for these samples; judge it by `outcomes_from`."""
+        return self._on_list([sample.arguments() for sample in samples])
+
+    def on_pair(self, first: Sample, second: Sample) -> Any:
+        """What a function on pairs returns: how far the first response is the better one, from 0 to 1."""
+        a, b = first.arguments(), second.arguments()
         return self._call(
-            lambda name: [getattr(sample, self._signature.field(name)) for sample in samples]
+            lambda name: (b if name == "solution_b" else a)[self._signature.field(name)]
         )
 
-    def on_pair(self, first: RewardSample, second: RewardSample) -> Any:
-        """What a function on pairs returns: how far the first response is the better one, from 0 to 1."""
-        return self._call(
-            lambda name: getattr(
-                second if name == "solution_b" else first, self._signature.field(name)
-            )
-        )
+    def _on_list(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        return self._call(lambda name: [row[self._signature.field(name)] for row in rows])
 
     def _call(self, value: Callable[[str], Any]) -> Any:
         return self.function(

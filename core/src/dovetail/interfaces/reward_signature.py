@@ -29,7 +29,7 @@ _PAIR = {
     "solution_b": "solution_str",
 }
 _TABLES: Mapping[Form, Mapping[str, str]] = {"sample": _SAMPLE, "list": _LIST, "pair": _PAIR}
-"""Parameter → field of RewardSample, for each form."""
+"""Parameter → key of `Sample.arguments`, for each form."""
 POSITIONAL_LISTS = "compute_reward"
 """A function of this name takes responses and ground truths by position, whatever its parameters are called."""
 
@@ -44,12 +44,12 @@ class Signature:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of RewardSample that the function sees."""
+        """Keys of `Sample.arguments` that the function sees."""
         table = _TABLES[self.form]
         return frozenset(table[name] for name in (*self.positional, *self.keywords))
 
     def field(self, parameter: str) -> str:
-        """The field of RewardSample that a parameter is filled from."""
+        """The key of `Sample.arguments` that a parameter is filled from."""
         return _TABLES[self.form][parameter]
 
 

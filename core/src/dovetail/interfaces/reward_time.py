@@ -8,7 +8,7 @@ from dovetail.interfaces.reward import RunningTime
 
 
 class CountedTime(RunningTime):
-    """Moves the end of a time-out by as long as the unit waits.
+    """Moves the end of a time-out by as long as the samples wait.
 
     Args:
         seconds: that the try may run.

@@ -16,8 +16,7 @@ from dovetail.sections import PluginSection, RunConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
-    from dovetail.interfaces.reward import Outcome
-    from dovetail.interfaces.rollout import Completion
+    from dovetail.interfaces.reward import Sample
 
 STAGE_API = "1.0"
 
@@ -73,40 +72,11 @@ class PlanFacts:
         return self.plugins.get(f"{role}.engine", self.plugins["actor.engine"])
 
 
-class ScoredSample(Protocol):
-    """One sample of a prompt, with its score."""
-
-    @property
-    def sample_id(self) -> str:
-        """Its name, unique in the run."""
-        ...
-
-    @property
-    def prompt(self) -> Any:
-        """The prompt as the data has it: messages, or a string."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The response, decoded."""
-        ...
-
-    @property
-    def completion(self) -> Completion:
-        """Its tokens, with their log-probabilities and weight versions."""
-        ...
-
-    @property
-    def outcome(self) -> Outcome:
-        """A `Score` or a `Failure`."""
-        ...
-
-
 class Experience(Protocol):
     """The samples of a step, and what its batch can't hold."""
 
     @property
-    def samples(self) -> Sequence[ScoredSample]:
+    def samples(self) -> Sequence[Sample]:
         """All samples that were generated, also those that are not trained on."""
         ...
 

@@ -37,7 +37,7 @@ from dovetail.weights.residency import Residency
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import Issued, PromptLoader
+    from dovetail.data.loader import PromptLoader
     from dovetail.telemetry.run_directory import RunDirectory
 
 
@@ -205,7 +205,7 @@ def build(
                 publisher,
                 service,
                 pool=pool,
-                prompts=_held_out(data),
+                prompts=data.val.prompts if data.val else (),
                 store=checkpoints.store,
             ),
             checkpoints=checkpoints,
@@ -236,13 +236,6 @@ def _loader(config: RunConfig, data: Data, sampler: Any) -> tuple[PromptLoader, 
     prompts, ledger = data.train.prompts, Ledger()
     check_sampler(sampler, len(prompts))
     return PromptLoader(prompts, sampler, config.data.train_batch_size, ledger), ledger
-
-
-def _held_out(data: Data) -> list[Issued]:
-    from dovetail.data.loader import Issued
-
-    prompts = data.val.prompts if data.val else ()
-    return [Issued(epoch=0, attempt=0, prompt=prompt) for prompt in prompts]
 
 
 def _whole_updates(plan: Plan) -> bool:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import StopRequested
 from dovetail.experience.faults import check_failures, too_many_failures
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
-from dovetail.experience.refill import Rollout, Rounds
+from dovetail.experience.refill import Rollout
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
-from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
 from dovetail.run.publisher import WeightPublisher
@@ -76,8 +76,8 @@ class Collector:
         baseline = self._record.plan.baseline
         self._service.admit(
             [
-                Group(issued=issued, n=config.rollout.n, sampling=sampling, baseline=baseline)
-                for issued in self._loader.next_batch(count)
+                Group(prompt=prompt, n=config.rollout.n, sampling=sampling, baseline=baseline)
+                for prompt in self._loader.next_batch(count)
             ]
         )
 
@@ -94,36 +94,38 @@ class Collector:
         """
         record, config = self._record, self._record.config
         limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
-        rounds = Rounds(
+        rollout = Rollout(
             config.data.train_batch_size,
             self._filters,
             temperature=config.rollout.temperature,
             baseline=record.plan.baseline,
+            refills=limit > 1,
         )
         self._taken = {step.number: []}
         self._publisher.ready()
         while True:
             with record.phase("rollout"):
-                if rounds.missing > self._service.outstanding:
-                    self.admit(rounds.missing - self._service.outstanding, asked)
-                groups = self._take(rounds.missing)
+                if rollout.missing > self._service.outstanding:
+                    self.admit(rollout.missing - self._service.outstanding, asked)
+                groups = self._take(rollout.missing)
                 self._taken[step.number] += groups
                 self._refill(groups, step)
                 self._publisher.generated()
                 if step.first:
                     check_outcomes([s for g in groups for s in g.samples], config.reward.manager)
-                rounds.add(groups)
+                rollout.add(groups)
                 for group in groups:
                     self._enter(group, step)
-            enough = not rounds.missing or rounds.count == limit
-            if enough or any(too_many_failures(s, share) for s in (rounds.samples, rounds.greedy)):
+            enough = not rollout.missing or rollout.count == limit
+            if enough or any(
+                too_many_failures(s, share) for s in (rollout.samples, rollout.greedy)
+            ):
                 break
             record.stop.check()
         metrics = values(self._pool.figures())
         if not self._service.running:
             self._publisher.rest()
         step.metrics |= metrics
-        rollout = rounds.rollout(refills=limit > 1)
         self._report(rollout, step)
         directory = record.directory.path
         check_failures(rollout.samples, share, step.number, directory)
@@ -203,10 +205,10 @@ class Collector:
 
     def _enter(self, group: Group, step: StepContext) -> None:
         """Tell the ledger that the step has a group, and which attempts of it failed before."""
-        epoch, prompt = group.issued.epoch, group.issued.prompt.index
-        while (attempt := self._ledger.attempt(epoch, prompt)) < group.issued.attempt:
+        epoch, prompt, latest = group.prompt.key
+        while (attempt := self._ledger.attempt(epoch, prompt)) < latest:
             self._ledger.retry(epoch, prompt, attempt)
-        self._ledger.take(epoch, prompt, group.issued.attempt, step=step.number)
+        self._ledger.take(epoch, prompt, latest, step=step.number)
 
     def _report(self, rollout: Rollout, step: StepContext) -> None:
         """Metrics, written samples and hooks of a rollout that is finished."""
@@ -217,8 +219,8 @@ class Collector:
         step.metrics |= rollout.metrics
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
-        generated = sum(len(s.completion.response_ids) for s in (*samples, *rollout.greedy))
-        step.tokens = generated + sum(len(s.issued.prompt.prompt_ids) for s in samples)
+        generated = sum(s.response_length for s in (*samples, *rollout.greedy))
+        step.tokens = generated + sum(len(s.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
         rows = rollout.rows(shown(samples, config.trainer.samples_per_step))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
-from dovetail.experience.generation import Group, Sample
+from dovetail.experience.generation import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics
-from dovetail.interfaces.reward import Failure
+from dovetail.interfaces.reward import Failure, Sample
 from dovetail.run.accuracy import AccuracyKeeper
 from dovetail.run.collector import shown
 from dovetail.run.publisher import WeightPublisher
@@ -21,7 +21,7 @@ from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import validation_sampling
 
 if TYPE_CHECKING:
-    from dovetail.data.loader import Issued
+    from dovetail.interfaces.data import Prompt
 
 
 class Evaluator:
@@ -43,7 +43,7 @@ class Evaluator:
         service: RolloutService,
         *,
         pool: RolloutPool,
-        prompts: Sequence[Issued],
+        prompts: Sequence[Prompt],
         store: CheckpointStore,
     ) -> None:
         self._record, self._publisher, self._service = record, publisher, service
@@ -65,8 +65,8 @@ class Evaluator:
         with record.phase("validation"):
             for start in range(0, len(self._prompts), size):
                 groups = [
-                    Group(issued=issued, n=how.n, sampling=sampling, purpose="validation")
-                    for issued in self._prompts[start : start + size]
+                    Group(prompt=prompt, n=how.n, sampling=sampling, purpose="validation")
+                    for prompt in self._prompts[start : start + size]
                 ]
                 self._service.generate(groups)
                 self._publisher.generated()

@@ -16,7 +16,8 @@ from dovetail.errors import NumericsError
 from dovetail.numerics.finite import listed
 
 if TYPE_CHECKING:
-    from dovetail.interfaces.stage import ScoredSample, StepContext
+    from dovetail.interfaces.reward import Sample
+    from dovetail.interfaces.stage import StepContext
     from dovetail.telemetry.run_directory import RunDirectory
 
 PLACES = 32
@@ -168,14 +169,14 @@ def _write(
 ) -> Path:
     """`faults/step_N.json`: all names, and the first samples with prompt, response and what is wrong in them."""
     (directory.path / "faults").mkdir(exist_ok=True)
-    samples: Iterable[ScoredSample] = step.collected.samples if step.collected else ()
+    samples: Iterable[Sample] = step.collected.samples if step.collected else ()
     texts = {sample.sample_id: sample for sample in samples}
     described = []
     for sample_id in ids[:ROWS]:
         entry: dict[str, Any] = {"sample_id": sample_id}
         if sample_id in texts:
             sample = texts[sample_id]
-            entry |= {"prompt": sample.prompt, "response": sample.text}
+            entry |= {"prompt": sample.prompt.raw, "response": sample.text}
         wrong = [row for row in rows if row["sample_id"] == sample_id]
         entry["faults"] = [
             {name: row[name] for name in ("column", "positions", "values")} for row in wrong

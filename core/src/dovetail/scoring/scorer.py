@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 
 from dovetail.errors import RewardError
@@ -16,8 +15,7 @@ from dovetail.interfaces.reward import (
     FailureKind,
     Outcome,
     RewardManager,
-    RewardSample,
-    RewardUnit,
+    Sample,
     Score,
 )
 from dovetail.interfaces.reward_answers import finite_float
@@ -27,7 +25,7 @@ from dovetail.scoring.busy import BusyTime
 LONGEST_BACKOFF = 30.0
 """Seconds."""
 ANY_NUMBER = 1 << 30
-"""Places for a manager that queues its units itself."""
+"""Places for a manager that queues by itself."""
 
 
 class BrokenAnswer(Failure):
@@ -41,11 +39,11 @@ class Scorer:
 
     Args:
         manager: what scores; started.
-        timeout: seconds that one try of a unit may run. Waiting for a free place does not count, nor does what the
-            manager marks as waiting (`RewardUnit.time`).
-        retries: further tries of a unit with a retryable failure; the last try counts.
-        concurrency: units scored at once, as far as the manager's capacity allows; a manager that queues for
-            itself (`RewardManager.queues`) gets every unit at once.
+        timeout: seconds that one try of a sample may run, or of a group where the manager scores groups. Waiting for a
+            free place does not count, nor does what the manager marks as waiting (`RunningTime.waiting`).
+        retries: further tries after a retryable failure; the last try counts.
+        concurrency: samples or groups scored at once, as far as the manager's capacity allows; a manager that queues
+            for itself (`RewardManager.queues`) gets all of them at once.
         backoff: seconds before the first retry; doubles with each.
     """
 
@@ -74,7 +72,7 @@ class Scorer:
     busy: BusyTime
     """Since then, with at least one sample being scored."""
 
-    def add(self, sample: RewardSample, *, group: Hashable, group_size: int) -> None:
+    def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
         """Begin to score a sample; where the manager scores groups, when its group is complete.
 
         Args:
@@ -92,12 +90,12 @@ class Scorer:
             raise RewardError(f"sample {sample.sample_id!r} was added to the scorer twice")
         self._added[sample.sample_id] = None
         if self._manager.unit == "sample":
-            self._start(RewardUnit(samples=(sample,)))
+            self._start([sample])
             return
         waiting = self._waiting.setdefault(group, [])
         waiting.append(sample)
         if len(waiting) >= group_size:
-            self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
+            self._start(self._waiting.pop(group))
 
     async def outcomes(self, sample_ids: Collection[str]) -> dict[str, Outcome]:
         """Wait for these samples, which were added before, and forget them.
@@ -110,7 +108,7 @@ class Scorer:
         wanted = set(sample_ids)
         for group, samples in list(self._waiting.items()):
             if wanted.intersection(sample.sample_id for sample in samples):
-                self._start(RewardUnit(samples=tuple(self._waiting.pop(group))))
+                self._start(self._waiting.pop(group))
         await asyncio.gather(*(self._tasks[name] for name in sample_ids))
         found = {name: self._tasks[name].result()[name] for name in sample_ids}
         for name in sample_ids:
@@ -155,7 +153,7 @@ class Scorer:
         self._manager.sleep()
 
     def _begin(self) -> None:
-        self._waiting: dict[Hashable, list[RewardSample]] = {}
+        self._waiting: dict[Hashable, list[Sample]] = {}
         self._added: dict[str, None] = {}
         self._tasks: dict[str, asyncio.Task[dict[str, Outcome]]] = {}
         self._free = asyncio.Semaphore(self._places)
@@ -164,75 +162,72 @@ class Scorer:
         self.busy = BusyTime(lambda: asyncio.get_running_loop().time())
         self._finished = False
 
-    def _start(self, unit: RewardUnit) -> None:
-        task = asyncio.get_running_loop().create_task(self._score(unit))
-        self._tasks |= {sample.sample_id: task for sample in unit.samples}
+    def _start(self, samples: Sequence[Sample]) -> None:
+        task = asyncio.get_running_loop().create_task(self._score(samples))
+        self._tasks |= {sample.sample_id: task for sample in samples}
 
-    async def _score(self, unit: RewardUnit) -> dict[str, Outcome]:
+    async def _score(self, samples: Sequence[Sample]) -> dict[str, Outcome]:
         with self.busy:
             for attempt in range(self._retries + 1):
                 if attempt:
                     self.retried += 1
                     await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_BACKOFF))
                 async with self._free:
-                    outcomes = await self._try(unit)
+                    outcomes = await self._try(samples)
                 if not any(
                     isinstance(outcome, Failure) and outcome.retryable for outcome in outcomes
                 ):
                     break
         return {
-            sample.sample_id: outcome
-            for sample, outcome in zip(unit.samples, outcomes, strict=True)
+            sample.sample_id: outcome for sample, outcome in zip(samples, outcomes, strict=True)
         }
 
-    async def _try(self, unit: RewardUnit) -> list[Outcome]:
+    async def _try(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One try; whatever the manager does, one valid outcome a sample."""
         name = type(self._manager).name
         limit = asyncio.timeout(self._timeout)
-        unit = attrs.evolve(unit, time=CountedTime(self._timeout, limit))
         try:
             async with limit:
-                answer = await self._manager.score(unit)
-            outcomes = _checked(answer, unit, name)
+                answer = await self._manager.score(samples, CountedTime(self._timeout, limit))
+            outcomes = _checked(answer, samples, name)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return _all_failed(unit, FailureKind.CRASH, f"reward manager {name!r} was cancelled")
+            return _all_failed(samples, FailureKind.CRASH, f"reward manager {name!r} was cancelled")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a manager may raise anything
             if limit.expired():
-                return self._timed_out(unit, name)
+                return self._timed_out(samples, name)
             message = f"reward manager {name!r} raised {type(error).__name__}: {error}"
-            return _all_failed(unit, FailureKind.CRASH, message)
+            return _all_failed(samples, FailureKind.CRASH, message)
         # a manager may swallow its cancellation and answer: that is late all the same
-        return self._timed_out(unit, name) if limit.expired() else outcomes
+        return self._timed_out(samples, name) if limit.expired() else outcomes
 
-    def _timed_out(self, unit: RewardUnit, name: str) -> list[Outcome]:
+    def _timed_out(self, samples: Sequence[Sample], name: str) -> list[Outcome]:
         message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"
-        return _all_failed(unit, FailureKind.TIMEOUT, message)
+        return _all_failed(samples, FailureKind.TIMEOUT, message)
 
 
-def _all_failed(unit: RewardUnit, kind: FailureKind, message: str) -> list[Outcome]:
+def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> list[Outcome]:
     failure = Failure(kind=kind, message=message, retryable=True)
-    return [failure for _ in unit.samples]
+    return [failure for _ in samples]
 
 
-def _checked(answer: Any, unit: RewardUnit, name: str) -> list[Outcome]:
+def _checked(answer: Any, samples: Sequence[Sample], name: str) -> list[Outcome]:
     """The manager's answer, with everything that is no valid outcome turned into a failure."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         what = f"returned {type(answer).__name__} and not a list of outcomes"
-    elif len(answer) != len(unit.samples):
-        what = f"returned {len(answer)} outcomes for {len(unit.samples)} samples"
+    elif len(answer) != len(samples):
+        what = f"returned {len(answer)} outcomes for {len(samples)} samples"
     else:
         return [
-            _valid(outcome, sample, name)
-            for outcome, sample in zip(answer, unit.samples, strict=True)
+            _valid(outcome, sample, name) for outcome, sample in zip(answer, samples, strict=True)
         ]
     failure = BrokenAnswer(kind=FailureKind.CRASH, message=f"reward manager {name!r} {what}")
-    return [failure for _ in unit.samples]
+    return [failure for _ in samples]
 
 
-def _valid(outcome: Any, sample: RewardSample, name: str) -> Outcome:
+def _valid(outcome: Any, sample: Sample, name: str) -> Outcome:
     if isinstance(outcome, Failure):
         return outcome
     if isinstance(outcome, Score):
@@ -254,7 +249,7 @@ def _valid(outcome: Any, sample: RewardSample, name: str) -> Outcome:
     )
 
 
-def _problem(outcome: Score, sample: RewardSample) -> str | None:
+def _problem(outcome: Score, sample: Sample) -> str | None:
     """What makes a score unusable, or None."""
     value = finite_float(outcome.value)
     if value is None:
@@ -265,11 +260,10 @@ def _problem(outcome: Score, sample: RewardSample) -> str | None:
     if outcome.token_rewards is None:
         return None
     rewards_T = np.asarray(outcome.token_rewards)
-    length = None if sample.response_ids is None else len(sample.response_ids)
     if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
         return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
-    if length is not None and len(rewards_T) != length:
-        return f"{len(rewards_T)} token rewards for {length} response tokens"
+    if sample.completion is not None and len(rewards_T) != sample.response_length:
+        return f"{len(rewards_T)} token rewards for {sample.response_length} response tokens"
     if not all(finite_float(reward) is not None for reward in rewards_T):
         return "token rewards that are not all finite"
     if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):

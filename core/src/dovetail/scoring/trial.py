@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import attrs
-import numpy as np
 
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.files import FilesSource
@@ -20,9 +19,8 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import (
     Outcome,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
 from dovetail.plugins.load import make_plugin, ref_for
@@ -41,12 +39,8 @@ _MEDIA = ("images", "videos")
 class TrialRow:
     """A row of a dataset, and the responses to score for it."""
 
-    where: str
-    """File and row, for messages."""
-    prompt: Any
-    data_source: str | None
-    ground_truth: Any
-    extra_info: Mapping[str, Any] | None
+    prompt: Prompt
+    """Without tokens."""
     responses: tuple[str, ...]
     taken_from: str
     """Where the responses come from."""
@@ -116,11 +110,14 @@ def read_trial(
             texts, taken_from = _known(row, parsed.ground_truth, parsed.extra_info, place)
         read.append(
             TrialRow(
-                where=place,
-                prompt=parsed.prompt,
-                data_source=parsed.data_source,
-                ground_truth=parsed.ground_truth,
-                extra_info=parsed.extra_info,
+                prompt=Prompt(
+                    index=i,
+                    raw=parsed.prompt,
+                    data_source=parsed.data_source,
+                    ground_truth=parsed.ground_truth,
+                    extra_info=parsed.extra_info,
+                    where=place,
+                ),
                 responses=texts,
                 taken_from=taken_from,
             )
@@ -138,22 +135,7 @@ def try_rewards(
         PluginError: the manager or a function can't be loaded.
     """
     functions = configured_functions(section, PluginContext(seed=seed))
-    no_ids = np.zeros(0, dtype=np.int64)
-    check_sources(
-        functions,
-        (
-            Prompt(
-                index=i,
-                prompt_ids=no_ids,
-                raw=row.prompt,
-                data_source=row.data_source,
-                ground_truth=row.ground_truth,
-                extra_info=row.extra_info,
-                where=row.where,
-            )
-            for i, row in enumerate(rows)
-        ),
-    )
+    check_sources(functions, (row.prompt for row in rows))
     ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
     manager: Any = make_plugin(ref, PluginContext(seed=seed, reward_functions=functions))
     try:
@@ -174,14 +156,14 @@ async def _scored(
     waited: set[str] = set()
     score = manager.score
 
-    async def timed(unit: RewardUnit) -> list[Outcome]:
-        watched = _WatchedTime(unit.time)
-        began = time.perf_counter()
+    async def timed(samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
+        watched = _WatchedTime(time)
+        began = perf_counter()
         try:
-            return await score(attrs.evolve(unit, time=watched))
+            return await score(samples, watched)
         finally:
-            took = time.perf_counter() - began
-            for sample in unit.samples:
+            took = perf_counter() - began
+            for sample in samples:
                 seconds[sample.sample_id] = seconds.get(sample.sample_id, 0.0) + took
                 if watched.waited:
                     waited.add(sample.sample_id)
@@ -192,21 +174,14 @@ async def _scored(
     )
     for i, row in enumerate(rows):
         for j, response in enumerate(row.responses):
-            sample = RewardSample(
-                sample_id=f"{i}.{j}",
-                prompt=row.prompt,
-                solution_str=response,
-                data_source=row.data_source,
-                ground_truth=row.ground_truth,
-                extra_info=row.extra_info,
-            )
+            sample = Sample(sample_id=f"{i}.{j}", prompt=row.prompt, text=response)
             scorer.add(sample, group=i, group_size=len(row.responses))
     outcomes = await scorer.finish()
     return [
         TrialSample(
             row=row,
             response=response,
-            function=functions.function_for(row.data_source).name if functions else None,
+            function=functions.function_for(row.prompt.data_source).name if functions else None,
             outcome=outcomes[f"{i}.{j}"],
             seconds=seconds[f"{i}.{j}"],
             waited=f"{i}.{j}" in waited,
@@ -217,7 +192,7 @@ async def _scored(
 
 
 class _WatchedTime(RunningTime):
-    """The running time of a unit, and whether the unit ever waited."""
+    """A running time that says whether it ever stood still."""
 
     def __init__(self, time: RunningTime) -> None:
         super().__init__(time.limit)

@@ -109,8 +109,8 @@ def _gist(message: str) -> str:
 
 def _row(sample: TrialSample) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "where": sample.row.where,
-        "data_source": sample.row.data_source,
+        "where": sample.row.prompt.where,
+        "data_source": sample.row.prompt.data_source,
         "function": sample.function,
         "response": sample.response,
         "seconds": sample.seconds,
@@ -143,7 +143,7 @@ def by_source(
     samples: Iterable[TrialSample],
 ) -> dict[tuple[str | None, str | None], list[TrialSample]]:
     """Samples by their data source and the function that scored them."""
-    return grouped(samples, lambda sample: (sample.row.data_source, sample.function))
+    return grouped(samples, lambda sample: (sample.row.prompt.data_source, sample.function))
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:

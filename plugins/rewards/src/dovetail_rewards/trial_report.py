@@ -96,7 +96,7 @@ class _Form:
 
     @classmethod
     def of(cls, samples: Sequence[TrialSample]) -> _Form:
-        places = {sample.row.where.rpartition(_BETWEEN)[0] for sample in samples}
+        places = {sample.row.prompt.where.rpartition(_BETWEEN)[0] for sample in samples}
         waited = any(sample.waited for sample in samples)
         return cls(
             prefix=places.pop() if len(places) == 1 else "",
@@ -107,7 +107,7 @@ class _Form:
 
     def place(self, sample: TrialSample) -> str:
         """Where the row is, without the file that all are of."""
-        return sample.row.where.removeprefix(self.prefix).lstrip(_BETWEEN)
+        return sample.row.prompt.where.removeprefix(self.prefix).lstrip(_BETWEEN)
 
 
 def _rows_table(title: str, samples: Sequence[TrialSample], form: _Form) -> Table:
@@ -122,7 +122,7 @@ def _rows_table(title: str, samples: Sequence[TrialSample], form: _Form) -> Tabl
         score = f"{outcome.value:g}" if isinstance(outcome, Score) else str(outcome.kind)
         cells = [_short(what_failed(sample), _WIDER)] if form.has_failures else []
         cells += [_short(extra(sample, "pred")[1])] if form.has_preds else []
-        cells += [_short(sample.row.ground_truth), _short(sample.response, end=True)]
+        cells += [_short(sample.row.prompt.ground_truth), _short(sample.response, end=True)]
         table.add_row(
             escape(form.place(sample)),
             score if scored else f"[red]{score}[/red]",

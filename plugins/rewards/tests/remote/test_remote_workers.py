@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from dovetail.errors import ConfigError
@@ -159,6 +160,57 @@ def test_errors_and_rows_that_do_not_travel_are_failures(remote, sample, run) ->
     assert outcomes["b"].kind is FailureKind.EXCEPTION
     assert "can't be sent to a worker process" in outcomes["b"].message
     assert outcomes["c"].value == 1.0
+
+
+SEES = """
+from dovetail.interfaces import RewardManager, Score
+
+class Sees(RewardManager):
+    name, api = "sees", ">=1.2,<2"
+
+    async def score(self, samples, time):
+        (sample,) = samples
+        prompt, completion = sample.prompt, sample.completion
+        seen = {
+            **sample.arguments(),
+            "tokens_of_the_prompt": len(prompt.prompt_ids),
+            "log_probs": completion.log_probs,
+            "raw_log_probs": completion.raw_log_probs,
+            "versions": len(completion.weight_versions),
+        }
+        return [Score(value=1.0, extras={"seen": seen})]
+"""
+
+
+def test_workers_get_the_row_and_the_response_and_nothing_else(
+    remote, sample, run, tmp_path
+) -> None:
+    file = tmp_path / "sees.py"
+    file.write_text(SEES)
+    manager = remote(manager=PluginSection(path=str(file), attribute="Sees"))
+    row = sample("a", "4", data_source="d", extra_info={"x": 1}, response_ids=np.arange(3))
+    row = attrs.evolve(
+        row,
+        prompt=attrs.evolve(row.prompt, prompt_ids=np.arange(5)),
+        completion=attrs.evolve(
+            row.completion,
+            log_probs=np.zeros(3, np.float32),
+            raw_log_probs=np.zeros(3, np.float32),
+        ),
+    )
+    assert run(manager, [row])["a"].extras["seen"] == {
+        "data_source": "d",
+        "prompt": "2 + 2 =",
+        "solution_str": "4",
+        "ground_truth": "4",
+        "extra_info": {"x": 1},
+        "finish_reason": "stop",
+        "response_ids": [0, 1, 2],
+        "tokens_of_the_prompt": 0,
+        "log_probs": None,
+        "raw_log_probs": None,
+        "versions": 0,
+    }
 
 
 def test_what_the_workers_reserve_is_asked_of_the_runtime(remote, runtime) -> None:

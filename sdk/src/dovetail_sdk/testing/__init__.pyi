@@ -16,6 +16,7 @@ from .replicas import (
     send_weights as send_weights,
 )
 from .resumed import resumed_state as resumed_state
+from .samples import make_sample as make_sample
 from .scripted_rollout import (
     Script as Script,
     ScriptedRollout as ScriptedRollout,
@@ -23,7 +24,6 @@ from .scripted_rollout import (
 from .scripted_run import (
     ScriptedExperience as ScriptedExperience,
     ScriptedRun as ScriptedRun,
-    ScriptedSample as ScriptedSample,
 )
 from .table_engine import TableEngine as TableEngine
 from .temporary import temporary_plugins as temporary_plugins

@@ -15,10 +15,11 @@ from dovetail.errors import PluginBrokenError, StopRequested
 from dovetail.interfaces import (
     Completion,
     FinishReason,
-    Outcome,
     PlanFacts,
+    Prompt,
     Run,
     RunPosition,
+    Sample,
     Score,
     StepContext,
 )
@@ -28,23 +29,11 @@ PROMPTS = 2
 """Prompts a step, of one sample each."""
 
 
-@attrs.define(kw_only=True)
-class ScriptedSample:
-    """One sample with its score."""
-
-    sample_id: str
-    prompt: str
-    text: str
-    """The response, decoded."""
-    completion: Completion
-    outcome: Outcome
-
-
 @attrs.frozen(kw_only=True)
 class ScriptedExperience:
     """What a step trains on."""
 
-    samples: Sequence[ScriptedSample]
+    samples: Sequence[Sample]
     columns: Batch
     """What `batch` returns."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
@@ -65,9 +54,9 @@ class ScriptedExperience:
             strict=True,
         )
         samples = [
-            ScriptedSample(
+            Sample(
                 sample_id=name,
-                prompt=name,
+                prompt=Prompt(index=0, raw=name),
                 text=" ".join(map(str, tokens)),
                 completion=Completion(
                     request_id=name,

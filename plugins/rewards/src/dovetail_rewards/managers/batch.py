@@ -11,8 +11,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardCall,
-    RewardSample,
     RunningTime,
+    Sample,
     outcome_from,
     outcomes_from,
 )
@@ -43,12 +43,12 @@ class BatchManager(FunctionManager):
     def __init__(self, config: BatchConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
-        self._collectors: dict[RewardCall, Collector[RewardSample]] = {}
+        self._collectors: dict[RewardCall, Collector[Sample]] = {}
 
-    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         if call not in self._collectors:
             config = self.config
-            self._collectors[call] = Collector[RewardSample](
+            self._collectors[call] = Collector[Sample](
                 lambda samples: self._score_list(call, samples),
                 size=config.size,
                 wait=config.wait_ms / 1000,
@@ -56,7 +56,7 @@ class BatchManager(FunctionManager):
             )
         return await self._collectors[call].submit(sample, time)
 
-    async def _score_list(self, call: RewardCall, samples: Sequence[RewardSample]) -> list[Outcome]:
+    async def _score_list(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         if call.form != "list":
             return [await self._score_one(call, sample) for sample in samples]
         value = await self._calls.value(call, lambda: call.on_list(samples))
@@ -68,7 +68,7 @@ class BatchManager(FunctionManager):
         first = await self._score_list(call, samples[:middle])
         return first + await self._score_list(call, samples[middle:])
 
-    async def _score_one(self, call: RewardCall, sample: RewardSample) -> Outcome:
+    async def _score_one(self, call: RewardCall, sample: Sample) -> Outcome:
         return await self._calls.outcome(
             call, lambda: call(sample), lambda value: outcome_from(value, call.name)
         )

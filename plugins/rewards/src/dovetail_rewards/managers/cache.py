@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces import Outcome, RewardCall, RewardSample, Score
+from dovetail.interfaces import Outcome, RewardCall, Sample, Score
 
 
 class OutcomeCache:
@@ -27,11 +27,11 @@ class OutcomeCache:
     hits: int
     """Calls saved so far."""
 
-    def key(self, call: RewardCall, sample: RewardSample) -> bytes | None:
+    def key(self, call: RewardCall, sample: Sample) -> bytes | None:
         """The name of what the function sees of this sample; None where nothing may be kept."""
         if not self._size or not call.pure:
             return None
-        seen = {field: getattr(sample, field) for field in call.fields}
+        seen = {key: x for key, x in sample.arguments().items() if key in call.fields}
         try:
             text = json.dumps([call.name, seen], sort_keys=True, default=_plain)
         except (TypeError, ValueError, RecursionError):

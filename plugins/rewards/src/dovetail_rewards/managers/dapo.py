@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from dovetail.interfaces import Failure, FailureKind, Outcome, RewardSample, RunningTime
+from dovetail.interfaces import Failure, FailureKind, Outcome, RunningTime, Sample
 from dovetail_rewards.manager_config import DapoConfig
 from dovetail_rewards.managers.naive import NaiveManager
 
@@ -32,16 +32,16 @@ class DapoManager(NaiveManager):
     name: ClassVar[str] = "dapo"
     Config: ClassVar[type[DapoConfig]] = DapoConfig
 
-    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
         outcome = await super()._score(sample, time)
         if isinstance(outcome, Failure):
             return outcome
-        if sample.response_ids is None:
+        if sample.completion is None:
             return Failure(
                 kind=FailureKind.INVALID_VALUE,
                 message=f"reward manager 'dapo' can't tell the length of {sample.sample_id}: it has no response_ids",
             )
-        penalty = self._penalty(len(sample.response_ids))
+        penalty = self._penalty(sample.response_length)
         rewards_T = outcome.token_rewards
         if rewards_T is not None and len(rewards_T):
             rewards_T = np.array(rewards_T, np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
@@ -17,9 +17,8 @@ from dovetail.interfaces import (
     RewardCall,
     RewardFunctions,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
     failure_from,
 )
 from dovetail_rewards.managers.cache import OutcomeCache
@@ -45,13 +44,13 @@ class FunctionManager(RewardManager):
         """
         require_functions(type(self).name, self.context)
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
-        if len(unit.samples) == 1:
-            return [await self._score(unit.samples[0], unit.time)]
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
+        if len(samples) == 1:
+            return [await self._score(samples[0], time)]
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
-    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
-        call = function_of(self.context.reward_functions, sample)
+    async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
+        call = function_of(self.context.reward_functions, sample.prompt.data_source)
         if isinstance(call, Failure):
             return call
         if call.unit == "group":
@@ -64,7 +63,7 @@ class FunctionManager(RewardManager):
         return outcome
 
     @abstractmethod
-    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         """Call the function. Raises nothing for a failing sample."""
 
 
@@ -133,10 +132,10 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
     return functions
 
 
-def function_of(functions: RewardFunctions, sample: RewardSample) -> RewardCall | Failure:
-    """The function of a sample's row, or why it has none."""
+def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCall | Failure:
+    """The function of a row, or why it has none."""
     try:
-        return functions.function_for(sample.data_source)
+        return functions.function_for(data_source)
     except DovetailError as error:
         return Failure(kind=FailureKind.EXCEPTION, message=error.message)
 

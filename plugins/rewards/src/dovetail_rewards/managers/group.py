@@ -16,8 +16,8 @@ from dovetail.interfaces import (
     PluginContext,
     RewardCall,
     RewardManager,
-    RewardSample,
-    RewardUnit,
+    RunningTime,
+    Sample,
     Score,
     outcome_from,
     outcomes_from,
@@ -65,8 +65,11 @@ class GroupManager(RewardManager):
         """
         require_functions(self.name, self.context)
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
-        calls = [function_of(self.context.reward_functions, sample) for sample in unit.samples]
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
+        calls = [
+            function_of(self.context.reward_functions, sample.prompt.data_source)
+            for sample in samples
+        ]
         missing = next((call for call in calls if isinstance(call, Failure)), None)
         if missing is not None:
             return [missing] * len(calls)
@@ -76,17 +79,15 @@ class GroupManager(RewardManager):
                 "the samples of this group have different data sources, and so different functions"
             )
             return [Failure(kind=FailureKind.EXCEPTION, message=message)] * len(calls)
-        with unit.time.waiting():
+        with time.waiting():
             places = self._places_here()
             await places.acquire()
         try:
-            return await self._score_group(call, unit.samples)
+            return await self._score_group(call, samples)
         finally:
             places.release()
 
-    async def _score_group(
-        self, call: RewardCall, samples: Sequence[RewardSample]
-    ) -> list[Outcome]:
+    async def _score_group(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         if call.form == "pair":
             return await self._compare(call, samples)
         if call.form == "list":
@@ -96,7 +97,7 @@ class GroupManager(RewardManager):
             return outcomes_from(value, len(samples), call.name)
         return list(await asyncio.gather(*(self._score_one(call, sample) for sample in samples)))
 
-    async def _score_one(self, call: RewardCall, sample: RewardSample) -> Outcome:
+    async def _score_one(self, call: RewardCall, sample: Sample) -> Outcome:
         key = self._cache.key(call, sample)
         outcome: Outcome | None = self._cache.get(key)
         if outcome is None:
@@ -106,7 +107,7 @@ class GroupManager(RewardManager):
             self._cache.put(key, outcome)
         return outcome
 
-    async def _compare(self, call: RewardCall, samples: Sequence[RewardSample]) -> list[Outcome]:
+    async def _compare(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         count = len(samples)
         if count == 1:
             message = f"{call.name} compares responses, and there is one alone"
@@ -132,9 +133,7 @@ class GroupManager(RewardManager):
             for i, score in enumerate(scores_N)
         ]
 
-    async def _preference(
-        self, call: RewardCall, first: RewardSample, second: RewardSample
-    ) -> float | Failure:
+    async def _preference(self, call: RewardCall, first: Sample, second: Sample) -> float | Failure:
         """How far the first is the better one, from 0 to 1."""
         outcome = await self._calls.outcome(
             call, lambda: call.on_pair(first, second), lambda value: outcome_from(value, call.name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import Failure, FailureKind, Outcome, RewardSample, outcome_from
+from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, outcome_from
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import HungCalls
@@ -21,15 +21,6 @@ RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers after which another try may do."""
 CONNECT_TIMEOUT = 10.0
 """Seconds."""
-_FIELDS = (
-    "sample_id",
-    "data_source",
-    "prompt",
-    "solution_str",
-    "ground_truth",
-    "extra_info",
-    "finish_reason",
-)
 _CLOSE = 2.0
 """Seconds for open connections to be closed."""
 
@@ -73,16 +64,16 @@ class HttpService:
                 )
             self._headers[config.auth_header] = f"{config.auth_scheme} {secret}".strip()
 
-    async def score(self, samples: Sequence[RewardSample]) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         bodies = [self._body(sample) for sample in samples]
         sent = [body for body in bodies if isinstance(body, str)]
         answers = iter(await self._lane.run(self._post(sent)) if sent else ())
         return [body if isinstance(body, Failure) else next(answers) for body in bodies]
 
-    def _body(self, sample: RewardSample) -> str | Failure:
-        fields = {field: getattr(sample, field) for field in _FIELDS}
-        if self._config.response_ids:
-            fields["response_ids"] = sample.response_ids
+    def _body(self, sample: Sample) -> str | Failure:
+        fields = {"sample_id": sample.sample_id, **sample.arguments()}
+        if not self._config.response_ids:
+            del fields["response_ids"]
         try:
             return json.dumps(fields, default=_plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -15,9 +15,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
     Score,
     finite_float,
 )
@@ -101,15 +100,15 @@ class HybridManager(RewardManager):
             )
             self._parts.append(_Part(name, section, inner))
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         if not self._parts:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'hybrid' is not started"
             )
-            return [failure] * len(unit.samples)
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+            return [failure] * len(samples)
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
-    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
         scores: dict[str, Score] = {}
         gated = False
         for stage in self._stages():
@@ -135,7 +134,7 @@ class HybridManager(RewardManager):
         if stage:
             yield stage
 
-    def _sum(self, sample: RewardSample, scores: Mapping[str, Score], *, gated: bool) -> Outcome:
+    def _sum(self, sample: Sample, scores: Mapping[str, Score], *, gated: bool) -> Outcome:
         components: dict[str, float] = {}
         extras: dict[str, Any] = {}
         value, has_gates = 0.0, False

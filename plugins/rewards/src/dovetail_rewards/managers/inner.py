@@ -13,9 +13,8 @@ from dovetail.interfaces import (
     PluginContext,
     PluginRef,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
     Score,
     finite_float,
 )
@@ -88,12 +87,11 @@ class InnerManager:
             raise
         return cls(manager)
 
-    async def score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def score(self, sample: Sample, time: RunningTime) -> Outcome:
         """Its outcome; waiting for one of its places is no running time."""
-        unit = RewardUnit(samples=(sample,), time=time)
         capacity = None if self.manager.queues else self.manager.capacity
         if capacity is None:
-            return await self._ask(unit)
+            return await self._ask(sample, time)
         loop = asyncio.get_running_loop()
         if self._places is None or self._loop is not loop:
             self._places, self._loop = asyncio.Semaphore(capacity), loop
@@ -101,13 +99,13 @@ class InnerManager:
         with time.waiting():
             await places.acquire()
         try:
-            return await self._ask(unit)
+            return await self._ask(sample, time)
         finally:
             places.release()
 
-    async def _ask(self, unit: RewardUnit) -> Outcome:
+    async def _ask(self, sample: Sample, time: RunningTime) -> Outcome:
         try:
-            (outcome,) = await self.manager.score(unit)
+            (outcome,) = await self.manager.score([sample], time)
         except Exception as error:  # noqa: BLE001 - a manager may raise anything
             return self._broken(f"raised {type(error).__name__}: {error}")
         if isinstance(outcome, Failure):

@@ -8,8 +8,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardCall,
-    RewardSample,
     RunningTime,
+    Sample,
     outcome_from,
 )
 from dovetail_rewards.manager_config import CachingConfig, NaiveConfig
@@ -42,7 +42,7 @@ class NaiveManager(FunctionManager):
         """Calls that were given up and still run."""
         return self._calls.hung
 
-    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         return await self._calls.outcome(
             call, lambda: call(sample), lambda value: outcome_from(value, call.name)
         )

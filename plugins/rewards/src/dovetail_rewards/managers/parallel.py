@@ -16,13 +16,13 @@ from dovetail.interfaces import (
     PluginContext,
     RewardCall,
     RewardFunctions,
-    RewardSample,
     RunningTime,
+    Sample,
 )
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, require_functions
 from dovetail_rewards.managers.keeper import Keeper
-from dovetail_rewards.managers.wire import sample_fields
+from dovetail_rewards.managers.wire import arguments_of
 from dovetail_rewards.managers.worker_process import Job
 
 
@@ -76,12 +76,12 @@ class ParallelManager(FunctionManager):
                 "reward.manager.start_timeout",
             )
 
-    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         if self._keeper is None:
             message = "reward manager 'parallel' is not started"
             return Failure(kind=FailureKind.CRASH, message=message)
         try:
-            pickled = pickle.dumps(sample_fields(sample, call.fields))
+            pickled = pickle.dumps(arguments_of(sample, call.fields))
         except Exception as error:  # noqa: BLE001 - whatever a row holds
             message = f"the row can't be sent to a worker process: {type(error).__name__}: {error}"
             return Failure(kind=FailureKind.EXCEPTION, message=message)

@@ -10,8 +10,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardCall,
-    RewardSample,
     RunningTime,
+    Sample,
     finite_float,
     outcome_from,
 )
@@ -39,7 +39,7 @@ class RateLimitedManager(NaiveManager):
             config.requests_per_minute, config.tokens_per_minute, window=config.window
         )
 
-    async def _run(self, call: RewardCall, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         with time.waiting():
             spending = await self.budget.spend(self._estimate(sample))
 
@@ -49,10 +49,10 @@ class RateLimitedManager(NaiveManager):
 
         return await self._calls.outcome(call, lambda: call(sample), judge)
 
-    def _estimate(self, sample: RewardSample) -> float:
+    def _estimate(self, sample: Sample) -> float:
         """Tokens of a call on this sample."""
-        prompt = sample.prompt if isinstance(sample.prompt, str) else _text(sample.prompt)
-        characters = len(prompt) + len(sample.solution_str)
+        prompt = sample.prompt.raw
+        characters = len(prompt if isinstance(prompt, str) else _text(prompt)) + len(sample.text)
         per_token = self.config.characters_per_token
         return float(self.config.tokens_per_request + characters / per_token)
 

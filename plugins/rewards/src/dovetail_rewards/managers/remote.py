@@ -8,7 +8,13 @@ from typing import Any, ClassVar
 
 import attrs
 
-from dovetail.interfaces import Outcome, PluginContext, RewardManager, RewardSample, RewardUnit
+from dovetail.interfaces import (
+    Outcome,
+    PluginContext,
+    RewardManager,
+    RunningTime,
+    Sample,
+)
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.collector import Collector
@@ -21,7 +27,7 @@ from dovetail_rewards.managers.scoring_workers import ScoringWorkers
 class _Sent:
     """A sample on its way."""
 
-    sample: RewardSample
+    sample: Sample
     limit: float | None
     """Seconds that it may run."""
 
@@ -91,15 +97,13 @@ class RemoteManager(RewardManager):
         if self._workers is not None:
             self._workers.start()
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
-        sent = [_Sent(sample=sample, limit=unit.time.limit) for sample in unit.samples]
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
+        sent = [_Sent(sample=sample, limit=time.limit) for sample in samples]
         if self._service is not None:
-            waits = (self._collector.submit(one, unit.time) for one in sent)
+            waits = (self._collector.submit(one, time) for one in sent)
             return list(await asyncio.gather(*waits))
-        with unit.time.waiting():  # the worker sees to the limit, from when the sample is worked on
-            return list(
-                await asyncio.gather(*(self._collector.submit(one, unit.time) for one in sent))
-            )
+        with time.waiting():  # the worker sees to the limit, from when the sample is worked on
+            return list(await asyncio.gather(*(self._collector.submit(one, time) for one in sent)))
 
     async def _score_batch(self, sent: Sequence[_Sent]) -> list[Outcome]:
         samples = [one.sample for one in sent]

@@ -16,8 +16,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     PluginRef,
-    RewardSample,
     RunningTime,
+    Sample,
 )
 from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.inner import InnerManager
@@ -45,7 +45,7 @@ class Ask:
     """One call."""
 
     what: Literal["score", "ping", "sleep"]
-    samples: tuple[RewardSample, ...] = ()
+    samples: tuple[Sample, ...] = ()
     limit: float | None = None
     """Seconds that each sample may run."""
 
@@ -83,7 +83,7 @@ class ScoringTask:
         """Close the manager."""
         self._inner.manager.close()
 
-    async def _score(self, sample: RewardSample, seconds: float | None) -> Outcome:
+    async def _score(self, sample: Sample, seconds: float | None) -> Outcome:
         if seconds is None:
             return await self._inner.score(sample, RunningTime())
         limit = asyncio.timeout(seconds)

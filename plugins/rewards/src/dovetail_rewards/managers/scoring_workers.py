@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from dovetail.errors import ConfigError, WorkerError
 from dovetail.interfaces import (
+    Completion,
     Failure,
     FailureKind,
     Outcome,
     PluginContext,
-    RewardSample,
+    Prompt,
+    Sample,
     TaskSpec,
     TaskWorker,
 )
@@ -100,7 +103,7 @@ class ScoringWorkers:
         )
         self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
 
-    async def score(self, samples: Sequence[RewardSample], limit: float | None) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], limit: float | None) -> list[Outcome]:
         """One outcome a sample, in order.
 
         Args:
@@ -158,7 +161,7 @@ class ScoringWorkers:
         finally:
             await self._leave(place)
 
-    async def _alone(self, sample: RewardSample, limit: float | None) -> Outcome:
+    async def _alone(self, sample: Sample, limit: float | None) -> Outcome:
         """Score one that a worker died with, on a worker that has nothing else; one such sample at a time."""
         payload = _payload([sample], limit)
         async with self._suspects:
@@ -256,8 +259,31 @@ def _crash(message: str) -> Failure:
     return Failure(kind=FailureKind.CRASH, message=message)
 
 
-def _payload(samples: Sequence[RewardSample], limit: float | None) -> bytes:
-    return pickle.dumps(Ask(what="score", samples=tuple(samples), limit=limit))
+def _payload(samples: Sequence[Sample], limit: float | None) -> bytes:
+    return pickle.dumps(Ask(what="score", samples=tuple(map(_sent, samples)), limit=limit))
+
+
+def _sent(sample: Sample) -> Sample:
+    """A sample with what rewards are computed from, and neither the prompt's tokens nor log-probabilities."""
+    row, completion = sample.prompt, sample.completion
+    prompt = Prompt(
+        index=row.index,
+        raw=row.raw,
+        data_source=row.data_source,
+        ground_truth=row.ground_truth,
+        extra_info=row.extra_info,
+    )
+    if completion is not None:
+        completion = Completion(
+            request_id=completion.request_id,
+            sample=completion.sample,
+            response_ids=completion.response_ids,
+            finish_reason=completion.finish_reason,
+            weight_versions=np.zeros(0, np.int64),
+        )
+    return Sample(
+        sample_id=sample.sample_id, prompt=prompt, text=sample.text, completion=completion
+    )
 
 
 def _unpacked(answer: bytes, count: int) -> list[Outcome]:

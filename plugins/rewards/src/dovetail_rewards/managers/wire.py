@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces import Failure, FailureKind, Outcome, RewardSample, Score, finite_float
+from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, Score, finite_float
 
 LARGEST = 64 << 20
 """Bytes of a frame from a worker, at most: whoever sends more is no worker of ours any more."""
@@ -64,15 +64,10 @@ def take_frames(buffer: bytearray) -> Iterator[bytes]:
         yield payload
 
 
-def sample_fields(sample: RewardSample, seen: frozenset[str]) -> dict[str, Any]:
-    """What a function sees of a sample, and what names it."""
-    keep = seen | {"sample_id", "data_source"}
-    return {field: getattr(sample, field) for field in keep}
-
-
-def sample_from(fields: Mapping[str, Any]) -> RewardSample:
-    """The sample again; what its function does not see is empty."""
-    return RewardSample(**{"prompt": None, "solution_str": "", **fields})
+def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
+    """What a function sees of a sample, and what selects the function."""
+    keep = seen | {"data_source"}
+    return {name: value for name, value in sample.arguments().items() if name in keep}
 
 
 def pack_outcome(number: int, outcome: Outcome) -> bytes:

@@ -25,7 +25,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.function_manager import function_of
-from dovetail_rewards.managers.wire import frame, pack_outcome, receive, sample_from
+from dovetail_rewards.managers.wire import frame, pack_outcome, receive
 
 READY = b"ready"
 _PR_SET_PDEATHSIG = 1
@@ -68,15 +68,15 @@ def _functions(setup: bytes) -> RewardFunctions:
 
 def _score(functions: RewardFunctions, pickled: bytes, loop: asyncio.AbstractEventLoop) -> Outcome:
     try:
-        sample = sample_from(pickle.loads(pickled))  # noqa: S301
+        arguments = pickle.loads(pickled)  # noqa: S301
     except Exception as error:  # noqa: BLE001 - whatever a row holds
         text = f"the row can't be had in a worker process: {type(error).__name__}: {error}"
         return Failure(kind=FailureKind.EXCEPTION, message=text)
-    call = function_of(functions, sample)
+    call = function_of(functions, arguments["data_source"])
     if isinstance(call, Failure):
         return call
     try:
-        value = call(sample)
+        value = call.with_arguments(arguments)
         if inspect.isawaitable(value):
             value = loop.run_until_complete(_awaited(value))
         return outcome_from(value, call.name)

@@ -36,7 +36,7 @@ class Job:
     """One sample to be scored."""
 
     sample: bytes
-    """Pickled, as `wire.sample_fields`."""
+    """Pickled, as `wire.arguments_of`."""
     limit: float | None
     """Seconds that it may run."""
     answer: Callable[[Outcome], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Sequence
 from statistics import pstdev
 from typing import Any, ClassVar
 
@@ -17,9 +18,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
     outcome_from,
 )
 from dovetail_rewards.judge_config import JudgeConfig
@@ -93,15 +93,15 @@ class JudgeManager(RewardManager):
         url = self._server.start()
         self._client = ChatClient(self.config, url, self._server.key)
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         if self._client is None:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'judge' is not started"
             )
-            return [failure] * len(unit.samples)
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+            return [failure] * len(samples)
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
-    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
         try:
             messages = self._question.messages(sample)
         except RewardError as error:

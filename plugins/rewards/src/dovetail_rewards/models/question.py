@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, RewardError, nearest
-from dovetail.interfaces import RewardSample
+from dovetail.interfaces import Sample
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.reading import plain_text
 
@@ -34,22 +34,22 @@ class Question:
         self._system = None if config.system is None else _compiled(config.system, "system")
         self._user = _compiled(config.template, "template")
 
-    def messages(self, sample: RewardSample) -> list[dict[str, str]]:
+    def messages(self, sample: Sample) -> list[dict[str, str]]:
         """System message, where there is one, and the user's.
 
         Raises:
             RewardError: the templates can't be filled from this row.
         """
-        prompt = sample.prompt
+        row, prompt = sample.prompt, sample.prompt.raw
         values = {
             "prompt": plain_text(prompt),
             "messages": [{"role": "user", "content": prompt}]
             if isinstance(prompt, str)
             else prompt,
-            "response": sample.solution_str,
-            "ground_truth": sample.ground_truth,
-            "data_source": sample.data_source,
-            "extra_info": sample.extra_info or {},
+            "response": sample.text,
+            "ground_truth": row.ground_truth,
+            "data_source": row.data_source,
+            "extra_info": row.extra_info or {},
         }
         turns = [("system", self._system), ("user", self._user)]
         try:

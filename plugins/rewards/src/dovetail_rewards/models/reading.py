@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces import RewardSample
+from dovetail.interfaces import Sample
 from dovetail_rewards.model_config import RewardModelConfig
 
 
@@ -51,7 +51,7 @@ class Reader:
                 hint="set chat_template, or format=pair for a model that reads two segments",
             )
 
-    def read(self, sample: RewardSample) -> Reading:
+    def read(self, sample: Sample) -> Reading:
         """The tokens of a row.
 
         Raises:
@@ -78,16 +78,16 @@ class Reader:
             truncated=True,
         )
 
-    def _chat(self, sample: RewardSample) -> tuple[list[int], None]:
-        prompt = sample.prompt
+    def _chat(self, sample: Sample) -> tuple[list[int], None]:
+        prompt = sample.prompt.raw
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        turns.append({"role": "assistant", "content": sample.solution_str})
+        turns.append({"role": "assistant", "content": sample.text})
         ids = self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
         return list(ids), None
 
-    def _pair(self, sample: RewardSample) -> tuple[list[int], tuple[int, ...] | None]:
+    def _pair(self, sample: Sample) -> tuple[list[int], tuple[int, ...] | None]:
         given = self._tokenizer(
-            plain_text(sample.prompt), sample.solution_str, truncation=False, verbose=False
+            plain_text(sample.prompt.raw), sample.text, truncation=False, verbose=False
         )
         segments = given.get("token_type_ids")
         return list(given["input_ids"]), None if segments is None else tuple(segments)

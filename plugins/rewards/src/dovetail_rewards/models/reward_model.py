@@ -16,9 +16,8 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardManager,
-    RewardSample,
-    RewardUnit,
     RunningTime,
+    Sample,
     outcome_from,
 )
 from dovetail_rewards.managers.collector import Collector
@@ -91,15 +90,15 @@ class RewardModelManager(RewardManager):
         known = [limit for limit in limits if limit is not None]
         self._reader = Reader(self.config, tokenizer, min(known, default=None))
 
-    async def score(self, unit: RewardUnit) -> list[Outcome]:
+    async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         if self._model is None:
             failure = Failure(
                 kind=FailureKind.CRASH, message="reward manager 'reward_model' is not started"
             )
-            return [failure] * len(unit.samples)
-        return list(await asyncio.gather(*(self._score(s, unit.time) for s in unit.samples)))
+            return [failure] * len(samples)
+        return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
-    async def _score(self, sample: RewardSample, time: RunningTime) -> Outcome:
+    async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
         try:
             reading = await self._threads.run(lambda: self._reader.read(sample))
         except RewardError as error:

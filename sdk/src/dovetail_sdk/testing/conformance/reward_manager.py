@@ -20,13 +20,13 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardManager,
-    RewardSample,
+    Sample,
     Score,
 )
 from dovetail.scoring import configured_functions
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
-from dovetail_sdk.testing import failing_reward
+from dovetail_sdk.testing import failing_reward, make_sample
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 KINDS = {
@@ -109,12 +109,12 @@ class RewardManagerConformance(PluginConformance):
         """The manager's score of a sample that its function scores so."""
         return value
 
-    def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> RewardSample:
+    def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> Sample:
         """A row that is sound, or fails in one way."""
-        return RewardSample(
-            sample_id=name,
+        return make_sample(
+            name,
+            "4" if right else "5",
             prompt="2 + 2 =",
-            solution_str="4" if right else "5",
             ground_truth="4",
             extra_info={"fail": fail} if fail else {"row": name},
             response_ids=np.arange(3),
@@ -123,7 +123,7 @@ class RewardManagerConformance(PluginConformance):
     def score(
         self,
         manager: RewardManager,
-        samples: Sequence[RewardSample],
+        samples: Sequence[Sample],
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
