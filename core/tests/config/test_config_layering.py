@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 
@@ -54,6 +56,16 @@ def test_null_resets_what_earlier_layers_said_of_an_optional_section(load):
         overrides=("algorithm.kl.in_loss.estimator=k1",),
     )
     assert again.config.algorithm.kl.in_loss.coef == 0.001
+
+
+@pytest.mark.parametrize("later", [[1], {"a": 1}, "text", None])
+@pytest.mark.parametrize("earlier", [2, "text", [2], {"a": {"b": 2}}, None])
+def test_a_value_of_another_kind_replaces_that_of_a_lower_layer(load, earlier, later):
+    loaded = load(
+        f"model: {{path: x}}\nrollout: {{name: vllm, engine_args: {{key: {json.dumps(earlier)}}}}}",
+        f"rollout: {{engine_args: {{key: {json.dumps(later)}}}}}",
+    )
+    assert loaded.config.rollout.engine_args == {"key": later}
 
 
 def test_anchors_and_merge_keys_of_yaml_work(load):

@@ -37,6 +37,8 @@ from dovetail.config.keys import parse_path
         ("actor_rollout_ref.rollout.online_quant", "rollout.quantization"),
         ("ray_kwargs.timeline_json_file", "runtime.timeline"),
         ("ray_kwargs.ray_init.num_cpus", "runtime.ray_init"),
+        ("data.apply_chat_template_kwargs", "data.chat_template_args"),
+        ("data.apply_chat_template_kwargs.enable_thinking", "data.chat_template_args"),
         ("reward_model.model.path", "reward.manager.model"),
         ("reward.reward_model.sandbox_fusion.url", "reward.function.service"),
         ("actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage", "actor.engine.last_stage_layers"),

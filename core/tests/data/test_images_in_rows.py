@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dovetail.data.files import FilesSource
 from dovetail.data.loader import PromptLoader
 from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.tokenizer import load_tokenizer
-from dovetail.errors import DataError, ModelError
+from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection
 from dovetail_sdk.testing import square, tiny_vision_model
@@ -208,3 +209,42 @@ def test_a_template_that_drops_images_is_refused(model, tmp_path, write) -> None
     path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
     with pytest.raises(DataError, match=r"template writes 0 times '<\|image_pad\|>' for 1 images"):
         load_prompts(source, [path], load_tokenizer(section), DataSection(), section)
+
+
+@pytest.mark.parametrize("given", ["processor", "model"])
+def test_the_template_of_the_processor_takes_arguments_too(model, tmp_path, write, given) -> None:
+    shutil.copytree(model.path, tmp_path / "model")
+    path = tmp_path / "model" / "chat_template.jinja"
+    template = path.read_text() + "{% if brief %}Be brief.{% endif %}"
+    path.write_text(template)
+    (tmp_path / "red.png").write_bytes(RED)
+    section = ModelSection(
+        path=str(tmp_path / "model"), chat_template=template if given == "model" else None
+    )
+    arguments = {"brief": True}
+    tokenizer = load_tokenizer(section, chat_template_args=arguments)
+    source = FilesSource(FilesConfig(), PluginContext())
+    rows = write(
+        "x.jsonl",
+        [
+            {"prompt": ASK, "images": ["red.png"]},
+            {"prompt": [{"role": "user", "content": "What?"}]},
+        ],
+    )
+    data = DataSection(chat_template_args=arguments)
+    media = tmp_path / "media"
+    for prompt in load_prompts(source, [rows], tokenizer, data, section, media_dir=media).prompts:
+        assert tokenizer.decode(prompt.prompt_ids).endswith("assistant\nBe brief.")
+
+
+def test_an_argument_that_the_processors_template_does_not_read_is_refused(
+    model, tokenizer, write, tmp_path
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
+    source = FilesSource(FilesConfig(), PluginContext())
+    data = DataSection(chat_template_args={"brief": True})
+    with pytest.raises(
+        ConfigError, match=r"the processor of .* does not read data\.chat_template_args\.brief"
+    ):
+        load_prompts(source, [path], tokenizer, data, model)

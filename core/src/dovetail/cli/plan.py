@@ -57,6 +57,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
                 {
                     **describe(made),
                     "adapters": adapters,
+                    "chat_template_args": dict(loaded.config.data.chat_template_args),
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
                     "findings": found,
@@ -128,6 +129,8 @@ def render(made: Plan, config: RunConfig) -> None:
         console.print(str(adapter))
     for what, how_many in made.counts.rows():
         console.print(f"{what}: {how_many}")
+    for name, value in config.data.chat_template_args.items():
+        console.print(f"chat template: {name} = {json.dumps(value)}", markup=False)
     for line in made.placement.lines(made.models):
         console.print(f"placement: {line}")
     console.print(f"seed {config.seed}")

@@ -47,6 +47,7 @@ TRL_KEYS: dict[str, str] = {
     "adam_beta2": "actor.optim.betas",
     "adam_epsilon": "actor.optim.eps",
     "beta": "algorithm.kl.in_loss.coef",
+    "chat_template_kwargs": "data.chat_template_args",
     "dataset_name": "data.train_files",
     "delta": "algorithm.policy_loss.dual_clip (of ppo_clip)",
     "epsilon": "algorithm.policy_loss.clip_low and algorithm.policy_loss.clip_high",

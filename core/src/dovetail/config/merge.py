@@ -121,6 +121,10 @@ class Merger:
                     givens[-1], path, f"a plugin of kind {field.kind} is needed; give its name"
                 )
             givens = givens[nulls[-1] + 1 :]
+        if inner is Any:
+            # A list or a mapping replaces what is something else in a lower layer.
+            others = [i for i, given in enumerate(givens) if shape_of(Any, field, [given]) != shape]
+            givens = givens[others[-1] + 1 :] if others else givens
         if shape == "plugin":
             return self._plugin(field, inner, givens, path, optional=optional)
         if shape == "section":

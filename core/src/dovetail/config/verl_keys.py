@@ -286,6 +286,7 @@ VERL_KEYS: dict[str, str] = {
 """verl's key, less the prefix `actor_rollout_ref.`, to Dovetail's key, with a remark where the meaning differs."""
 
 VERL_SECTIONS: dict[str, str] = {
+    "data.apply_chat_template_kwargs": "data.chat_template_args",
     "ray_kwargs.ray_init": "runtime.ray_init (of ray)",
     "rollout.engine_kwargs": "rollout.engine_args (the engine's own names, without its name before them)",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from dovetail.data.chat_template import with_arguments
 from dovetail.data.images import PLACEHOLDER, FoundImage
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
@@ -31,6 +32,7 @@ class ImageRenderer:
 
     Raises:
         ModelError: the model takes no images, or messages are to be templated and there is no template.
+        ConfigError: the processor's template does not read an argument that `section` gives.
     """
 
     def __init__(self, tokenizer: Any, section: DataSection, model: ModelSection) -> None:
@@ -39,7 +41,14 @@ class ImageRenderer:
         self._prompts = ImagePrompts(model, tokenizer)
         own = getattr(tokenizer, "chat_template", None)
         # What the config gives is the tokenizer's by now; else the processor's own knows best about images.
-        self._template = own if model.chat_template else self._prompts.chat_template or own
+        self._template = own
+        if not model.chat_template and self._prompts.chat_template:
+            self._template = with_arguments(
+                self._prompts.chat_template,
+                section.chat_template_args,
+                of=f"the processor of {model.path!r}",
+                special=tuple(tokenizer.special_tokens_map),
+            )
         if self._template is None and not self._raw:
             raise ModelError(
                 f"neither the processor nor the tokenizer of {model.path!r} has a chat template, so that messages "

@@ -103,7 +103,7 @@ class PromptLoader:
             raise DataError(
                 f"the training prompts are not those of the checkpoint: {len(self._prompts)} prompts with "
                 f"digest {self._fingerprint()}, then {state['data']}",
-                hint="resume with the same files, tokenizer, chat template and limits",
+                hint="resume with the same files, tokenizer, chat template with its arguments, and limits",
             )
         self._epoch = state["epoch"]
         same = state.get("order") == self._ordering(self._epoch)[1]

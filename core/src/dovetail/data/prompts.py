@@ -12,7 +12,7 @@ import numpy as np
 from dovetail.data.image_prompts import ImageRenderer, Rendered
 from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import RawRow, check_column, parse_row
-from dovetail.errors import DataError, ModelError
+from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces.data import DatasetSource, Prompt
 from dovetail.sections import DataSection, ModelSection
 
@@ -63,12 +63,19 @@ def load_prompts(
         DataError: a file, column, row or image is bad, a prompt is too long where that is refused, or none is left.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
             model takes none.
+        ConfigError: the chat template has arguments, and raw prompts do not go through it.
     """
     rows = source.read(paths)
     if not len(rows):
         raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
     _check_columns(rows, section.prompt_key, paths)
     parsed = _parse(rows, section)
+    raw = section.plain_prompts == "raw" and isinstance(parsed[0].prompt, str)
+    if raw and section.chat_template_args:
+        raise ConfigError(
+            "data.chat_template_args has no effect: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+            hint="leave data.chat_template_args out, or set data.plain_prompts=user_message",
+        )
     keep_in = media_dir or Path(section.media_dir or "media")
     render = _renderer(tokenizer, section, model, parsed)
     prompts: list[Prompt] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.data.chat_template import set_arguments
 from dovetail.errors import ModelError, nearest
 from dovetail.sections import ModelSection
 
@@ -20,10 +22,17 @@ TOKENIZER_FILES = (
 """A directory with a tokenizer has at least one of these."""
 
 
-def load_tokenizer(model: ModelSection) -> Any:
+def load_tokenizer(
+    model: ModelSection, *, chat_template_args: Mapping[str, Any] | None = None
+) -> Any:
     """The Hugging Face tokenizer of a model section, its `chat_template` set where the section gives one.
 
+    Args:
+        model: where it lies.
+        chat_template_args: of `data`; they are written into its chat template (`data/chat_template.py`).
+
     Raises:
+        ConfigError: the chat template does not read one of the arguments.
         ModelError: the directory is missing or holds no tokenizer, the hub id can't be reached, or the
             chat template is no template.
     """
@@ -55,6 +64,8 @@ def load_tokenizer(model: ModelSection) -> Any:
         )
     if template is not None:
         tokenizer.chat_template = template
+    whose = "model.chat_template" if template is not None else f"the tokenizer in {key}={path!r}"
+    set_arguments(tokenizer, chat_template_args or {}, of=whose)
     return tokenizer
 
 

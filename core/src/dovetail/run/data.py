@@ -35,7 +35,7 @@ def load_data(config: RunConfig) -> Data:
 
     Raises:
         DataError, ModelError: what is missing or wrong, with file and row.
-        ConfigError: no training files are named.
+        ConfigError: no training files are named, or the chat template does not read an argument that is given.
     """
     from dovetail.data.prompts import load_prompts
     from dovetail.data.tokenizer import load_tokenizer
@@ -46,7 +46,7 @@ def load_data(config: RunConfig) -> Data:
         raise ConfigError(
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
         )
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(config.model, chat_template_args=config.data.chat_template_args)
     made: Any = make_plugin(
         ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
     )

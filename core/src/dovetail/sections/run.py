@@ -6,7 +6,9 @@ Plugins extend the base of their kind. Nothing here imports torch.
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -46,6 +48,13 @@ class ModelSection:
     """transformers' attention implementation."""
 
 
+def _json_values(_section: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{attribute.name} holds what JSON can't say: {error}") from error
+
+
 @attrs.frozen(kw_only=True)
 class DataSection:
     """Where prompts come from and how many a step takes."""
@@ -79,6 +88,9 @@ class DataSection:
     """What happens to longer prompts: filtered and counted, or refused."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands."""
+    chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_values)
+    """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads.
+    Exported models keep them, as defaults in their chat template."""
 
 
 @attrs.frozen(kw_only=True)

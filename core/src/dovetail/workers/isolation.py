@@ -28,6 +28,8 @@ class TokenizerOf:
     """Stands for a tokenizer on its way to another environment, where it is loaded anew."""
 
     model: ModelSection
+    chat_template: str | Mapping[str, str] | None = None
+    """That of the run, with its arguments."""
 
 
 def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
@@ -38,7 +40,10 @@ def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
     named: TokenizerOf | None = None
     if model is not None:
         path = model.tokenizer_path or getattr(tokenizer, "name_or_path", None) or model.path
-        named = TokenizerOf(model=attrs.evolve(model, tokenizer_path=str(path)))
+        named = TokenizerOf(
+            model=attrs.evolve(model, tokenizer_path=str(path)),
+            chat_template=getattr(tokenizer, "chat_template", None),
+        )
     return attrs.evolve(spec, context=attrs.evolve(spec.context, tokenizer=named))
 
 
@@ -53,7 +58,9 @@ def spec_received(spec: WorkerSpec) -> WorkerSpec:
         return spec
     from dovetail.data.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(named.model)
+    tokenizer = load_tokenizer(attrs.evolve(named.model, chat_template=None))
+    if named.chat_template is not None:
+        tokenizer.chat_template = named.chat_template
     return attrs.evolve(spec, context=attrs.evolve(spec.context, tokenizer=tokenizer))
 
 
