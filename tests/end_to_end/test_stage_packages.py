@@ -40,27 +40,6 @@ class Reader(Stage):
         step.metrics["reader/entropy"] = float(batch["entropies"].values.mean())
         return batch
 """
-KILLER = """
-import os
-import signal
-
-import psutil
-from dovetail.interfaces import Stage
-
-
-class Killer(Stage):
-    name = "killer"
-    api = ">=1.0,<2"
-    phase = "transform"
-
-    def run(self, batch, step):
-        ours = psutil.Process().children(recursive=True) if step.number == 3 else []
-        replicas = [p for p in ours if " ".join(p.cmdline()).startswith("ray::rollout")]
-        for replica in replicas:
-            os.kill(replica.pid, signal.SIGKILL)
-        step.metrics["killer/killed"] = float(len(replicas))
-        return batch
-"""
 COUNTED = """
 import json, sys, traceback
 import dovetail
@@ -271,23 +250,6 @@ def test_a_trainer_generates_the_next_step_while_a_step_learns(
     names = [row["sample_id"] for number in (1, 2, 3) for row in lines(run, f"samples/step_{number}.jsonl")]  # fmt: skip
     assert len(set(names)) == len(names) == 3 * 4 * 4
     assert [row["data/epoch"] for row in steps] == pytest.approx([1 / 3, 2 / 3, 1])
-
-
-@pytest.mark.ray
-def test_on_ray_replicas_that_die_while_a_step_learns_are_brought_back_at_its_end(
-    dovetail: Run, config: Path, tmp_path: Path
-) -> None:
-    killer = tmp_path / "killer.py"
-    killer.write_text(KILLER)
-    stages = f"algorithm.stages=[{{path: {killer}, attribute: Killer}}]"
-    ray = ("runtime.name=ray", "trainer.name=one_step_off", "data.train_batch_size=2")
-    done = dovetail("train", str(config), *ray, stages, "data.val_files=[]")
-    run = tmp_path / "runs" / "tests" / "run"
-    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
-    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6], done.stdout
-    assert [row["killer/killed"] for row in steps] == [0, 0, 1, 0, 0, 0]
-    names = [row["sample_id"] for n in range(1, 7) for row in lines(run, f"samples/step_{n}.jsonl")]  # fmt: skip
-    assert len(set(names)) == len(names) == 12 * 4
 
 
 @pytest.mark.ray
