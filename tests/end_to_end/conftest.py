@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -90,19 +95,77 @@ def inside() -> Callable[..., Result]:
     return run
 
 
+class Command:
+    """A `dovetail` command in a process of its own."""
+
+    def __init__(self, server: subprocess.Popen[str], args: tuple[str, ...], folder: Path) -> None:
+        self._server, self._args = server, args
+        self._output = folder / f"command-{uuid4().hex[:8]}"
+        for end in (".out", ".err"):
+            self._output.with_suffix(end).touch()
+        order = {"args": args, "cwd": str(folder), "env": dict(os.environ)}
+        self.pid = self._asked({**order, "output": str(self._output)})
+        self._code: int | None = None
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Wait until it has ended; its exit code is negative where a signal ended it."""
+        if self._code is None:
+            self._code = self._asked({"wait": self.pid})
+        printed = [self._output.with_suffix(end).read_text() for end in (".out", ".err")]
+        return subprocess.CompletedProcess(self._args, self._code, *printed)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, waited for or not."""
+        if self._code is not None:
+            return True
+        state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state == "Z"
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        if not self.ended:
+            os.kill(self.pid, number)
+
+    def _asked(self, order: Mapping[str, Any]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+
+@pytest.fixture(scope="session")
+def command_server() -> Iterator[subprocess.Popen[str]]:
+    """See `command_server.py`."""
+    file = Path(__file__).with_name("command_server.py")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, str(file)], text=True, **pipes) as server:  # type: ignore[call-overload]
+        yield server
+
+
 @pytest.fixture
-def dovetail(tmp_path: Path) -> Run:
+def start(
+    command_server: subprocess.Popen[str], tmp_path: Path
+) -> Iterator[Callable[..., Command]]:
+    """Start the command line in a process of its own; one that a test leaves behind is killed."""
+    with ExitStack() as left:
+
+        def begin(*args: str) -> Command:
+            command = Command(command_server, args, tmp_path)
+            left.callback(command.wait)
+            left.callback(command.send, signal.SIGKILL)
+            return command
+
+        yield begin
+
+
+@pytest.fixture
+def dovetail(start: Callable[..., Command]) -> Run:
     """Run the command line in a process of its own."""
 
     def run(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dovetail.cli.main", *args],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-            timeout=800,
-        )
+        done = start(*args).wait()
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done

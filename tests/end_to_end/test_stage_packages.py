@@ -40,27 +40,6 @@ class Reader(Stage):
         step.metrics["reader/entropy"] = float(batch["entropies"].values.mean())
         return batch
 """
-KILLER = """
-import os
-import signal
-
-import psutil
-from dovetail.interfaces import Stage
-
-
-class Killer(Stage):
-    name = "killer"
-    api = ">=1.0,<2"
-    phase = "transform"
-
-    def run(self, batch, step):
-        ours = psutil.Process().children(recursive=True) if step.number == 3 else []
-        replicas = [p for p in ours if " ".join(p.cmdline()).startswith("ray::rollout")]
-        for replica in replicas:
-            os.kill(replica.pid, signal.SIGKILL)
-        step.metrics["killer/killed"] = float(len(replicas))
-        return batch
-"""
 COUNTED = """
 import json, sys, traceback
 import dovetail
@@ -302,23 +281,6 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
         again = [row for n in (2, 3) for row in lines(run, f"samples/step_{n}.jsonl")]
         assert {row["response_length"] for row in again} == {80}, done.stdout
         assert [r["sample_id"] for r in again] == [r["sample_id"] for r in rows[16:]]
-
-
-@pytest.mark.ray
-def test_on_ray_replicas_that_die_while_a_step_learns_are_brought_back_at_its_end(
-    dovetail: Run, config: Path, tmp_path: Path
-) -> None:
-    killer = tmp_path / "killer.py"
-    killer.write_text(KILLER)
-    stages = f"algorithm.stages=[{{path: {killer}, attribute: Killer}}]"
-    ray = ("runtime.name=ray", "trainer.name=one_step_off", "data.train_batch_size=2")
-    done = dovetail("train", str(config), *ray, stages, "data.val_files=[]")
-    run = tmp_path / "runs" / "tests" / "run"
-    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
-    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6], done.stdout
-    assert [row["killer/killed"] for row in steps] == [0, 0, 1, 0, 0, 0]
-    names = [row["sample_id"] for n in range(1, 7) for row in lines(run, f"samples/step_{n}.jsonl")]  # fmt: skip
-    assert len(set(names)) == len(names) == 12 * 4
 
 
 @pytest.mark.ray

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,6 +71,22 @@ def test_a_class_in_a_file_is_a_plugin(file: Path) -> None:
     assert (found.name, found.distribution, found.path) == ("Recorder", None, str(file))
     made = make_plugin(pickle.loads(pickle.dumps(found)), PluginContext())
     assert (made.name, made.api, made.config.every) == ("Recorder", "==1.0", 7)
+
+
+def test_a_process_that_has_not_run_the_file_reads_a_ref_with_its_config(file: Path) -> None:
+    config = config_class("tracker", {"path": str(file), "attribute": "Recorder"})
+    found = ref_for("tracker", config(path=str(file), attribute="Recorder", every=7))
+    code = (
+        "import pickle, sys\n"
+        "from dovetail.interfaces import PluginContext\n"
+        "from dovetail.plugins import make_plugin\n"
+        "made = make_plugin(pickle.load(sys.stdin.buffer), PluginContext())\n"
+        "print(made.name, made.config.every, type(made.config) is type(made).Config)"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(found), capture_output=True, check=False
+    )
+    assert there.stdout.split() == [b"Recorder", b"7", b"True"], there.stderr.decode()
 
 
 def test_a_relative_path_becomes_absolute(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import importlib.util
 import inspect
@@ -11,8 +12,11 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import Plugin
@@ -144,7 +148,20 @@ def _run(place: Path) -> types.ModuleType:
         raise PluginBrokenError(
             f"{place}{f':{line}' if line else ''} fails: {type(error).__name__}: {error}", hint=hint
         ) from error
+    for value in vars(module).values():
+        if isinstance(value, type) and attrs.has(value) and value.__module__ == name:
+            copyreg.pickle(value, partial(_reduced, str(place)))
     return module
+
+
+def _reduced(path: str, value: Any) -> tuple[Any, ...]:
+    """Pickle an instance, such as a config, by its file: the process that reads it may not have run that."""
+    return _blank, (path, type(value).__name__), value.__getstate__()
+
+
+def _blank(path: str, attribute: str) -> Any:
+    cls = load_file_attribute(path, attribute)
+    return cls.__new__(cls)
 
 
 def _line_in(place: Path, error: BaseException) -> int | None:
