@@ -78,6 +78,9 @@ CASES = {
     "critic_unused": [
         ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
     ],
+    "partial_rollout_unused": [
+        ("on policy", ["rollout.partial_rollout=true"], "warning", "cuts nothing short: trainer on_policy waits"),
+    ],
     "best_metric_unknown": [
         ("n", ["data.val_files=v.jsonl", "trainer.best_metric=val/mean@8"], "error", "no figure of validation at rollout.validation.n = 1"),
         ("misspelt", ["data.val_files=v.jsonl", "trainer.best_metric=val/gsm8k/maen@1"], "error", "val/gsm8k/maen@1"),
@@ -187,6 +190,7 @@ QUIET = {
         ["critic.value_clip=0.5", "critic.loss_aggregation=token_mean"],
         ["critic.value_clip=0.2", "algorithm.advantage=gae"],
     ],
+    "partial_rollout_unused": [[]],
     "best_metric_unknown": [
         [],
         ["data.val_files=v.jsonl", "trainer.best_metric=val/openai/gsm8k/pass@4", "rollout.validation.n=6"],

@@ -207,6 +207,7 @@ VERL_KEYS: dict[str, str] = {
     **_OVERLONG,
     **_REWARD_MODEL,
     **_ROLES,
+    "async_training.partial_rollout": "rollout.partial_rollout",
     "custom_reward_function.name": "reward.function.attribute",
     "custom_reward_function.path": "reward.function.path",
     "data.custom_cls.name": "data.source.attribute",

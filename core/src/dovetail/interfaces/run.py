@@ -82,8 +82,7 @@ class Run(ABC):
 
         Raises:
             PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts would be admitted and
-                not yet learned from and followed by `publish_weights`; `rollout.offload` is set; or the rollout's weights are too
-                old, as for `collect`.
+                not yet learned from and followed by `publish_weights`; or the rollout's weights are too old, as for `collect`.
         """
 
     @abstractmethod

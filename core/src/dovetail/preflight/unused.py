@@ -1,4 +1,4 @@
-"""Rules about what a config names and nothing uses: a critic that nobody requires, a metric that nobody reports."""
+"""Rules about what a config names and nothing uses: a critic without values, a metric that nobody reports, a needless option."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.sizes import has_critic
 from dovetail.sections import CriticSection, PluginSection, RunConfig
 from dovetail.sections.fields import PLUGIN_DEFAULT
+from dovetail.stages.algorithm import staleness
 
 if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
@@ -35,6 +36,21 @@ class CriticUnused(PreflightRule):
                 f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
                 f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
                 hint="set algorithm.advantage=gae, or leave the critic's keys out",
+            )
+
+
+class PartialRolloutUnused(PreflightRule):
+    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short."""
+
+    name = "partial_rollout_unused"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        if plan is not None and config.rollout.partial_rollout and not staleness(plan.facts):
+            yield self.warning(
+                f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
+                "of a step before it learns",
+                hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
             )
 
 
