@@ -94,13 +94,16 @@ class Odd(SampleFilter):
     name = "odd"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    columns = (Column("acme_combinations.oddness", "float32", "ragged", "how | odd", "reward"),)
+    columns = (
+        Column("acme_combinations.oddness", "float32", "ragged", "how | odd", "reward"),
+        Column("acme_combinations.heads", "float32", "ragged", "heads", "reward", inner=(3, None)),
+    )
     action = "drop"
     Config = OddConfig
 
     @classmethod
     def requires(cls, config):
-        return frozenset({"scores", "acme_combinations.oddness"})
+        return frozenset({"scores", "acme_combinations.oddness", "acme_combinations.heads"})
 
     def keep(self, columns, groups):
         return np.ones(len(columns), bool)
@@ -179,6 +182,7 @@ def test_a_page_says_all_that_the_manifest_knows(texts):
         "\n        y = x * x".replace("        ", "    "),
         "| `scores` | float32, one a sample | reward of the sample: the sum of its token rewards |",
         r"| `acme_combinations.oddness` | float32, one a token | how \| odd |",
+        "| `acme_combinations.heads` | float32, one a token, each [3, ?] | heads |",
         "`deterministic`",
         r"| `share` | float | `0.5` | > 0 | Part of the samples; see `a_b` and \*this\*. |",
         '| `limits` | a list of Limit | `[{"upper": 2.0}]` |  | What else counts. |',

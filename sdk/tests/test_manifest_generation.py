@@ -78,7 +78,10 @@ class Curve(SampleFilter):
     aliases = ("acme/curve",)
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic", "cheap"})
-    columns = (Column("acme_shapes.bend", "float32", "dense", "how bent", "reward"),)
+    columns = (
+        Column("acme_shapes.bend", "float32", "dense", "how bent", "reward"),
+        Column("acme_shapes.arc", "float32", "ragged", "its arc", "reward", inner=(3, None)),
+    )
     Config = CurveConfig
 
     @classmethod
@@ -199,7 +202,15 @@ def test_the_manifest_follows_from_the_classes(package: Make) -> None:
                 "shape": "dense",
                 "meaning": "how bent",
                 "owner": "reward",
-            }
+            },
+            {
+                "name": "acme_shapes.arc",
+                "dtype": "float32",
+                "shape": "ragged",
+                "meaning": "its arc",
+                "owner": "reward",
+                "inner": [3, None],
+            },
         ],
         "config": "acme_shapes.config:CurveConfig",
         "config_schema": {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.batch import Column
 from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 from dovetail_sdk.testing.conformance import PolicyLossConformance
 
@@ -35,6 +36,30 @@ class Good(PolicyLoss):
     def losses(self, inputs):
         ratio_T = (inputs.log_probs_T - inputs.columns["shifted"]).clamp(-20, 20).exp()
         return -inputs.columns["advantages"] * ratio_T
+
+
+class Wide(Good):
+    """Weighs each token by numbers of its own, [T, 3], and of its sample, [N, 2]."""
+
+    columns = (
+        Column("kit.heads", "float32", "ragged", "heads", "kit", "response_ids", (3,)),
+        Column("kit.pair", "float32", "dense", "a pair", "kit", inner=(2,)),
+    )
+
+    @classmethod
+    def requires(cls, config):
+        return super().requires(config) | {"kit.heads", "kit.pair"}
+
+    def losses(self, inputs):
+        heads_T3, pair_T2 = inputs.columns["kit.heads"], inputs.columns["kit.pair"]
+        assert heads_T3.shape == (*inputs.log_probs_T.shape, 3)
+        weight_T = heads_T3.prod(dim=1) + pair_T2[:, 0] * pair_T2[:, 1]
+        return super().losses(inputs) * weight_T
+
+
+class TestWide(PolicyLossConformance):
+    plugin = Wide
+    smooth = True
 
 
 class OfItsRank(Good):

@@ -131,6 +131,71 @@ class TestScores(StageConformance):
     plugin = Scores
 
 
+class Heads(Stage):
+    """Three numbers a token, from the reference policy's pass, and two a sample."""
+
+    name = "heads"
+    api = ">=1.0,<2"
+    phase = "score"
+    columns = (
+        Column("sure.heads", "float32", "ragged", "heads", "sure", "response_ids", (3,)),
+        Column("sure.pair", "float32", "dense", "first and last head", "sure", inner=(None,)),
+    )
+
+    @classmethod
+    def requires(cls, config, facts):
+        return {"response_mask": "the pass of ref"}
+
+    @classmethod
+    def provides(cls, config, facts):
+        return frozenset({"sure.heads", "sure.pair"})
+
+    @classmethod
+    def because(cls, config, facts):
+        return "every step"
+
+    @classmethod
+    def roles(cls, config, facts):
+        return ("ref",)
+
+    def run(self, batch, step):
+        entropies = step.roles["ref"].forward(batch, frozenset({"entropies"})).result()["entropies"]
+        heads = entropies.with_values(np.outer(entropies.values, [1, 2, 3]).astype(np.float32))
+        pair_N2 = heads.sum()[:, [0, 2]].astype(np.float32)
+        return batch.with_columns({"sure.heads": heads, "sure.pair": pair_N2})
+
+
+class HeadsReader(Stage):
+    """Adds the last head's sum to the rewards."""
+
+    name = "heads_reader"
+    api = ">=1.0,<2"
+    phase = "transform"
+    columns = Heads.columns
+
+    @classmethod
+    def requires(cls, config, facts):
+        return {"sure.heads": "its rewards", "sure.pair": "its rewards", "scores": "its rewards"}
+
+    @classmethod
+    def rewrites(cls, config, facts):
+        return frozenset({"scores"})
+
+    def run(self, batch, step):
+        assert batch["sure.heads"].inner == (3,)
+        assert batch["sure.pair"].shape == (len(batch), 3)  # for None the suite takes 3
+        added_N = batch["sure.heads"].sum()[:, 2] + batch["sure.pair"][:, -1]
+        return batch.with_columns({"scores": (batch["scores"] + added_N).astype(np.float32)})
+
+
+class TestHeads(StageConformance):
+    plugin = Heads
+
+
+class TestHeadsReader(StageConformance):
+    plugin = HeadsReader
+
+
 class Update(Stage):
     """An optimizer step of the actor over the whole batch."""
 

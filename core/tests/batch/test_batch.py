@@ -40,7 +40,8 @@ def batches(draw, min_size: int = 0, max_size: int = 7) -> Batch:
         columns[f"dense{number}"] = draw(hnp.arrays(draw(st.sampled_from(DTYPES)), shape))
     for number in range(draw(st.integers(0, 2))):
         lengths = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
-        values = draw(hnp.arrays(draw(st.sampled_from(DTYPES)), sum(lengths)))
+        inner = draw(st.lists(st.integers(0, 3), max_size=2))
+        values = draw(hnp.arrays(draw(st.sampled_from(DTYPES)), (sum(lengths), *inner)))
         columns[f"ragged{number}"] = Ragged(values, np.cumsum([0, *lengths]))
     if draw(st.booleans()):
         columns["object"] = draw(st.lists(JSON, min_size=count, max_size=count))
@@ -255,6 +256,55 @@ def test_a_plugin_extends_the_glossary_but_redefines_nothing():
     with pytest.raises(ColumnError, match="'scores' is declared as int64"):
         glossary([Column("scores", "int64", "dense", "", "mine")])
     assert all(c.along in {None, "response_ids"} for c in GLOSSARY.values())
+
+
+def heads(batch: Batch, size: int = 3) -> Ragged:
+    """Float32 [T, size] along the responses."""
+    rows = batch["response_ids"]
+    return rows.with_values(np.zeros((rows.total, size), np.float32))
+
+
+@pytest.mark.parametrize("inner", [(3,), [3], (None,)])
+def test_the_glossary_checks_the_inner_shape_of_a_column(inner):
+    own = Column("mine.heads", "float32", "ragged", "", "mine", "response_ids", inner)
+    check_batch(step().with_columns({"mine.heads": heads(step())}), glossary([own]))
+    expected = r"not \[T, \?\]" if inner == (None,) else r"not \[T, 3\]"
+    flat = step()["response_ids"].with_values(np.zeros(6, np.float32))
+    with pytest.raises(ColumnError, match=rf"'mine\.heads' has shape \[T\], {expected}"):
+        check_batch(step().with_columns({"mine.heads": flat}), glossary([own]))
+    if inner != (None,):
+        with pytest.raises(ColumnError, match=rf"'mine\.heads' has shape \[T, 2\], {expected}"):
+            check_batch(step().with_columns({"mine.heads": heads(step(), 2)}), glossary([own]))
+    short = Ragged.from_list([[], [[1, 2, 3]], []], np.float32)
+    with pytest.raises(ColumnError, match="has 0 values in row 0, but 'response_ids' has 2"):
+        check_batch(step().with_columns({"mine.heads": short}), glossary([own]))
+
+
+def test_a_dense_column_may_have_an_inner_shape():
+    own = Column("mine.pair", "float32", "dense", "", "mine", inner=(2,))
+    check_batch(step().with_columns({"mine.pair": np.zeros((3, 2), np.float32)}), glossary([own]))
+    with pytest.raises(ColumnError, match=r"'mine\.pair' has shape \[3\], not \[3, 2\]"):
+        check_batch(step().with_columns({"mine.pair": np.zeros(3, np.float32)}), glossary([own]))
+
+
+def test_two_inner_shapes_of_one_column_do_not_agree():
+    one = Column("mine.heads", "float32", "ragged", "", "one", inner=(3,))
+    other = Column("mine.heads", "float32", "ragged", "", "other", inner=(None,))
+    assert glossary([one, one])["mine.heads"] is one
+    with pytest.raises(
+        ColumnError,
+        match=r"declared as float32 ragged \[T, \?\] by other, but as float32 ragged \[T, 3\] by one",
+    ):
+        glossary([one, other])
+
+
+@pytest.mark.parametrize(
+    ("shape", "inner"), [("ragged", (0,)), ("dense", (-1,)), ("ragged", ("K",)), ("object", (2,))]
+)
+def test_an_inner_shape_that_no_column_can_have_is_refused(shape, inner):
+    dtype = "object" if shape == "object" else "float32"
+    with pytest.raises(ColumnError, match=r"'mine\.x' has inner = "):
+        Column("mine.x", dtype, shape, "", "mine", inner=inner)
 
 
 def test_batches_need_no_torch():

@@ -81,6 +81,49 @@ def test_values_may_have_further_dims():
     assert ragged[1].shape == (3, 3)
 
 
+WIDE = st.lists(st.lists(st.lists(st.integers(-9, 9), min_size=2, max_size=2), max_size=4), max_size=6)  # fmt: skip
+
+
+@calm
+@given(WIDE, st.data())
+def test_rows_of_pairs_are_those_of_lists(rows, data):
+    ragged = Ragged.from_list(rows, np.int64, inner=(2,))
+    assert ragged.inner == (2,)
+    assert ragged.to_list() == rows
+    assert ragged.lengths.tolist() == [len(row) for row in rows]
+    assert ragged.sum().tolist() == [[sum(pair[k] for pair in row) for k in (0, 1)] for row in rows]
+    index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8)) if rows else []
+    assert ragged.take(np.array(index, np.int64)).to_list() == [rows[i] for i in index]
+    cut = data.draw(st.integers(0, len(rows)))
+    parts = [ragged.slice(0, cut), ragged.slice(cut, len(rows))]
+    assert Ragged.concat(parts).equals(ragged)
+
+
+def test_empty_rows_take_the_inner_shape_of_the_others_or_the_one_that_is_given():
+    assert Ragged.from_list([[], [[1, 2]], np.zeros(0, np.int64)]).inner == (2,)
+    empty = Ragged.from_list([[], []], np.float32, inner=(3,))
+    assert empty.values.shape == (0, 3)
+    full = Ragged.from_list([[[1, 2, 3]]], np.float32)
+    assert Ragged.concat([empty, full]).to_list() == [[], [], [[1, 2, 3]]]
+
+
+def test_values_of_two_shapes_are_no_column():
+    with pytest.raises(ColumnError, match=r"row 1 .* values of shape \[3\]; expected \[2\]"):
+        Ragged.from_list([[[1, 2]], [[1, 2, 3]]])
+    with pytest.raises(ColumnError, match=r"row 0 .* values of shape \[\]; expected \[2\]"):
+        Ragged.from_list([[1]], inner=(2,))
+    wide, flat = Ragged.from_list([[[1, 2]]]), Ragged.from_list([[1]])
+    with pytest.raises(ColumnError, match=r"inner shapes can't be concatenated: int64, int64\[2\]"):
+        Ragged.concat([wide, flat])
+
+
+def test_a_value_is_finite_where_all_its_numbers_are():
+    ragged = Ragged.from_list([[[0, np.nan]], [], [[1, 2], [np.inf, 0]]], np.float32)
+    assert ragged.finite_T().tolist() == [False, True, False]
+    assert not ragged.finite()
+    assert Ragged.from_list([[1, 2]]).finite_T().tolist() == [True, True]
+
+
 @pytest.mark.parametrize(
     ("rows", "dtype"),
     [

@@ -41,9 +41,9 @@ def remote(shelf: Shelf, column: Ragged) -> RaggedRows:
 
 
 @st.composite
-def columns(draw, dtype: str) -> Ragged:
+def columns(draw, dtype: str, inner: tuple[int, ...] = ()) -> Ragged:
     lengths = draw(st.lists(st.integers(0, 4), max_size=6))
-    values = draw(hnp.arrays(dtype, sum(lengths)))
+    values = draw(hnp.arrays(dtype, (sum(lengths), *inner)))
     return Ragged(values, np.cumsum([0, *lengths]))
 
 
@@ -53,7 +53,8 @@ def test_any_chain_of_selections_equals_that_of_plain_columns_and_reads_nothing(
     dtype = data.draw(st.sampled_from(["bool", "int64", "float32", "float64"]))
     shelf = Shelf()
     pool: list[tuple[Ragged, Ragged]] = []
-    for column in data.draw(st.lists(columns(dtype), min_size=1, max_size=3)):
+    inner = data.draw(st.sampled_from([(), (3,), (2, 2)]))
+    for column in data.draw(st.lists(columns(dtype, inner), min_size=1, max_size=3)):
         pool.append((column, remote(shelf, column) if data.draw(st.booleans()) else column))
     for _ in range(data.draw(st.integers(1, 5))):
         plain, lazy = data.draw(st.sampled_from(pool))

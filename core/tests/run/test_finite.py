@@ -141,6 +141,26 @@ def test_columns_of_plugins_are_looked_at_after_those_of_core(directory):
     assert [fault["column"] for fault in file["samples"][0]["faults"]] == ["bonus"]
 
 
+def test_of_values_with_a_shape_the_file_gives_all_numbers(directory):
+    heads = Ragged.from_list([[[0, 1], [np.nan, 2], [3, np.nan]], [[4, 5]]], np.float32)
+    pair = np.array([[0, 1], [np.inf, 2]], np.float32)
+    batch = make_batch([[True, True, False], [True]], **{"mine.heads": heads, "mine.pair": pair})
+    error, file = caught(batch, directory)
+    assert error.sample_ids == ("train.e0.p0.a0.s0", "train.e0.p1.a0.s0")
+    first, second = (sample["faults"] for sample in file["samples"])
+    assert first == [{"column": "mine.heads", "positions": [1], "values": [["nan", "2.0"]]}]
+    assert second == [{"column": "mine.pair", "positions": [], "values": [["inf", "2.0"]]}]
+
+
+def test_what_lies_along_other_tokens_than_the_response_counts_everywhere(directory):
+    """Also in a row that has as many of either."""
+    prompts = column([[1, np.nan], [0], [np.inf]])
+    batch = make_batch([[False], [True, True], [False]], **{"mine.prompt": prompts})
+    error, file = caught(batch, directory)
+    assert error.sample_ids == ("train.e0.p0.a0.s0", "train.e0.p2.a0.s0")
+    assert [sample["faults"][0]["positions"] for sample in file["samples"]] == [[1], [0]]
+
+
 def test_other_columns_than_those_named_are_not_looked_at(directory):
     batch = make_batch([[True]], values=column([[np.nan]]))
     check_finite(batch, ["advantages"], step=step_of(1), directory=directory)

@@ -79,6 +79,9 @@ def step(lengths: list[int], groups: list[int] | None = None) -> Batch:
             "response_ids": Ragged(np.arange(total), offsets),
             "response_mask": Ragged(np.ones(total, np.bool_), offsets),
             "old_log_probs": Ragged(-np.arange(1, total + 1, dtype=np.float32), offsets),
+            "mine.heads": Ragged(
+                np.arange(1, 3 * total + 1, dtype=np.float32).reshape(-1, 3), offsets
+            ),
             "sample_id": [f"s{i}" for i in range(count)],
         }
     )
@@ -180,6 +183,7 @@ def test_ranks_without_samples_get_masked_padding():
         assert padding["response_ids"].to_list() == batch.slice(1, 2)["response_ids"].to_list()
         assert padding["response_mask"].to_list() == [[False, False]]
         assert padding["old_log_probs"].to_list() == [[0.0, 0.0]]
+        assert padding["mine.heads"].to_list() == [[[0.0, 0.0, 0.0]] * 2]
         assert padding["temperature"].tolist() == [1.0]
     result = group.echo(batch).result()
     assert result.equals(batch)

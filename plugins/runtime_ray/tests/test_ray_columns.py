@@ -164,7 +164,9 @@ def steps(draw) -> Batch:
         draw(st.lists(st.sampled_from(["bool", "int64", "float32", "float64"]), max_size=3))
     ):
         if draw(st.booleans()):
-            columns[f"mine.{number}"] = Ragged(draw(hnp.arrays(dtype, int(offsets[-1]))), offsets)
+            inner = draw(st.sampled_from([(), (3,), (2, 2)]))
+            values = draw(hnp.arrays(dtype, (int(offsets[-1]), *inner)))
+            columns[f"mine.{number}"] = Ragged(values, offsets)
         else:
             columns[f"mine.{number}"] = draw(hnp.arrays(dtype, (count, 2)))
     return Batch(columns)

@@ -65,8 +65,15 @@ a list where it is object. `batch.with_columns({"scores": …})` makes another b
 ```python
 from dovetail.batch import Column
 
-columns = (Column("mypackage.length_share", "float32", "dense", "length / limit", "my_stage"),)
+columns = (
+    Column("mypackage.length_share", "float32", "dense", "length / limit", "my_stage"),
+    Column("mypackage.heads", "float32", "ragged", "value heads", "my_stage", "response_ids", (3,)),
+)
 ```
+
+`inner` is the shape of one value: the second column is [T, 3]; with `inner=(None,)` it is [T, K], K the same in all rows of a run, such as the K of top-K log-probabilities.
+The name before it says which column's rows have the same lengths. A stage makes the second column with `batch["response_ids"].with_values(values)`, values float32 [T, 3], or
+with `Ragged.from_list(rows, np.float32, inner=(3,))`, where `inner` matters if all rows are empty. Stages, workers, losses, checks and fault files take [T, K] as they take [T].
 
 Columns of core; `dovetail plan CONFIG --columns` shows which of them a run has, and when:"""
 

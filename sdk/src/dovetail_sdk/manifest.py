@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import attrs
 
+from dovetail.batch import Column
 from dovetail.config.plugin_page import PAPER, doc_and_example
 from dovetail.config.presets import plain_settings
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
@@ -129,7 +130,7 @@ def describe(declared: Declared, project: Project) -> dict[str, Any]:
         "capabilities": sorted(cls.capabilities),
         "requires": _columns(cls, "requires", default),
         "provides": _columns(cls, "provides", default),
-        "columns": [_without_none(dataclasses.asdict(column)) for column in cls.columns],
+        "columns": [_column(column) for column in cls.columns],
         "config": f"{public_module(config)}:{config.__qualname__}",
         "config_schema": config_schema(config),
         **_settings(default),
@@ -289,6 +290,11 @@ def _clashes(plugins: Iterable[Mapping[str, Any]]) -> list[str]:
                     f"{plugin['kind']} {name!r} selects both {other!r} and {plugin['name']!r}"
                 )
     return complaints
+
+
+def _column(column: Column) -> dict[str, Any]:
+    described = _without_none(dataclasses.asdict(column))
+    return {key: value for key, value in described.items() if key != "inner" or value}
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

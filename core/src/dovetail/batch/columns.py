@@ -32,19 +32,28 @@ class Column:
     dtype: str
     """NumPy dtype name, or `object` for JSON values."""
     shape: Raggedness
-    """`dense`: [N]; `ragged`: one run of values a sample, packed; `either`; `object`: a list of N JSON values."""
+    """`dense`: [N]; `ragged`: one run of values a sample, packed [T]; `either`; `object`: a list of N JSON values."""
     meaning: str
     owner: str
     """The stage or plugin kind that writes it."""
     along: str | None = None
     """For a ragged column: the column whose rows have the same lengths, token by token."""
+    inner: tuple[int | None, ...] = ()
+    """Shape of one value: `(3,)` makes [T, 3] of [T], and [N, 3] of [N]. None is a size that differs between runs."""
 
     def __post_init__(self) -> None:
-        """Check dtype and shape.
+        """Check dtype, shape and inner shape.
 
         Raises:
             ColumnError: one of them is none that a column can have.
         """
+        object.__setattr__(self, "inner", tuple(self.inner))  # a manifest gives a list
+        sizes = all(size is None or (type(size) is int and size > 0) for size in self.inner)
+        if not sizes or (self.inner and self.shape == "object"):
+            raise ColumnError(
+                f"the column {self.name!r} has inner = {self.inner!r}; expected sizes of 1 or more, or None"
+                + (", and no inner shape of JSON values" if self.shape == "object" else "")
+            )
         for what, value, allowed in (
             ("shape", self.shape, get_args(Raggedness)),
             ("dtype", self.dtype, DTYPES),
@@ -55,6 +64,13 @@ class Column:
                     f"the column {self.name!r} has {what} = {value!r}; expected one of {', '.join(map(repr, allowed))}",
                     hint=f"did you mean {near!r}?" if near else None,
                 )
+
+    def __str__(self) -> str:
+        """Dtype and shape, such as `float32 ragged [T, 3]`."""
+        first = "N" if self.shape == "dense" else "T"
+        return f"{self.dtype} {self.shape}" + (
+            f" {sizes_of(first, *self.inner)}" if self.inner else ""
+        )
 
 
 _COLUMNS = (
@@ -103,15 +119,15 @@ def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
     """The core glossary extended by what plugins declare.
 
     Raises:
-        ColumnError: a plugin redefines a column with another dtype or shape.
+        ColumnError: a plugin redefines a column with another dtype, shape or inner shape.
     """
     known = dict(GLOSSARY)
     for column in extra:
         other = known.setdefault(column.name, column)
-        if (other.dtype, other.shape) != (column.dtype, column.shape):
+        if (other.dtype, other.shape, other.inner) != (column.dtype, column.shape, column.inner):
             raise ColumnError(
-                f"column {column.name!r} is declared as {column.dtype} {column.shape} by "
-                f"{column.owner}, but as {other.dtype} {other.shape} by {other.owner}",
+                f"column {column.name!r} is declared as {column} by {column.owner}, but as {other} by "
+                f"{other.owner}",
                 hint="prefix a plugin's own column with its package name",
             )
     return known
@@ -153,11 +169,28 @@ def _complaint(name: str, values: Any, batch: Batch, glossary: Mapping[str, Colu
         return f"{name!r} is {found}, not {column.shape}"
     if not is_object and values.dtype != column.dtype:
         return f"{name!r} has dtype {values.dtype}, not {column.dtype}"
-    if found == "dense" and values.ndim != 1:
-        return f"{name!r} has shape {list(values.shape)}, not [{len(values)}]"
+    if not is_object and not _fits(inner := _inner(values), column.inner):
+        first = len(values) if found == "dense" else "T"
+        return f"{name!r} has shape {sizes_of(first, *inner)}, not {sizes_of(first, *column.inner)}"
     if is_ragged and column.along and column.along in batch:
         return _misaligned(name, values.lengths, column.along, batch[column.along].lengths)
     return None
+
+
+def _inner(values: Any) -> tuple[int, ...]:
+    """Shape of one value."""
+    return tuple(values.inner if hasattr(values, "offsets") else values.shape[1:])
+
+
+def _fits(inner: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+    return len(inner) == len(declared) and all(
+        size in (None, own) for own, size in zip(inner, declared, strict=True)
+    )
+
+
+def sizes_of(*sizes: int | str | None) -> str:
+    """A shape as it is written: `[T, 3]`; `[T, ?]` where a size is not known."""
+    return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 
 def _misaligned(name: str, lengths_N: Any, along: str, expected_N: Any) -> str | None:

@@ -42,18 +42,23 @@ class Ragged:
         self.offsets = _checked_offsets(offsets, len(self.values))
 
     @classmethod
-    def from_list(cls, rows: Iterable[Any], dtype: Any = None) -> Ragged:
-        """Pack rows (sequences or 1-d arrays).
+    def from_list(
+        cls, rows: Iterable[Any], dtype: Any = None, *, inner: tuple[int, ...] | None = None
+    ) -> Ragged:
+        """Pack rows: sequences or arrays, of numbers or of values of one shape.
 
         Args:
             rows: N rows, some of which may be empty.
             dtype: of the values; by default what the rows' own values ask for.
+            inner: shape of one value; by default that of the rows that are not empty.
 
         Raises:
-            ColumnError: a row is no flat sequence of numbers, or nothing tells the dtype.
+            ColumnError: a row is no sequence of numbers or of values of one shape, rows differ in the shape of their
+                values, or nothing tells the dtype.
         """
         kept = list(rows)
         arrays = [_row_array(row, number, dtype) for number, row in enumerate(kept)]
+        arrays = _of_one_shape(arrays, inner)
         offsets = offsets_of(np.fromiter((len(row) for row in arrays), np.int64, len(arrays)))
         # An empty Python list has no dtype of its own: NumPy would make the whole column float64.
         typed = [
@@ -68,7 +73,7 @@ class Ragged:
                 f"{len(arrays)} empty rows do not tell the dtype of a ragged column",
                 hint="pass dtype= to Ragged.from_list",
             )
-        return cls(np.empty(0, dtype), offsets)
+        return cls(np.empty((0, *(inner or ())), dtype), offsets)
 
     @classmethod
     def concat(cls, parts: Sequence[Ragged]) -> Ragged:
@@ -84,7 +89,7 @@ class Ragged:
         found = {(part.dtype, part.inner) for part in parts}
         if len(found) > 1:
             raise ColumnError(
-                f"ragged columns of different dtypes can't be concatenated: {kinds(found)}"
+                f"ragged columns of different dtypes or inner shapes can't be concatenated: {kinds(found)}"
             )
         lengths_N = np.concatenate([part.lengths for part in parts])
         return cls(np.concatenate([part.values for part in parts]), offsets_of(lengths_N))
@@ -104,7 +109,7 @@ class Ragged:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"Ragged({len(self)} rows, {self.total} values, {self.dtype})"
+        return f"Ragged({len(self)} rows, {self.total} values, {kinds([(self.dtype, self.inner)])})"
 
     def __getstate__(self) -> tuple[np.ndarray, np.ndarray]:
         return (self.values, self.offsets)
@@ -143,14 +148,23 @@ class Ragged:
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def sum(self) -> np.ndarray:
-        """float64 [N]: the sum of each row, 0 for an empty one. Values are [T]."""
+        """float64 [N] (or [N, …]): the sum of each row's values, 0 for an empty one."""
         weights_T = self.values.astype(np.float64, copy=False)
+        if self.inner:
+            sums = np.zeros((len(self), *self.inner))
+            np.add.at(sums, self.row_index, weights_T)
+            return sums
         sums_N = np.bincount(self.row_index, weights=weights_T, minlength=len(self))
         return sums_N.astype(np.float64, copy=False)  # without any value bincount gives integers
 
     def finite(self) -> bool:
         """Whether every value is finite, those under a mask included."""
         return self.dtype.kind != "f" or bool(np.isfinite(self.values).all())
+
+    def finite_T(self) -> np.ndarray:
+        """Return bool [T]: whether every number of a value is finite."""
+        finite: np.ndarray = np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
+        return finite
 
     def read_only(self) -> Ragged:
         """The same rows, in an array that refuses to be written to."""
@@ -159,11 +173,11 @@ class Ragged:
         return Ragged(view, self.offsets)
 
     def to_list(self) -> list[list[Any]]:
-        """The rows as lists of Python numbers."""
+        """The rows as lists of Python numbers, or of lists of them."""
         return [row.tolist() for row in self]
 
     def with_values(self, values: np.ndarray) -> Ragged:
-        """Other values [T] in the same rows."""
+        """Other values, [T] or [T, …], in the same rows."""
         return Ragged(values, self.offsets)
 
     def take(self, indices: np.ndarray) -> Ragged:
@@ -271,6 +285,20 @@ def _row_array(row: Any, number: int, dtype: Any) -> np.ndarray:
     if array.ndim == 0:
         raise ColumnError(f"row {number} of a ragged column is the scalar {array}, not a sequence")
     return array
+
+
+def _of_one_shape(arrays: list[np.ndarray], inner: tuple[int, ...] | None) -> list[np.ndarray]:
+    """The rows, of which empty ones take the shape of the others' values."""
+    shape = inner
+    for number, array in enumerate(arrays):
+        if len(array):
+            shape = array.shape[1:] if shape is None else shape
+            if array.shape[1:] != shape:
+                raise ColumnError(
+                    f"row {number} of a ragged column has values of shape {list(array.shape[1:])}; expected {list(shape)}",
+                    hint="values of one column have one shape",
+                )
+    return [array if len(array) else array.reshape(0, *(shape or ())) for array in arrays]
 
 
 def offsets_of(lengths_N: np.ndarray) -> np.ndarray:

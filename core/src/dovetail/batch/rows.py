@@ -107,7 +107,7 @@ class RaggedRows(Ragged):
         found = {(part.dtype, part.inner) for part in parts}
         if len(found) > 1:
             raise ColumnError(
-                f"ragged columns of different dtypes can't be concatenated: {kinds(found)}"
+                f"ragged columns of different dtypes or inner shapes can't be concatenated: {kinds(found)}"
             )
         rows = [cls.of(part) for part in parts]
         counts = accumulate((len(part.sources) for part in rows), initial=0)
@@ -131,7 +131,7 @@ class RaggedRows(Ragged):
         return self.values
 
     def __repr__(self) -> str:
-        return f"RaggedRows({len(self)} rows, {self.total} values, {self.dtype})"
+        return f"RaggedRows({len(self)} rows, {self.total} values, {kinds([(self.dtype, self.inner)])})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ragged, (self.values, self.offsets)

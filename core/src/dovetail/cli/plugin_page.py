@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dovetail.batch.columns import sizes_of
 from dovetail.cli import render
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.kinds import KINDS
@@ -107,4 +108,9 @@ def _setting(setting: Setting) -> Iterator[str]:
 
 
 def _column(column: Mapping[str, Any]) -> str:
-    return f"{column.get('name')} ({column.get('dtype')}, {column.get('shape')}): {column.get('meaning')}"
+    inner = column.get("inner")
+    each = f", each {sizes_of(*inner)}" if inner else ""
+    return (
+        f"{column.get('name')} ({column.get('dtype')}, {column.get('shape')}{each}): "
+        f"{column.get('meaning')}"
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.batch.columns import GLOSSARY
+from dovetail.batch.columns import GLOSSARY, sizes_of
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.plain_yaml import YamlTextError, dump, parse
 from dovetail.config.schema import fields_of
@@ -181,16 +181,20 @@ def _notes(names: Iterable[str] | None, plugin: PluginManifest) -> tuple[ColumnN
     own = {str(column.get("name")): column for column in plugin.columns}
     notes = []
     for name in names:
+        inner: Any = ()
         if name in own:
             column = own[name]
             dtype, shape, meaning = (str(column.get(k, "")) for k in ("dtype", "shape", "meaning"))
+            inner = column.get("inner", ())
         elif name in GLOSSARY:
             dtype, shape, meaning = (
                 getattr(GLOSSARY[name], k) for k in ("dtype", "shape", "meaning")
             )
         else:
             dtype, shape, meaning = "", "", "no column of that name is known"
-        notes.append(ColumnNote(name, f"{dtype}, {_SHAPES.get(shape, shape)}".strip(", "), meaning))
+        each = f", each {sizes_of(*inner)}" if inner else ""
+        holds = f"{dtype}, {_SHAPES.get(shape, shape)}{each}".strip(", ")
+        notes.append(ColumnNote(name, holds, meaning))
     return tuple(notes)
 
 

@@ -33,8 +33,8 @@ class LossInputs:
         log_probs_T: float32 [T], nats, of the policy being trained; carries the gradient.
         mask_T: bool [T], True on tokens that the policy produced.
         offsets_N1: int64 [N + 1], where each sample begins.
-        columns: every other column that the loss declares in `requires`, float32 [T] each
-            (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`,
+        columns: every other column that the loss declares in `requires`, float32 [T] each, or [T, …]
+            where its values have a shape (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`,
             and what its `prepare` has made. `entropies` are those of the policy being trained, with gradient.
     """
 

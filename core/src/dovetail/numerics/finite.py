@@ -68,8 +68,9 @@ def _bad_rows(values: object, mask: Ragged) -> np.ndarray:
     if isinstance(values, Ragged):
         if values.dtype.kind != "f" or len(values.values) != len(mask.values):
             return np.empty(0, np.int64)
-        bad_T = ~np.isfinite(values.values) & mask.values
+        bad_T = ~values.finite_T() & mask.values
         return np.unique(mask.row_index[bad_T]) if bad_T.any() else np.empty(0, np.int64)
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.ndim != 1:
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         return np.empty(0, np.int64)
-    return np.flatnonzero(~np.isfinite(values) & (mask.sum() > 0))
+    finite_N = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    return np.flatnonzero(~finite_N & (mask.sum() > 0))

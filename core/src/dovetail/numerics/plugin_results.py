@@ -21,7 +21,7 @@ from dovetail.interfaces.runtime import PluginRef
 from dovetail.metrics import Metric
 
 
-class DeclaredColumns(dict[str, Float[Tensor, "T"]]):
+class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
     """The columns that a loss has declared, float32 [T] each; any other is refused by name.
 
     Raises:
@@ -29,13 +29,13 @@ class DeclaredColumns(dict[str, Float[Tensor, "T"]]):
     """
 
     def __init__(
-        self, columns: Mapping[str, Float[Tensor, "T"]], title: str, loss: PolicyLoss
+        self, columns: Mapping[str, Float[Tensor, "T *inner"]], title: str, loss: PolicyLoss
     ) -> None:
         super().__init__(columns)
         self._title = title
         self._loss = loss
 
-    def __missing__(self, name: str) -> Float[Tensor, "T"]:
+    def __missing__(self, name: str) -> Float[Tensor, "T *inner"]:
         file, line = _place(type(self._loss), "token_losses")
         # The innermost line of the loss's own file: it may read through a helper of another.
         inside = [f.lineno for f in traceback.extract_stack() if f.filename == file]

@@ -55,7 +55,7 @@ class _Tokens:
     offsets_N1: Int64[Tensor, "N1"]
     like_T: Float[Tensor, "T"]
 
-    def column(self, name: str) -> Float[Tensor, "T"]:
+    def column(self, name: str) -> Float[Tensor, "T *inner"]:
         return token_column(self.batch, name, self.mask, self.mask_T, self.like_T)
 
 
@@ -200,7 +200,7 @@ class PolicyObjective(Objective):
 
     def _columns(
         self, tokens: _Tokens, outputs: Mapping[str, Float[Tensor, "T"]]
-    ) -> dict[str, Float[Tensor, "T"]]:
+    ) -> dict[str, Float[Tensor, "T *inner"]]:
         """What the loss reads besides log-probabilities: of the batch, of the engine, and of its own making."""
         names, current = set(self._loss_columns), {}
         if self.spec.old_log_probs_from_current and "old_log_probs" in names:

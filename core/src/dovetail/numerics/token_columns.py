@@ -14,11 +14,12 @@ from dovetail.errors import ColumnError
 
 def token_column(
     batch: Batch, name: str, mask: Ragged, mask_T: Bool[Tensor, "T"], like: Float[Tensor, "T"]
-) -> Float[Tensor, "T"]:
-    """A column on the device and in the dtype of `like`, [T]; a sample-level one is repeated over its tokens.
+) -> Float[Tensor, "T *inner"]:
+    """A column on the device and in the dtype of `like`, [T], or [T, …] where its values have a shape; a sample-level one is
+    repeated over its tokens.
 
     Args:
-        batch: N samples, with the column: ragged over response tokens, or dense [N].
+        batch: N samples, with the column: ragged over response tokens, or dense, [N] or [N, …].
         name: of the column.
         mask: the batch's `response_mask`.
         mask_T: bool [T], the same as a tensor. Masked tokens hold 0, whatever the column says of them.
@@ -36,17 +37,18 @@ def token_column(
                 hint="one value a response token, or one a sample",
             )
         flat = values.values
-    elif isinstance(values, np.ndarray) and values.ndim == 1:
-        flat = np.repeat(values, mask.lengths)
+    elif isinstance(values, np.ndarray):
+        flat = np.repeat(values, mask.lengths, axis=0)
     else:
         raise ColumnError(
             f"column {name!r} is no number a token or a sample, so no loss can read it"
         )
-    return on_device(flat, like).to(like.dtype).masked_fill(~mask_T, 0)
+    hidden_T = ~mask_T.reshape(-1, *(1,) * (flat.ndim - 1))
+    return on_device(flat, like).to(like.dtype).masked_fill(hidden_T, 0)
 
 
-def on_device(values: Shaped[np.ndarray, "K"], like: Tensor) -> Shaped[Tensor, "K"]:
-    """An array [K] as a tensor of its own dtype on the device of `like`."""
+def on_device(values: Shaped[np.ndarray, "K *inner"], like: Tensor) -> Shaped[Tensor, "K *inner"]:
+    """An array [K] or [K, …] as a tensor of its own dtype on the device of `like`."""
     # Arrays that came over the wire are read-only, which torch takes badly.
     tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
     if like.device.type == "cpu":

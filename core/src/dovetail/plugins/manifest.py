@@ -51,8 +51,8 @@ class PluginManifest:
     """Columns that it reads under its default config; None where it has no default config."""
     provides: tuple[str, ...] | None = ()
     """Columns that it can write under its default config; None where it has no default config."""
-    columns: tuple[Mapping[str, str], ...] = ()
-    """Columns of its own: name, dtype, shape, meaning, owner."""
+    columns: tuple[Mapping[str, Any], ...] = ()
+    """Columns of its own: name, dtype, shape, meaning, owner; `along` and `inner` where they have them."""
     config_schema: Mapping[str, Any] | None = None
     """`{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
     doc: str = ""

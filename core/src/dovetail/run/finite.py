@@ -60,17 +60,18 @@ class _Found:
     column: str
     samples_M: Int64[np.ndarray, "M"]
     """int64 [M]: rows of the batch."""
+    bad: Ragged | None
+    """Bool [T], where its values are not finite and count; None of a sample-level column."""
 
-    def places(self, batch: Batch, row: int) -> tuple[list[int], list[str]]:
-        """Token positions (none in a sample-level column) and values of a row, the first `PLACES`."""
+    def places(self, batch: Batch, row: int) -> tuple[list[int], list[Any]]:
+        """Token positions (none in a sample-level column) and values of a row, the first `PLACES`; a value is the text of a
+        number, or a list of these.
+        """
         values = batch[self.column]
-        if not isinstance(values, Ragged):
-            return [], [str(values[row])]
-        bad_T = ~np.isfinite(values[row])
-        if "response_mask" in batch:
-            bad_T &= batch["response_mask"][row]
-        positions = np.flatnonzero(bad_T)[:PLACES]
-        return positions.tolist(), [str(value) for value in values[row][positions]]
+        if self.bad is None:
+            return [], [_text(values[row])]
+        positions = np.flatnonzero(self.bad[row])[:PLACES]
+        return positions.tolist(), [_text(value) for value in values[row][positions]]
 
 
 def check_finite(
@@ -95,11 +96,8 @@ def check_finite(
     """
     ordered = [column for column in HINTS if column in columns]
     ordered += sorted(set(columns) - HINTS.keys())
-    found = [
-        _Found(column=column, samples_M=where)
-        for column in ordered
-        if column in batch and len(where := _not_finite(batch, column))
-    ]
+    looked_at = [_find(batch, column) for column in ordered if column in batch]
+    found = [part for part in looked_at if part is not None and len(part.samples_M)]
     if not found:
         return
     rows = [row for part in found for row in _rows(batch, part)]
@@ -133,20 +131,27 @@ def with_fault_file(
     )
 
 
-def _not_finite(batch: Batch, column: str) -> Int64[np.ndarray, "M"]:
-    """int64 [M]: the samples in which the column is not finite where it counts."""
+def _find(batch: Batch, column: str) -> _Found | None:
+    """Where a column is not finite and that counts; what does not lie along response tokens counts everywhere."""
     values = batch[column]
     if isinstance(values, list) or values.dtype.kind != "f":
-        return np.empty(0, np.int64)
+        return None
     if not isinstance(values, Ragged):
-        finite_N = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        return np.flatnonzero(~finite_N)
+        finite_N = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+        return _Found(column=column, samples_M=np.flatnonzero(~finite_N), bad=None)
     if values.finite():  # which workers know of their own results, so that nothing is fetched
-        return np.empty(0, np.int64)
-    bad_T = ~np.isfinite(values.values)
-    if "response_mask" in batch:
-        bad_T &= batch["response_mask"].values
-    return np.unique(values.row_index[bad_T])
+        return None
+    bad_T = ~values.finite_T()
+    mask = batch.columns.get("response_mask")
+    if mask is not None and np.array_equal(mask.offsets, values.offsets):
+        bad_T &= mask.values
+    samples_M = np.unique(values.row_index[bad_T])
+    return _Found(column=column, samples_M=samples_M, bad=values.with_values(bad_T))
+
+
+def _text(value: Any) -> Any:
+    """The text of a number, and a list of these of an array: JSON has no NaN."""
+    return str(value) if np.ndim(value) == 0 else [_text(part) for part in value]
 
 
 def _rows(batch: Batch, found: _Found) -> list[dict[str, Any]]:

@@ -120,7 +120,10 @@ class AdvantageConformance(PluginConformance):
     def test_a_batch_of_empty_responses_gives_finite_advantages(self) -> None:
         batch = self.columns(0)
         rows = {n: c for n, c in batch.columns.items() if isinstance(c, Ragged)}
-        empty = {n: Ragged.from_list([[]] * len(batch), dtype=c.dtype) for n, c in rows.items()}
+        empty = {
+            n: Ragged.from_list([[]] * len(batch), dtype=c.dtype, inner=c.inner)
+            for n, c in rows.items()
+        }
         self.assert_finite(batch.with_columns(empty))
 
     def assert_finite(self, batch: Batch) -> None:

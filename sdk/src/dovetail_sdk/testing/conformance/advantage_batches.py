@@ -81,10 +81,21 @@ def _draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
     if column.shape == "object":
         return [None] * len(mask)
     count = len(mask) if column.shape == "dense" else len(mask.values)
-    values = _MAKERS.get(column.name, _normal)(rng, count).astype(column.dtype)
+    values = _MAKERS.get(column.name, _normal)(rng, (count, *inner_of(column)))
+    values = values.astype(column.dtype)
     if column.shape == "dense":
         return values
-    return mask.with_values(np.where(mask.values, values, np.zeros((), column.dtype)))
+    return mask.with_values(np.where(beside(mask.values, values), values, values.dtype.type(0)))
+
+
+def inner_of(column: Column) -> tuple[int, ...]:
+    """An inner shape that the column can have: 3 where a size differs between runs."""
+    return tuple(3 if size is None else size for size in column.inner)
+
+
+def beside(flags_T: Any, values: Any) -> Any:
+    """Flags [T], an array or a tensor, in a shape that goes with values [T, …]."""
+    return flags_T.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def _possible(shares: Ragged, log_probs: Ragged) -> Ragged:
@@ -93,21 +104,21 @@ def _possible(shares: Ragged, log_probs: Ragged) -> Ragged:
     return shares.with_values(np.square(pi_T) + shares.values * np.square(1 - pi_T))
 
 
-def _normal(rng: np.random.Generator, count: int) -> np.ndarray:
-    return rng.normal(size=count)
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.normal(size=shape)
 
 
-def _log_probs(rng: np.random.Generator, count: int) -> np.ndarray:
-    return np.log(rng.uniform(0.05, 1.0, count))
+def _log_probs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.log(rng.uniform(0.05, 1.0, shape))
 
 
-_MAKERS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+_MAKERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
     "old_log_probs": _log_probs,
     "rollout_log_probs": _log_probs,
     "raw_rollout_log_probs": _log_probs,
     "ref_log_probs": _log_probs,
-    "entropies": lambda rng, count: rng.uniform(0.0, 3.0, count),
-    "sum_pi_squared": lambda rng, count: rng.uniform(0.0, 1.0, count),
+    "entropies": lambda rng, shape: rng.uniform(0.0, 3.0, shape),
+    "sum_pi_squared": lambda rng, shape: rng.uniform(0.0, 1.0, shape),
     "rollout_is_weights": lambda rng, count: rng.uniform(0.5, 2.0, count),
     "temperature": lambda _, count: np.ones(count),
 }

@@ -29,6 +29,7 @@ from dovetail.metrics import Metric, merge_metrics, values
 from dovetail.numerics import resolve_metrics
 from dovetail.numerics.policy_objective import PolicyObjective
 from dovetail.plugins import make_plugin
+from dovetail_sdk.testing.conformance.advantage_batches import beside, inner_of
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.ranks import on_ranks
 
@@ -84,9 +85,10 @@ class PolicyLossConformance(PluginConformance):
             if name.endswith("log_probs"):
                 columns[name] = np.minimum(log_probs + spread * rng.normal(size=tokens), -1e-3)
             elif name == "advantages" or column.shape == "dense":
-                columns[name] = rng.normal(size=len(lengths)).astype(column.dtype)
+                shape = (len(lengths), *inner_of(column))
+                columns[name] = rng.normal(size=shape).astype(column.dtype)
             else:
-                columns[name] = rng.normal(size=tokens)
+                columns[name] = rng.normal(size=(tokens, *inner_of(column)))
         return Batch(
             {
                 name: mask.with_values(column.astype(np.float32))
@@ -150,13 +152,15 @@ class PolicyLossConformance(PluginConformance):
         shown_T = torch.tensor(mask.values)
         names = self.plugin.requires(plugin.config) - {"log_probs", "response_mask"}
         flat = {name: mini_batch[name] for name in names} | dict(prepared)
-        tensors = {
-            name: torch.tensor(
-                column.values if isinstance(column, Ragged) else np.repeat(column, mask.lengths),
-                dtype=dtype,
-            )
-            * shown_T
+        arrays = {
+            name: column.values
+            if isinstance(column, Ragged)
+            else np.repeat(column, mask.lengths, axis=0)
             for name, column in flat.items()
+        }
+        tensors = {
+            name: torch.tensor(values, dtype=dtype) * beside(shown_T, values)
+            for name, values in arrays.items()
         }
         log_probs_T = torch.tensor(mini_batch["log_probs"].values, dtype=dtype)
         return LossInputs(
@@ -199,7 +203,9 @@ class PolicyLossConformance(PluginConformance):
         batch = self.mini_batch(1, spread=spread)
         hidden_T = ~batch["response_mask"].values
         soiled = {
-            name: column.with_values(np.where(hidden_T, np.float32(np.nan), column.values))
+            name: column.with_values(
+                np.where(beside(hidden_T, column.values), np.float32(np.nan), column.values)
+            )
             for name, column in batch.columns.items()
             if isinstance(column, Ragged) and column.dtype.kind == "f"
         }

@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, SampleFilter
+from dovetail_sdk.testing.conformance.advantage_batches import inner_of
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 
@@ -46,9 +47,10 @@ class SampleFilterConformance(PluginConformance):
             if column.shape == "object":
                 columns[name] = [None] * size
             elif column.shape == "ragged":
-                columns[name] = mask.with_values(rng.random(len(mask.values)).astype(dtype))
+                values = rng.random((len(mask.values), *inner_of(column)))
+                columns[name] = mask.with_values(values.astype(dtype))
             else:
-                columns[name] = rng.random(size).astype(dtype)
+                columns[name] = rng.random((size, *inner_of(column))).astype(dtype)
         return Batch(columns)
 
     def keep(self, batch: Batch) -> np.ndarray:

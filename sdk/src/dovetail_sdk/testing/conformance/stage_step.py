@@ -20,7 +20,7 @@ from dovetail.interfaces import OUTPUTS, PlanFacts, PluginContext
 from dovetail.metrics import Mean, Metric
 from dovetail.planning.counts import count
 from dovetail.planning.resolved_plugins import choose
-from dovetail_sdk.testing.conformance.advantage_batches import random_batch
+from dovetail_sdk.testing.conformance.advantage_batches import beside, random_batch
 
 Answer = Callable[[str, Batch, frozenset[str]], Batch]
 """(role, batch, outputs) → what a forward pass of the role's model gives."""
@@ -93,7 +93,7 @@ def without_tokens(batch: Batch) -> Batch:
     """Return the batch with empty responses."""
     return batch.with_columns(
         {
-            name: Ragged.from_list([[]] * len(batch), dtype=column.dtype)
+            name: Ragged.from_list([[]] * len(batch), dtype=column.dtype, inner=column.inner)
             for name, column in _along_responses(batch).items()
         }
     )
@@ -105,8 +105,9 @@ def with_masked_row(batch: Batch, row: int) -> Batch:
     changed = {}
     for name, column in _along_responses(batch).items():
         if name not in kept:
-            values_T = np.where(column.row_index == row, np.zeros((), column.dtype), column.values)
-            changed[name] = column.with_values(values_T)
+            hidden = beside(column.row_index == row, column.values)
+            values = np.where(hidden, column.dtype.type(0), column.values)
+            changed[name] = column.with_values(values)
     return batch.with_columns(changed)
 
 
