@@ -287,7 +287,7 @@ def test_runs_that_are_killed_at_random_moments_use_every_prompt_once(
         "trainer.total_epochs": epochs,
         "reward.max_failure_share": 0.5,
     }
-    args = ahead(*[{"pause": 0.02}] * 99, refused="3", **settings)
+    args = ahead(*[{"pause": 0.08}] * 99, refused="3", **settings)
     killed = 0
     for _ in range(kills):
         done = killed_after(1 + draw.randrange(2 * 2 * N), start(*args), run, scored)
