@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
+from dovetail.interfaces.objective import OutputSpec
 from dovetail.interfaces.plugin import ColumnPlugin
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
-    from dovetail.interfaces.objective import AnyObjectiveSpec
+    from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "1.2"
+ENGINE_API = "2.0"
 
-OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs"})
-"""What `forward` can be asked for; each comes back as a ragged float32 column over response tokens.
+OUTPUTS = {
+    name: OutputSpec(name=name)
+    for name in ("log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs")
+}
+"""What `forward` can be asked for, by name; each comes back as a ragged float32 column over response tokens.
 
 `values` only with the context's `head` "value": a value is of the state before its token, as the critic sees it.
 `ref_log_probs` only where the engine's `provides(config)` names them: of the same model with its adapter off.
@@ -37,7 +41,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
         Args:
             batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N].
-            outputs: a subset of `OUTPUTS`.
+            outputs: some names of `OUTPUTS`.
 
         Returns:
             One ragged float32 column an output, aligned with `response_ids`; masked tokens hold 0.
@@ -46,7 +50,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """Minimise the objective over the whole mini-batch with exactly one optimizer step.
 
         The result does not depend on how the mini-batch is cut into micro-batches or spread over ranks.

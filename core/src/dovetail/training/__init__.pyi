@@ -25,7 +25,10 @@ from .lora import (
     LoraSection as LoraSection,
     Sync as Sync,
 )
-from .objective_factory import build_objective as build_objective
+from .objective_factory import (
+    build_objective as build_objective,
+    prepare_mini_batch as prepare_mini_batch,
+)
 from .parts import (
     Part as Part,
     Samples as Samples,

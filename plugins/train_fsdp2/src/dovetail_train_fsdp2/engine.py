@@ -12,7 +12,7 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -23,6 +23,7 @@ from dovetail.training import (
     Ranks,
     build_objective,
     check_columns,
+    prepare_mini_batch,
     token_places,
     was_trained,
     without_padding,
@@ -49,7 +50,7 @@ class Fsdp2Engine(TrainEngine):
     """
 
     name: ClassVar[str] = "fsdp2"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"deterministic", "offload", "value_head", "lora", "images"}
     )
@@ -118,7 +119,7 @@ class Fsdp2Engine(TrainEngine):
             {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
         )
 
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
@@ -128,16 +129,14 @@ class Fsdp2Engine(TrainEngine):
         scorer = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            check_computes(scorer, goal.outputs, self._role)
+            check_computes(scorer, objective.output_names, self._role)
             check_columns(mini_batch)
             mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(goal.requires), "the objective")
+            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
-            prepared = goal.prepare(mini_batch, self.context.reduction)
-            denominators = goal.denominators(prepared, self.context.reduction)
-            read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
-            read |= {MEDIA} & set(prepared.names)
-            prepared = prepared.select(sorted(read))
+            prepared, denominators = prepare_mini_batch(
+                goal, objective, mini_batch, self.context.reduction, also=(MEDIA,)
+            )
             cuts = self._cut(prepared)
         cuts = self._cut_alike(prepared, cuts)
         # One rank's images are every rank's: the gradients of the vision tower are reduced together.
@@ -152,8 +151,8 @@ class Fsdp2Engine(TrainEngine):
                 for number, part in enumerate(cuts, start=1):
                     micro_batch = prepared.take(part.rows_B)
                     layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-                    scores = scorer(layout, goal.outputs)
-                    term = goal(scores, micro_batch, denominators)
+                    scores = scorer(layout, objective.output_names)
+                    term = goal.term(scores, micro_batch, denominators, objective.scalars)
                     self._backward(term.loss, scores, last=number == len(cuts))
                     parts.append(term.metrics)
                     finite.append(term.finite)
@@ -166,7 +165,7 @@ class Fsdp2Engine(TrainEngine):
             norm, lr = optimizer.step(torch.stack(finite).all())
         except NumericsError as error:
             with self._random.in_force():
-                rows = failing_rows(scorer, goal, prepared, denominators, cuts)
+                rows = failing_rows(scorer, goal, objective, prepared, denominators, cuts)
             self._free()
             samples = self._ranks.every(sample_names(mini_batch, rows))
             raise traced(error, samples) from None

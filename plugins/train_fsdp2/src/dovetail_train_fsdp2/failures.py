@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dovetail.batch import Batch
 from dovetail.errors import NumericsError
-from dovetail.numerics import Objective, listed
+from dovetail.interfaces import Objective, ObjectiveSpec
+from dovetail.numerics import listed
 from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.packing import Cut
@@ -19,6 +20,7 @@ from dovetail_train_fsdp2.packing import Cut
 def failing_rows(
     scorer: Scorer,
     goal: Objective,
+    spec: ObjectiveSpec,
     mini_batch: Batch,
     denominators: Mapping[str, float],
     parts: Sequence[Cut],
@@ -28,6 +30,7 @@ def failing_rows(
     Args:
         scorer: with the weights of the update, which were not changed by it.
         goal: the objective.
+        spec: that it was built from.
         mini_batch: prepared.
         denominators: of the whole mini-batch.
         parts: the update's micro-batches; where the model is sharded, equally many on every rank, all of which call.
@@ -35,12 +38,14 @@ def failing_rows(
     failing: list[int] = []
     for part in parts:
         micro_batch = mini_batch.take(part.rows_B)
-        scores = scorer(lay_out(micro_batch, shared=part.shared, packed=part.packed), goal.outputs)
+        layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
+        scores = scorer(layout, spec.output_names)
         offsets = micro_batch["response_mask"].offsets
         for i, row in enumerate(part.rows_B.tolist()):
             tokens = slice(int(offsets[i]), int(offsets[i + 1]))
             alone: dict[str, Tensor] = {name: values[tokens] for name, values in scores.items()}
-            if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
+            sample = micro_batch.slice(i, i + 1)
+            if not goal.term(alone, sample, denominators, spec.scalars).finite:
                 failing.append(row)
     return sorted(failing)
 

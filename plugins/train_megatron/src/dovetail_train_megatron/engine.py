@@ -12,7 +12,7 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -23,6 +23,7 @@ from dovetail.training import (
     Ranks,
     build_objective,
     check_columns,
+    prepare_mini_batch,
     was_trained,
     without_padding,
 )
@@ -48,7 +49,7 @@ class MegatronEngine(TrainEngine):
     """
 
     name: ClassVar[str] = "megatron"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head", "lora"})
     Config = MegatronConfig
 
@@ -114,7 +115,7 @@ class MegatronEngine(TrainEngine):
         with self._random.in_force():
             return scored(network, batch, self._packed(network, batch), outputs)
 
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
@@ -124,15 +125,14 @@ class MegatronEngine(TrainEngine):
         network = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            check_computes(network, goal.outputs, self._role)
+            check_computes(network, objective.output_names, self._role)
             check_columns(mini_batch)
             mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(goal.requires), "the objective")
+            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
-            prepared = goal.prepare(mini_batch, self.context.reduction)
-            denominators = goal.denominators(prepared, self.context.reduction)
-            read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
-            prepared = prepared.select(sorted(read))
+            prepared, denominators = prepare_mini_batch(
+                goal, objective, mini_batch, self.context.reduction
+            )
         cuts = self._packed(network, prepared)
         micro_batches = [prepared.take(rows) for rows in cuts.rows]
         optimizer = self._made_optimizer()
@@ -142,8 +142,10 @@ class MegatronEngine(TrainEngine):
                 terms = pipeline.descend(
                     network,
                     cuts.packs,
-                    goal,
-                    lambda i, scores: goal(scores, micro_batches[i], denominators),
+                    objective.output_names,
+                    lambda i, scores: goal.term(
+                        scores, micro_batches[i], denominators, objective.scalars
+                    ),
                     optimizer.module,
                 )
         except BaseException:
@@ -155,7 +157,7 @@ class MegatronEngine(TrainEngine):
             norm, lr = optimizer.step(finite)
         except NumericsError as error:
             with self._random.in_force():
-                rows = failing_rows(network, goal, prepared, denominators, cuts)
+                rows = failing_rows(network, goal, objective, prepared, denominators, cuts)
             samples = self._ranks.every(sample_names(mini_batch, rows))
             whence = (
                 f"; it came from {listed(samples)}"

@@ -11,7 +11,7 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.errors import ConfigError
-from dovetail.numerics import Objective
+from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.training import Ranks, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import HEADS, Network
@@ -79,19 +79,21 @@ def scored(network: Network, batch: Batch, cuts: Cuts, outputs: frozenset[str]) 
 def failing_rows(
     network: Network,
     goal: Objective,
+    spec: ObjectiveSpec,
     batch: Batch,
     denominators: Mapping[str, float],
     cuts: Cuts,
 ) -> list[int]:
     """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
     failing: list[int] = []
-    for rows, scores in _all_scores(network, cuts, goal.outputs):
+    for rows, scores in _all_scores(network, cuts, spec.output_names):
         micro_batch = batch.take(rows)
         offsets = micro_batch["response_mask"].offsets
         for i, row in enumerate(rows.tolist()):
             tokens = slice(int(offsets[i]), int(offsets[i + 1]))
             alone = {name: values[tokens] for name, values in scores.items()}
-            if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
+            sample = micro_batch.slice(i, i + 1)
+            if not goal.term(alone, sample, denominators, spec.scalars).finite:
                 failing.append(row)
     return sorted(failing)
 

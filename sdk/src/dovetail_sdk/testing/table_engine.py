@@ -15,7 +15,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import (
-    AnyObjectiveSpec,
+    ObjectiveSpec,
     PluginContext,
     TensorSpec,
     TrainEngine,
@@ -24,7 +24,7 @@ from dovetail.interfaces import (
 from dovetail.metrics import Metric
 from dovetail.numerics import resolve_metrics
 from dovetail.sections import EngineSection
-from dovetail.training import build_objective
+from dovetail.training import build_objective, prepare_mini_batch
 
 COMPUTES = frozenset({"log_probs", "entropies"})
 VOCABULARY = 512
@@ -41,7 +41,7 @@ class TableEngine(TrainEngine):
     """
 
     name: ClassVar[str] = "table"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
     Config = EngineSection
 
@@ -60,11 +60,13 @@ class TableEngine(TrainEngine):
         }
         return Batch(columns, length=len(batch))
 
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         goal = build_objective(objective, seed=self.context.seed)
-        prepared = goal.prepare(mini_batch, self.context.reduction)
-        denominators = goal.denominators(prepared, self.context.reduction)
-        term = goal(self._scores(prepared, goal.outputs), prepared, denominators)
+        prepared, denominators = prepare_mini_batch(
+            goal, objective, mini_batch, self.context.reduction
+        )
+        scores = self._scores(prepared, objective.output_names)
+        term = goal.term(scores, prepared, denominators, objective.scalars)
         (gradient_V,) = torch.autograd.grad(term.loss, [self.logits_V])
         rate = self.context.training.optim.lr if self.context.training else 1.0
         with torch.no_grad():

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.errors import NumericsError
-from dovetail.interfaces import PluginRef
 from dovetail.metrics import values
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing import covariance_loss
 from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 
@@ -70,13 +71,8 @@ class EngineConformance(ValueRoleConformance):
     def test_columns_that_a_loss_prepares_do_not_depend_on_micro_batches(
         self, model_directory: Path
     ) -> None:
-        loss = PluginRef(
-            kind="policy_loss",
-            name="CovarianceLoss",
-            path=covariance_loss.__file__,
-            attribute="CovarianceLoss",
-        )
-        objective = attrs.evolve(self.objective(), policy_loss=loss, requires=frozenset())
+        loss = PluginSection(path=covariance_loss.__file__, attribute="CovarianceLoss")
+        objective = objective_spec("policy", policy_loss=loss, old_log_probs_from_current=True)
         batch = self.batch(7)
         old = np.random.default_rng(7).uniform(-6, -4, len(batch["response_ids"].values))
         batch = batch.with_columns(
