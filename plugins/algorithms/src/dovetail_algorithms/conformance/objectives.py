@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class TestPolicy(ObjectiveConformance):
 
     plugin = PolicyObjective
     config = PolicyConfig(name="policy", kl="k3", entropy=True)
-    scalars = {"kl_coef": 0.1, "entropy_coef": 0.01}
+    scalars: ClassVar[Mapping[str, float]] = {"kl_coef": 0.1, "entropy_coef": 0.01}
 
 
 class TestPolicyOfReinforce(ObjectiveConformance):
@@ -33,7 +34,7 @@ class TestPolicyOfReinforce(ObjectiveConformance):
         loss_aggregation=PluginSection(name="seq_mean_token_sum"),
         kl="k2",
     )
-    scalars = {"kl_coef": 0.5}
+    scalars: ClassVar[Mapping[str, float]] = {"kl_coef": 0.5}
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
