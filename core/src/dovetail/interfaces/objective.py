@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from dovetail.dispatch.registration import Unit
+from dovetail.dispatch.registration import UNIT_COLUMNS, Unit
+from dovetail.errors import ConfigError, nearest
 from dovetail.interfaces.plugin import ColumnPlugin
 from dovetail.interfaces.runtime import PluginRef
 
@@ -54,6 +55,8 @@ class ObjectiveSpec:
     """Columns that every mini-batch must carry."""
     outputs: tuple[OutputSpec, ...]
     """What the engine computes with gradient."""
+    unit: Unit = "sample"
+    """Samples that dispatch and micro-batches keep together: by `pair_id`, or by `group_id`."""
     scalars: Mapping[str, float] = attrs.field(factory=dict)
     """Weights that `term` gets, by name."""
 
@@ -83,7 +86,7 @@ class Objective(ColumnPlugin):
     """A loss over packed samples that no cut into micro-batches can change."""
 
     unit: ClassVar[Unit] = "sample"
-    """Samples that a term must see together."""
+    """Samples that a term must see together; in no particular order."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Weights that may change between updates, each with its default."""
 
@@ -91,6 +94,35 @@ class Objective(ColumnPlugin):
     @abstractmethod
     def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
         """Return what the engine must compute with gradient, such as `OUTPUTS["log_probs"]`."""
+
+    @classmethod
+    def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
+        """Return the spec that workers build it from.
+
+        Args:
+            plugin: names this class, with its config.
+            scalars: those that differ from their defaults.
+
+        Raises:
+            ConfigError: it has no such scalar.
+        """
+        for name in scalars.keys() - cls.scalars.keys():
+            near = nearest(name, cls.scalars)
+            raise ConfigError(
+                f"{name!r} is no scalar of objective {cls.name!r}; expected one of {sorted(cls.scalars)}",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        outputs = cls.outputs(plugin.config)
+        columns = set(cls.requires(plugin.config)).union(*(output.reads for output in outputs))
+        if cls.unit != "sample":
+            columns.add(UNIT_COLUMNS[cls.unit])
+        return ObjectiveSpec(
+            plugin=plugin,
+            requires=frozenset(columns),
+            outputs=outputs,
+            unit=cls.unit,
+            scalars={**cls.scalars, **scalars},
+        )
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """Return the mini-batch with the columns that the loss makes of it as a whole.

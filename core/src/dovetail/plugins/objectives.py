@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dovetail.errors import ConfigError, nearest
+import attrs
+
 from dovetail.interfaces.objective import Objective, ObjectiveSpec
 from dovetail.plugins.load import config_class, load_plugin_class, ref_for
+from dovetail.sections import PluginSection
 
 
 def objective_spec(
-    plugin: str, *, scalars: Mapping[str, float] | None = None, **settings: Any
+    plugin: str | PluginSection, *, scalars: Mapping[str, float] | None = None, **settings: Any
 ) -> ObjectiveSpec:
-    """Return the spec of an installed objective.
+    """Return the spec of an objective.
 
     Args:
-        plugin: its name; `name@distribution` settles a conflict.
+        plugin: its name (`name@distribution` settles a conflict), or a section that selects it by name or by file.
         scalars: weights that differ from their defaults.
         settings: fields of its Config.
 
@@ -24,21 +26,11 @@ def objective_spec(
         PluginError: it can't be found or loaded.
         ConfigError: it has no such scalar.
     """
-    section = config_class("objective", {"name": plugin})(name=plugin, **settings)
+    chosen = PluginSection(name=plugin) if isinstance(plugin, str) else plugin
+    selects = {"name": chosen.name, "path": chosen.path, "attribute": chosen.attribute}
+    config = config_class("objective", selects)
+    whole = isinstance(chosen, config)
+    section = attrs.evolve(chosen, **settings) if whole else config(**selects, **settings)
     ref = ref_for("objective", section)
     cls = cast("type[Objective]", load_plugin_class(ref))
-    given = dict(scalars or {})
-    for name in given.keys() - cls.scalars.keys():
-        near = nearest(name, cls.scalars)
-        raise ConfigError(
-            f"{name!r} is no scalar of objective {plugin!r}; expected one of {sorted(cls.scalars)}",
-            hint=f"did you mean {near!r}?" if near else None,
-        )
-    outputs = cls.outputs(section)
-    reads = (output.reads for output in outputs)
-    return ObjectiveSpec(
-        plugin=ref,
-        requires=cls.requires(section).union(*reads),
-        outputs=outputs,
-        scalars={**cls.scalars, **given},
-    )
+    return cls.spec(ref, scalars or {})

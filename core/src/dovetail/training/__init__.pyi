@@ -27,7 +27,9 @@ from .lora import (
 )
 from .objective_factory import (
     build_objective as build_objective,
+    failing_rows as failing_rows,
     prepare_mini_batch as prepare_mini_batch,
+    unit_rows as unit_rows,
 )
 from .parts import (
     Part as Part,

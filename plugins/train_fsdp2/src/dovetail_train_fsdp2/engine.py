@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces import ObjectiveSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
@@ -30,7 +31,7 @@ from dovetail.training import (
 )
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.failures import failing_rows, traced
+from dovetail_train_fsdp2.failures import all_failing_rows, traced
 from dovetail_train_fsdp2.forward import Scorer, check_computes
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import Optimizer
@@ -137,8 +138,8 @@ class Fsdp2Engine(TrainEngine):
             prepared, denominators = prepare_mini_batch(
                 goal, objective, mini_batch, self.context.reduction, also=(MEDIA,)
             )
-            cuts = self._cut(prepared)
-        cuts = self._cut_alike(prepared, cuts)
+            cuts = self._cut(prepared, unit=objective.unit)
+        cuts = self._cut_alike(prepared, cuts, objective.unit)
         # One rank's images are every rank's: the gradients of the vision tower are reduced together.
         scorer.vision_everywhere = self._ranks.size > 1 and bool(
             self._ranks.largest(int(has_images(prepared)))
@@ -165,7 +166,7 @@ class Fsdp2Engine(TrainEngine):
             norm, lr = optimizer.step(torch.stack(finite).all())
         except NumericsError as error:
             with self._random.in_force():
-                rows = failing_rows(scorer, goal, objective, prepared, denominators, cuts)
+                rows = all_failing_rows(scorer, goal, objective, prepared, denominators, cuts)
             self._free()
             samples = self._ranks.every(sample_names(mini_batch, rows))
             raise traced(error, samples) from None
@@ -226,18 +227,18 @@ class Fsdp2Engine(TrainEngine):
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
 
-    def _cut(self, batch: Batch, at_least: int = 1) -> list[Cut]:
+    def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[Cut]:
         scorer = self._started()
         budget = self._training.max_tokens_per_micro_batch
         means = scorer.means(self.config)
         if has_images(batch):
             means = padded(means, together=self.config.sequence_parallel_size)
-        return cut(batch, budget, means, at_least)
+        return cut(batch, budget, means, at_least, unit)
 
-    def _cut_alike(self, batch: Batch, cuts: list[Cut]) -> list[Cut]:
+    def _cut_alike(self, batch: Batch, cuts: list[Cut], unit: Unit = "sample") -> list[Cut]:
         """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
         most = self._ranks.largest(len(cuts))
-        return cuts if len(cuts) == most else self._cut(batch, at_least=most)
+        return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)
 
     def _backward(
         self, loss: torch.Tensor, scores: Mapping[str, torch.Tensor], *, last: bool

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from dovetail.batch import Batch
 from dovetail.errors import NumericsError
 from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.numerics import listed
+from dovetail.training import failing_rows
 from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.packing import Cut
 
 
 @torch.no_grad()
-def failing_rows(
+def all_failing_rows(
     scorer: Scorer,
     goal: Objective,
     spec: ObjectiveSpec,
@@ -40,13 +40,8 @@ def failing_rows(
         micro_batch = mini_batch.take(part.rows_B)
         layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
         scores = scorer(layout, spec.output_names)
-        offsets = micro_batch["response_mask"].offsets
-        for i, row in enumerate(part.rows_B.tolist()):
-            tokens = slice(int(offsets[i]), int(offsets[i + 1]))
-            alone: dict[str, Tensor] = {name: values[tokens] for name, values in scores.items()}
-            sample = micro_batch.slice(i, i + 1)
-            if not goal.term(alone, sample, denominators, spec.scalars).finite:
-                failing.append(row)
+        found = failing_rows(goal, spec, micro_batch, scores, denominators)
+        failing += part.rows_B[found].tolist()
     return sorted(failing)
 
 

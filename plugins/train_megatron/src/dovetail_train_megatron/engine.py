@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
 from dovetail.interfaces import ObjectiveSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
@@ -35,7 +36,7 @@ from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.residency import Residency
-from dovetail_train_megatron.scoring import Cuts, check_computes, failing_rows, packed, scored
+from dovetail_train_megatron.scoring import Cuts, all_failing_rows, check_computes, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
@@ -133,7 +134,7 @@ class MegatronEngine(TrainEngine):
             prepared, denominators = prepare_mini_batch(
                 goal, objective, mini_batch, self.context.reduction
             )
-        cuts = self._packed(network, prepared)
+        cuts = self._packed(network, prepared, objective.unit)
         micro_batches = [prepared.take(rows) for rows in cuts.rows]
         optimizer = self._made_optimizer()
         optimizer.begin()
@@ -157,7 +158,7 @@ class MegatronEngine(TrainEngine):
             norm, lr = optimizer.step(finite)
         except NumericsError as error:
             with self._random.in_force():
-                rows = failing_rows(network, goal, objective, prepared, denominators, cuts)
+                rows = all_failing_rows(network, goal, objective, prepared, denominators, cuts)
             samples = self._ranks.every(sample_names(mini_batch, rows))
             whence = (
                 f"; it came from {listed(samples)}"
@@ -251,8 +252,9 @@ class MegatronEngine(TrainEngine):
     def _check_device(self) -> None:
         check_device(self.context)
 
-    def _packed(self, network: Network, batch: Batch) -> Cuts:
-        return packed(network, batch, self._training.max_tokens_per_micro_batch, self._ranks)
+    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> Cuts:
+        budget = self._training.max_tokens_per_micro_batch
+        return packed(network, batch, budget, self._ranks, unit)
 
     def _made_optimizer(self) -> Optimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""

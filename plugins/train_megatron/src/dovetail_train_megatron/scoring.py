@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Objective, ObjectiveSpec
-from dovetail.training import Ranks, token_places
+from dovetail.training import Ranks, failing_rows, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import HEADS, Network
 from dovetail_train_megatron.packs import Pack, cut, make_pack
@@ -52,13 +53,15 @@ def check_computes(network: Network, outputs: frozenset[str], role: str) -> None
     )
 
 
-def packed(network: Network, batch: Batch, budget: int, ranks: Ranks) -> Cuts:
+def packed(
+    network: Network, batch: Batch, budget: int, ranks: Ranks, unit: Unit = "sample"
+) -> Cuts:
     """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
     quadratic = network.architecture.quadratic()
-    rows = cut(batch, budget, quadratic)
+    rows = cut(batch, budget, quadratic, unit=unit)
     most = ranks.largest(len(rows))
     if len(rows) != most:
-        rows = cut(batch, budget, quadratic, at_least=most)
+        rows = cut(batch, budget, quadratic, at_least=most, unit=unit)
     packs = [make_pack(batch.take(own), network.multiple) for own in rows]
     return Cuts(rows=rows, packs=packs)
 
@@ -76,7 +79,7 @@ def scored(network: Network, batch: Batch, cuts: Cuts, outputs: frozenset[str]) 
     )
 
 
-def failing_rows(
+def all_failing_rows(
     network: Network,
     goal: Objective,
     spec: ObjectiveSpec,
@@ -88,13 +91,8 @@ def failing_rows(
     failing: list[int] = []
     for rows, scores in _all_scores(network, cuts, spec.output_names):
         micro_batch = batch.take(rows)
-        offsets = micro_batch["response_mask"].offsets
-        for i, row in enumerate(rows.tolist()):
-            tokens = slice(int(offsets[i]), int(offsets[i + 1]))
-            alone = {name: values[tokens] for name, values in scores.items()}
-            sample = micro_batch.slice(i, i + 1)
-            if not goal.term(alone, sample, denominators, spec.scalars).finite:
-                failing.append(row)
+        found = failing_rows(goal, spec, micro_batch, scores, denominators)
+        failing += rows[found].tolist()
     return sorted(failing)
 
 

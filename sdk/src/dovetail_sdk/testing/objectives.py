@@ -29,12 +29,7 @@ class ObjectiveUpdate:
 
 def spec_of(goal: Objective, scalars: Mapping[str, float] | None = None) -> ObjectiveSpec:
     """Return the spec of an objective that is built already, whether or not it is installed."""
-    return ObjectiveSpec(
-        plugin=PluginRef(kind="objective", name=goal.name, config=goal.config),
-        requires=goal.requires(goal.config),
-        outputs=goal.outputs(goal.config),
-        scalars={**goal.scalars, **(scalars or {})},
-    )
+    return goal.spec(PluginRef(kind="objective", name=goal.name, config=goal.config), scalars or {})
 
 
 def update_of(

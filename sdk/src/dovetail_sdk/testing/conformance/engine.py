@@ -14,7 +14,7 @@ from dovetail.errors import NumericsError
 from dovetail.metrics import values
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
-from dovetail_sdk.testing import covariance_loss
+from dovetail_sdk.testing import covariance_loss, pair_objective
 from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 
 
@@ -85,6 +85,21 @@ class EngineConformance(ValueRoleConformance):
         self.assert_close(small, large)
         plain = self.after_updates(model_directory, 4096, batch, 1)
         assert any(not torch.equal(plain[name], large[name]) for name in plain)
+
+    def test_pairs_that_an_objective_compares_stay_together(self, model_directory: Path) -> None:
+        section = PluginSection(path=pair_objective.__file__, attribute="PairMargin")
+        objective = objective_spec(section)
+        batch = self.batch(9, size=12)
+        pairs = {"pair_id": np.arange(12) % 6, "preferred": np.arange(12) < 6}
+        batch = batch.with_columns(pairs)
+        small, large = (
+            self.after_updates(model_directory, budget, batch, 1, objective)
+            for budget in (24, 4096)
+        )
+        self.assert_close(small, large)
+        turned = batch.with_columns({"preferred": np.arange(12) >= 6})
+        other = self.after_updates(model_directory, 4096, turned, 1, objective)
+        assert any(not torch.equal(other[name], large[name]) for name in other)
 
     @pytest.mark.parametrize("what", ["advantages", "loss"])
     def test_a_number_that_is_not_finite_stops_the_update_before_any_weight_changes(
