@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
@@ -24,15 +24,24 @@ OUTPUTS = {
     name: OutputSpec(name=name)
     for name in ("log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs")
 }
-"""What `forward` can be asked for, by name; each comes back as a ragged float32 column over response tokens.
+"""What engines compute by default, by name; each comes back as a ragged float32 column over response tokens.
 
-`values` only with the context's `head` "value": a value is of the state before its token, as the critic sees it.
-`ref_log_probs` only where the engine's `provides(config)` names them: of the same model with its adapter off.
+`values` are those of the state before each token, as the critic sees it; `ref_log_probs` of the same model with its adapter off.
 """
 
 
 class TrainEngine(ProfiledWorker, ColumnPlugin):
     """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
+
+    @classmethod
+    def outputs(cls, config: Any, head: Literal["lm", "value"]) -> Mapping[str, OutputSpec]:
+        """Return what `forward` and `update` compute for a model that ends in this head, by name.
+
+        By default the `values` of a value model; of a language model the others of `OUTPUTS`, `ref_log_probs` only where
+        `provides(config)` names them.
+        """
+        lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
+        return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
@@ -41,7 +50,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
         Args:
             batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N].
-            outputs: some names of `OUTPUTS`.
+            outputs: names of the engine's `outputs`.
 
         Returns:
             One ragged float32 column an output, aligned with `response_ids`; masked tokens hold 0.

@@ -31,6 +31,7 @@ from .objective_factory import (
     prepare_mini_batch as prepare_mini_batch,
     unit_rows as unit_rows,
 )
+from .outputs import check_outputs as check_outputs
 from .parts import (
     Part as Part,
     Samples as Samples,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -24,6 +24,7 @@ from dovetail.training import (
     Ranks,
     build_objective,
     check_columns,
+    check_outputs,
     prepare_mini_batch,
     token_places,
     was_trained,
@@ -32,7 +33,7 @@ from dovetail.training import (
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import all_failing_rows, traced
-from dovetail_train_fsdp2.forward import Scorer, check_computes
+from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import Optimizer
 from dovetail_train_fsdp2.packing import Cut, cut
@@ -98,7 +99,7 @@ class Fsdp2Engine(TrainEngine):
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         scorer = self._ready("forward")
         with self._ranks.together():
-            check_computes(scorer, frozenset(outputs), self._role)
+            self._check_outputs(outputs)
             check_columns(batch)
             batch = batch.select([*READS, *({MEDIA} & set(batch.names))])
             cuts = self._cut(batch)
@@ -130,7 +131,7 @@ class Fsdp2Engine(TrainEngine):
         scorer = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            check_computes(scorer, objective.output_names, self._role)
+            self._check_outputs(objective.outputs)
             check_columns(mini_batch)
             mini_batch = without_padding(mini_batch)
             mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
@@ -222,6 +223,9 @@ class Fsdp2Engine(TrainEngine):
     @property
     def _role(self) -> str:
         return self.context.role or "actor"
+
+    def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
+        check_outputs(type(self), self.config, self.context.head, self._role, wanted)
 
     @property
     def _training(self) -> TrainingSection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -24,6 +24,7 @@ from dovetail.training import (
     Ranks,
     build_objective,
     check_columns,
+    check_outputs,
     prepare_mini_batch,
     was_trained,
     without_padding,
@@ -36,7 +37,7 @@ from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.residency import Residency
-from dovetail_train_megatron.scoring import Cuts, all_failing_rows, check_computes, packed, scored
+from dovetail_train_megatron.scoring import Cuts, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
@@ -110,7 +111,7 @@ class MegatronEngine(TrainEngine):
         network = self._ready("forward")
         outputs = frozenset(outputs)
         with self._ranks.together():
-            check_computes(network, outputs, self._role)
+            self._check_outputs(outputs)
             check_columns(batch)
             batch = batch.select(READS)
         with self._random.in_force():
@@ -126,7 +127,7 @@ class MegatronEngine(TrainEngine):
         network = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            check_computes(network, objective.output_names, self._role)
+            self._check_outputs(objective.outputs)
             check_columns(mini_batch)
             mini_batch = without_padding(mini_batch)
             mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
@@ -244,6 +245,9 @@ class MegatronEngine(TrainEngine):
         section: ModelSection | None = self.context.model
         assert section is not None
         return section
+
+    def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
+        check_outputs(type(self), self.config, self.context.head, self._role, wanted)
 
     @property
     def _training(self) -> TrainingSection:

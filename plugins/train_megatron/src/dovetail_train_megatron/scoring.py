@@ -11,11 +11,10 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.errors import ConfigError
 from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.training import Ranks, failing_rows, token_places
 from dovetail_train_megatron import pipeline
-from dovetail_train_megatron.network import HEADS, Network
+from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.packs import Pack, cut, make_pack
 from dovetail_train_megatron.pipeline import Scores
 
@@ -31,26 +30,6 @@ class Cuts:
     """int64 each: the samples of every micro-batch."""
     packs: Sequence[Pack]
     """Those samples end to end."""
-
-
-def check_computes(network: Network, outputs: frozenset[str], role: str) -> None:
-    """Refuse outputs that the model of a role can't give.
-
-    Raises:
-        ConfigError: names the output, and what there is.
-    """
-    unknown = sorted(outputs - network.computes)
-    if not unknown:
-        return
-    hints = {
-        REFERENCE: "it scores as its own reference only with lora in its engine's section",
-        "values": "values come from the role critic",
-    }
-    raise ConfigError(
-        f"engine 'megatron' of role {role!r} can't compute {unknown[0]!r}: its model ends in "
-        f"{HEADS[network.head]}, which gives {', '.join(sorted(network.computes))}",
-        hint=hints.get(unknown[0]),
-    )
 
 
 def packed(

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.errors import ConfigError, WeightSyncError
+from dovetail.errors import WeightSyncError
 from dovetail.interfaces import (
+    OUTPUTS,
     ObjectiveSpec,
+    OutputSpec,
     PluginContext,
     TensorSpec,
     TrainEngine,
@@ -24,7 +26,7 @@ from dovetail.interfaces import (
 from dovetail.metrics import Metric
 from dovetail.numerics import resolve_metrics
 from dovetail.sections import EngineSection
-from dovetail.training import build_objective, prepare_mini_batch
+from dovetail.training import build_objective, check_outputs, prepare_mini_batch
 
 COMPUTES = frozenset({"log_probs", "entropies"})
 VOCABULARY = 512
@@ -44,6 +46,11 @@ class TableEngine(TrainEngine):
     api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
     Config = EngineSection
+
+    @classmethod
+    def outputs(cls, config: Any, head: Literal["lm", "value"]) -> Mapping[str, OutputSpec]:
+        """`log_probs` and `entropies`, whatever the head."""
+        return {name: OUTPUTS[name] for name in COMPUTES}
 
     def __init__(self, config: Any = None, context: PluginContext | None = None) -> None:
         super().__init__(config or EngineSection(name=self.name), context or PluginContext())
@@ -95,11 +102,7 @@ class TableEngine(TrainEngine):
 
     def _scores(self, batch: Batch, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
         """float32 [T] each."""
-        unknown = sorted(outputs - COMPUTES)
-        if unknown:
-            raise ConfigError(
-                f"a table can't compute {unknown[0]!r}; it gives {', '.join(sorted(COMPUTES))}"
-            )
+        check_outputs(type(self), self.config, self.context.head, self.context.role, outputs)
         responses = batch["response_ids"]
         temperature_T = torch.from_numpy(
             np.repeat(np.asarray(batch["temperature"]), np.diff(responses.offsets))
