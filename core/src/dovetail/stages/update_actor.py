@@ -110,7 +110,7 @@ def policy_objective(facts: PlanFacts) -> ObjectiveSpec:
     within = correction if correction is not None and corrects_within(facts) else None
     entropy, coef = algorithm.entropy, kl.coef if kl is not None else 0.0
     return objective_spec(
-        "policy",
+        facts.plugins["actor.objective"].config,
         scalars={"kl_coef": coef, "entropy_coef": entropy.coef},
         policy_loss=loss.config,
         loss_aggregation=facts.plugins["algorithm.loss_aggregation"].config,

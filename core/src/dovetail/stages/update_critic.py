@@ -54,7 +54,7 @@ class UpdateCritic(Stage):
 def value_objective(facts: PlanFacts) -> ObjectiveSpec:
     """Return what the critic minimises."""
     return objective_spec(
-        "value",
+        facts.plugins["critic.objective"].config,
         loss_aggregation=facts.plugins["critic.loss_aggregation"].config,
         clip=facts.config.critic.value_clip,
     )
