@@ -86,15 +86,11 @@ def shares(batch: Any, ranks: int, partition: str) -> list[Any]:
 
 def make_objective(entropy: float) -> Any:
     """On-policy GRPO: PPO's clipped loss over token means, without a pass for old log-probabilities."""
-    from dovetail.config.builtin import TokenMeanConfig
-    from dovetail.interfaces import ObjectiveSpec, PluginRef
-    from dovetail_algorithms.config.losses import PpoClipConfig
+    from dovetail.plugins import objective_spec
 
-    return ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="ppo_clip", config=PpoClipConfig()),
-        loss_aggregation=PluginRef(
-            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-        ),
+    return objective_spec(
+        "policy",
         old_log_probs_from_current=True,
-        entropy_coef=entropy,
+        entropy=bool(entropy),
+        scalars={"entropy_coef": entropy},
     )

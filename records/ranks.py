@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 from scenarios import MEGATRON_ON_CPU
 
@@ -24,11 +23,11 @@ from transformers import AutoTokenizer
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Mesh
-from dovetail.interfaces import KlTerm, PluginContext, PluginRef, WorkerSpec
+from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
 from dovetail.metrics import values
-from dovetail.plugins import load_plugin_class
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
-from dovetail_demo.warm_start import OBJECTIVE, demonstrations
+from dovetail.plugins import load_plugin_class, objective_spec
+from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
+from dovetail_demo.warm_start import demonstrations
 from dovetail_sdk.testing.processes import ProcessRanks
 
 RANKS = 2
@@ -82,7 +81,13 @@ def main() -> None:
     batches = demonstrations(
         arguments.prepared / "data" / "train.parquet", AutoTokenizer.from_pretrained(str(model)), 1
     )
-    objective = attrs.evolve(OBJECTIVE, kl=KlTerm(estimator="k3", coef=0.1), entropy_coef=0.01)
+    objective = objective_spec(
+        "policy",
+        policy_loss=PluginSection(name="reinforce"),
+        kl="k3",
+        entropy=True,
+        scalars={"kl_coef": 0.1, "entropy_coef": 0.01},
+    )
     rows: list[dict[str, Any]] = []
     with ProcessRanks(RANKS) as ranks:
         group: Any = ranks.worker_group(

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from dovetail.interfaces import PluginContext, PluginRef
-from dovetail.numerics import with_other_scores
 from dovetail.plugins import make_plugin
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import ModelSection, OptimSection, RewardSection, TrainingSection
@@ -74,7 +73,7 @@ def test_a_file_without_a_key_is_refused_by_its_line(tmp_path):
 def test_one_step_is_that_of_the_loss_on_whole_pairs(base, tmp_path, budget):
     """Against torch's own derivative of equation 1 over transformers' model; a budget of 16 tokens parts the pairs."""
     from pairs import larger_numbers
-    from train import OBJECTIVE, scores, to_batch
+    from train import OBJECTIVE, scores, to_batch, with_other_scores
 
     pairs, lr = larger_numbers(0)[0][:6], 0.5
     tokenizer = AutoTokenizer.from_pretrained(str(base))

@@ -17,13 +17,13 @@ import numpy as np
 from pairs import Pair, read_pairs
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces import PluginContext, PluginRef, PreferenceObjectiveSpec
+from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.metrics import values
-from dovetail.numerics import preference_scores, with_other_scores
-from dovetail.plugins import make_plugin
+from dovetail.plugins import make_plugin, objective_spec
 from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail_algorithms.objectives.bradley_terry import preference_scores, with_other_scores
 
-OBJECTIVE = PreferenceObjectiveSpec()
+OBJECTIVE = objective_spec("bradley_terry")
 Progress = Callable[[int, Mapping[str, float]], None]
 """Called after every step with its number, from 1, and its metrics."""
 

@@ -9,9 +9,10 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.config import config_from_mapping
 from dovetail.errors import PluginError, PluginNotFoundError
-from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef, Sampler
-from dovetail.plugins import make_plugin
+from dovetail.interfaces import PluginContext, PluginRef, Sampler
+from dovetail.plugins import make_plugin, objective_spec
 from dovetail.plugins.index import default_index
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing import TableEngine, temporary_plugins
 
 
@@ -69,11 +70,10 @@ def test_the_table_scores_and_learns_as_worked_out_by_hand():
     engine = TableEngine()
     scored = engine.forward(batch(), frozenset({"log_probs"}))["log_probs"]
     np.testing.assert_allclose(scored.values, [-np.log(512), 0, -np.log(512)], rtol=1e-6)
-    objective = ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
-        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_sum"),
-        old_log_probs_from_current=True,
-        requires=frozenset({"advantages"}),
+    objective = objective_spec(
+        "policy",
+        policy_loss=PluginSection(name="reinforce"),
+        loss_aggregation=PluginSection(name="token_sum"),
     )
     engine.update(batch(), objective)
     # d/dz of Σ log softmax(z / τ): (1[w] − 1/V) / τ over the two tokens with mask 1.

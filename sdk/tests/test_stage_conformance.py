@@ -12,7 +12,8 @@ import pytest
 
 from dovetail.batch import Column, Ragged
 from dovetail.errors import DovetailError
-from dovetail.interfaces import ObjectiveSpec, PluginRef, Stage
+from dovetail.interfaces import Stage
+from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
 from dovetail_sdk.testing.conformance import StageConformance
 
@@ -212,12 +213,7 @@ class Update(Stage):
         return ("actor",)
 
     def run(self, batch, step):
-        objective = ObjectiveSpec(
-            policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
-            loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
-            requires=frozenset({"advantages", "old_log_probs"}),
-        )
-        metrics = step.roles["actor"].update(batch, objective).result()
+        metrics = step.roles["actor"].update(batch, objective_spec("policy")).result()
         step.updates["actor"] = 1
         step.metrics |= {name: metric.value for name, metric in metrics.items()}
         return batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,27 @@ from dovetail.cli.main import main
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def install_wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Build the wheel of a package, and install it into a folder of its own."""
+
+    def install(source: Path) -> Path:
+        name = source.name
+        home = tmp_path_factory.mktemp(name)
+        package, site = home / name, home / "site"
+        shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+        quiet = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+        for command in (
+            ("dovetail_sdk", "manifest", "."),
+            ("pip", "wheel", *quiet, "--no-build-isolation", "--wheel-dir", str(home), "."),
+            ("pip", "install", *quiet, "--target", str(site), str(home / f"{name}-0.1.0-py3-none-any.whl")),
+        ):  # fmt: skip
+            subprocess.run([sys.executable, "-m", *command], cwd=package, check=True)
+        return site
+
+    return install
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from click.testing import Result
 
 from dovetail.plugins.index import default_index
 
-SOURCES = Path(__file__).parent / "stage_packages"
 STAGES = {"bonus", "add_bonus", "clip_advantages", "length_limit"}
 CLIPPED = 0.5
 """Largest advantage."""
@@ -65,19 +63,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(install_wheel: Callable[[Path], Path]) -> Path:
     """A folder in which the wheel of the package is installed."""
-    home = tmp_path_factory.mktemp("stagekit")
-    package, site = home / "stagekit", home / "site"
-    shutil.copytree(SOURCES / "stagekit", package, ignore=shutil.ignore_patterns("__pycache__"))
-    quiet = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    for command in (
-        ("dovetail_sdk", "manifest", "."),
-        ("pip", "wheel", *quiet, "--no-build-isolation", "--wheel-dir", str(home), "."),
-        ("pip", "install", *quiet, "--target", str(site), str(home / "stagekit-0.1.0-py3-none-any.whl")),
-    ):  # fmt: skip
-        subprocess.run([sys.executable, "-m", *command], cwd=package, check=True)
-    return site
+    return install_wheel(Path(__file__).parent / "stage_packages" / "stagekit")
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dovetail.interfaces import Advantages, Groups, LossInputs, TokenLosses
-from dovetail.numerics import ObjectiveTerm
+from dovetail.interfaces import Advantages, Groups, LossInputs, ObjectiveTerm, TokenLosses
 from dovetail_sdk.testing.shapes import checked
 
 

@@ -9,8 +9,15 @@ import torch
 from jaxtyping import TypeCheckError
 
 from dovetail.config.builtin import TokenMeanConfig
-from dovetail.interfaces import Advantages, Groups, LossInputs, PluginContext, TokenLosses
-from dovetail.numerics import ObjectiveTerm, estimate_kl, sum_by_sample, whiten
+from dovetail.interfaces import (
+    Advantages,
+    Groups,
+    LossInputs,
+    ObjectiveTerm,
+    PluginContext,
+    TokenLosses,
+)
+from dovetail.numerics import estimate_kl, sum_by_sample, whiten
 from dovetail.numerics.kl import ESTIMATORS
 from dovetail.numerics.loss_aggregation import TokenMean
 from dovetail.numerics.masked import masked_moments

@@ -140,7 +140,7 @@ CASES: dict[str, tuple[type, list[str], str]] = {
     "policy loss": (
         faulty(PolicyLoss, token_losses=lambda self, *args, **named: None),
         ["algorithm.policy_loss=faulty"],
-        "policy loss 'faulty' (temporary-plugins 0)",
+        "policy_loss/faulty (temporary-plugins 0)",
     ),
 }
 

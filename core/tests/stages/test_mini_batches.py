@@ -30,8 +30,7 @@ from dovetail.stages.update_actor import with_loss_mask
 from dovetail.telemetry.timers import Timers
 
 OBJECTIVE = ObjectiveSpec(
-    policy_loss=PluginRef(kind="policy_loss", name="ppo_clip"),
-    loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
+    plugin=PluginRef(kind="objective", name="policy"), requires=frozenset(), outputs=()
 )
 ENGINE = PluginSection(name="fsdp2")
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Dispatch, Mesh, Worker, nd, register
 from dovetail.errors import DispatchError
-from dovetail.interfaces import Plugin
+from dovetail.interfaces import ObjectiveSpec, Plugin, PluginRef
 from dovetail.metrics import Max, Mean
 from dovetail.workers import resolve_mode
 from dovetail_sdk.testing import SimulatedGroup
@@ -43,6 +43,10 @@ class Echo(Worker, Plugin):
 
     @register(dispatch_mode=nd("train", unit="pair"))
     def echo_pairs(self, batch):
+        return self.echo(batch)
+
+    @register(dispatch_mode=nd("train"))
+    def echo_with(self, batch, objective):
         return self.echo(batch)
 
     @register(dispatch_mode=nd("train"))
@@ -159,6 +163,25 @@ def test_pairs_are_never_divided(mesh, lengths):
         index = worker.seen[0]["sample_index"]
         assert (index[::2] % 2 == 0).all()
         assert (index[1::2] == index[::2] + 1).all()
+
+
+@calm
+@given(MESHES, LENGTHS, st.randoms(use_true_random=False))
+def test_pairs_are_found_by_their_ids_where_an_objective_is_of_pairs(mesh, lengths, random):
+    ids = np.repeat(np.arange(len(lengths)), 2)
+    random.shuffle(ids)
+    batch = step(lengths + lengths).with_columns({"pair_id": ids})
+    objective = ObjectiveSpec(
+        plugin=PluginRef(kind="objective", name="pairs"),
+        requires=frozenset(),
+        outputs=(),
+        unit="pair",
+    )
+    workers = SimulatedGroup(Echo, mesh)
+    assert workers.echo_with(batch, objective).result().equals(batch)
+    for worker in workers.workers:
+        _, counts = np.unique(worker.seen[0]["pair_id"], return_counts=True)
+        assert (counts == 2).all()
 
 
 @calm

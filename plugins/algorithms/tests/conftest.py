@@ -2,11 +2,11 @@
 
 import pytest
 
-from dovetail.interfaces import Advantages, Groups, LossInputs, TokenLosses
+from dovetail.interfaces import Advantages, Groups, LossInputs, ObjectiveTerm, TokenLosses
 from dovetail_sdk.testing.shapes import checked
 
 
 @pytest.fixture(scope="module", autouse=True)
 def interface_shapes():
-    with checked(Advantages, Groups, LossInputs, TokenLosses):
+    with checked(Advantages, Groups, LossInputs, ObjectiveTerm, TokenLosses):
         yield

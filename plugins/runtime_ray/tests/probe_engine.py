@@ -30,7 +30,7 @@ class OnlyHere(Exception):
 
 class ProbeEngine(TrainEngine):
     name = "probe"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     Config = EngineSection
 
     def start(self) -> None:

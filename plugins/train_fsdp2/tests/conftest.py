@@ -9,18 +9,15 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.builtin import TokenMeanConfig
 from dovetail.dispatch import Mesh
 from dovetail.interfaces import (
-    KlTerm,
     LossInputs,
-    ObjectiveSpec,
     PluginContext,
     PluginRef,
     TokenLosses,
     WorkerSpec,
 )
-from dovetail.plugins import load_plugin_class
+from dovetail.plugins import load_plugin_class, objective_spec
 from dovetail.sections import ModelSection, OptimSection, TrainingSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
@@ -220,15 +217,7 @@ def make_batch(seed=0, groups=3, n=4, *, equal=False, masked=True, temperature=N
 
 def make_objective(**spec):
     """PPO with token mean, and what else the spec names."""
-    from dovetail_algorithms.config.losses import PpoClipConfig
-
-    return ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="ppo_clip", config=PpoClipConfig()),
-        loss_aggregation=PluginRef(
-            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-        ),
-        **spec,
-    )
+    return objective_spec("policy", **spec)
 
 
 @pytest.fixture
@@ -245,7 +234,10 @@ def new_batch():
 def objective():
     """On-policy PPO with a KL penalty and an entropy bonus."""
     return make_objective(
-        old_log_probs_from_current=True, kl=KlTerm(estimator="k3", coef=0.1), entropy_coef=0.01
+        old_log_probs_from_current=True,
+        kl="k3",
+        entropy=True,
+        scalars={"kl_coef": 0.1, "entropy_coef": 0.01},
     )
 
 

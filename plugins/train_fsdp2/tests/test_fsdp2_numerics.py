@@ -1,12 +1,13 @@
 """NaN and infinity: found before any weight changes, and traced to the samples that they came from."""
 
-import attrs
 import numpy as np
 import pytest
 import torch
 
 from dovetail.errors import NumericsError
-from dovetail.interfaces import PluginRef, PolicyLoss, TokenLosses, ValueObjectiveSpec
+from dovetail.interfaces import PolicyLoss, TokenLosses
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
 
 
 def weights_of(engine):
@@ -41,7 +42,7 @@ def test_a_column_is_looked_at_before_anything_is_computed(
     tiny, make_engine, batch, objective, new_objective, name, value
 ):
     engine = make_engine(tiny, budget=33)
-    goal = new_objective(kl=objective.kl)
+    goal = new_objective(kl="k3", scalars={"kl_coef": 0.1})
     engine.update(batch, goal)
     before, row = weights_of(engine), row_with_both(batch)
     with pytest.raises(NumericsError, match=f"'{name}' is not finite in sample s{row}") as caught:
@@ -54,7 +55,7 @@ def test_a_column_is_looked_at_before_anything_is_computed(
 def test_what_the_mask_leaves_out_does_not_matter(
     tiny, make_engine, gradients, batch, objective, new_objective, name
 ):
-    goal = new_objective(kl=objective.kl)
+    goal = new_objective(kl="k3", scalars={"kl_coef": 0.1})
     engine = make_engine(tiny)
     clean, _ = gradients(engine, batch, goal)
     other = spoilt(batch, name, row_with_both(batch), np.nan, inside=False)
@@ -69,9 +70,9 @@ def test_a_loss_that_overflows_is_traced_to_its_samples(tiny, make_engine, batch
     advantages = batch["advantages"].copy()
     advantages[row] = -3e38
     huge = batch.with_columns({"advantages": advantages})
-    goal = PluginRef(kind="policy_loss", name="square", path=__file__, attribute="Square")
+    goal = with_loss("Square")
     with pytest.raises(NumericsError, match=f"it came from sample s{row}") as caught:
-        engine.update(huge, _with_loss(objective, goal))
+        engine.update(huge, goal)
     assert caught.value.sample_ids == (f"s{row}",)
     assert_untouched(engine, before, 1)
 
@@ -79,9 +80,7 @@ def test_a_loss_that_overflows_is_traced_to_its_samples(tiny, make_engine, batch
 def test_a_nan_without_a_gradient_is_caught(tiny, make_engine, batch, objective):
     """Some of the model's outputs are NaN, in tokens that the loss leaves out."""
     engine = make_engine(tiny, budget=33)
-    goal = _with_loss(
-        objective, PluginRef(kind="policy_loss", name="blind", path=__file__, attribute="Blind")
-    )
+    goal = with_loss("Blind")
     engine.update(batch, goal)
     row = row_with_both(batch)
     token = int(batch["response_ids"][row][0])
@@ -102,9 +101,7 @@ def test_a_nan_without_a_gradient_is_caught(tiny, make_engine, batch, objective)
 
 def test_a_gradient_that_is_not_finite_is_no_step(tiny, make_engine, batch, objective):
     engine = make_engine(tiny)
-    goal = _with_loss(
-        objective, PluginRef(kind="policy_loss", name="root", path=__file__, attribute="Root")
-    )
+    goal = with_loss("Root")
     engine.update(batch, objective)
     before = weights_of(engine)
     with pytest.raises(
@@ -124,9 +121,7 @@ def test_a_critics_returns_are_looked_at_too(tiny, make_engine, batch):
     row = row_with_both(batch)
     returns = np.zeros(len(batch), np.float32)
     returns[row] = np.inf
-    goal = ValueObjectiveSpec(
-        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean")
-    )
+    goal = objective_spec("value")
     with pytest.raises(NumericsError, match=f"'returns' is not finite in sample s{row}"):
         engine.update(batch.with_columns({"values": values, "returns": returns}), goal)
 
@@ -140,8 +135,9 @@ def test_samples_without_a_name_go_by_their_place(tiny, make_engine, batch, obje
     assert caught.value.sample_ids == tuple(f"row {i}" for i in filled)
 
 
-def _with_loss(objective, loss):
-    return attrs.evolve(objective, policy_loss=loss, kl=None, entropy_coef=0.0)
+def with_loss(attribute):
+    loss = PluginSection(path=__file__, attribute=attribute)
+    return objective_spec("policy", policy_loss=loss, old_log_probs_from_current=True)
 
 
 class Square(PolicyLoss):

@@ -67,6 +67,24 @@ def test_every_sample_is_in_one_micro_batch_and_the_budget_holds(rows, budget, m
         assert fed_tokens(fed) <= budget or scored.sum() == 1
 
 
+@given(samples, st.integers(1, 60), ways, st.integers(1, 5), st.integers(1, 6), st.data())
+def test_a_unit_is_in_one_micro_batch(rows, budget, means, at_least, units, data):
+    ids = data.draw(st.lists(st.integers(1, units), min_size=len(rows), max_size=len(rows)))
+    batch = batch_of(rows).with_columns({"pair_id": np.array(ids)})
+    cuts = cut(batch, budget, means, at_least, "pair")
+    assert len(cuts) >= at_least
+    assert sorted(np.concatenate([part.rows_B for part in cuts])) == list(range(len(rows)))
+    homes = [{ids[row] for row in part.rows_B} for part in cuts]
+    assert sum(map(len, homes)) == len(set(ids))
+    for part, home in zip(cuts, homes, strict=True):
+        micro_batch = batch.take(part.rows_B)
+        fed = lay_out(micro_batch, shared=part.shared, packed=part.packed).fed
+        scored = micro_batch["response_mask"].sum() > 0
+        assert fed_tokens(fed) <= budget or len({ids[r] for r in part.rows_B[scored]}) == 1
+        assert not part.shared
+        assert home or not len(part.rows_B)
+
+
 @given(samples, st.integers(1, 60), ways, st.integers(1, 5))
 def test_ranks_can_agree_on_a_number_of_micro_batches(rows, budget, means, more):
     batch = batch_of(rows)

@@ -2,26 +2,21 @@
 
 import math
 
-import attrs
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dovetail.config.builtin import TokenMeanConfig
 from dovetail.dispatch import Mesh
 from dovetail.errors import ColumnError, ConfigError, NumericsError, PlanError
-from dovetail.interfaces import PluginRef, PolicyLoss, TokenLosses, ValueObjectiveSpec
+from dovetail.interfaces import PolicyLoss, TokenLosses
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
 SGD = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1}
-VALUE = ValueObjectiveSpec(
-    loss_aggregation=PluginRef(
-        kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-    ),
-    clip=0.5,
-)
+VALUE = objective_spec("value")
 LORA = LoraSection(rank=4)
 DORA = LoraSection(rank=4, dora=True, rank_stabilised=True)
 
@@ -224,8 +219,8 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all(
         group.update(batch.with_columns({"advantages": poisoned}), objective).result()
     assert it.value.sample_ids == (f"s{row}",)
     poisoned[row] = 3e38
-    overflowing = PluginRef(kind="policy_loss", name="huge", path=__file__, attribute="Huge")
-    goal = attrs.evolve(objective, policy_loss=overflowing, kl=None, entropy_coef=0.0)
+    overflowing = PluginSection(path=__file__, attribute="Huge")
+    goal = objective_spec("policy", policy_loss=overflowing, old_log_probs_from_current=True)
     with pytest.raises(NumericsError, match=f"it came from sample s{row}") as it:
         group.update(batch.with_columns({"advantages": poisoned}), goal).result()
     assert it.value.sample_ids == (f"s{row}",)

@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.builtin import TokenMeanConfig
-from dovetail.interfaces import PluginRef, ValueObjectiveSpec
+from dovetail.plugins import objective_spec
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
-VALUE = ValueObjectiveSpec(
-    loss_aggregation=PluginRef(
-        kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-    ),
-    clip=0.5,
-)
+VALUE = objective_spec("value")
 CONFIGS = [
     pytest.param({"packing": "never", "share_prompts": "never"}, id="padded"),
     pytest.param({"packing": "never", "share_prompts": "always"}, id="shared"),

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 
-from dovetail.config.builtin import TokenMeanConfig
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
-from dovetail.interfaces import PluginRef, ValueObjectiveSpec
+from dovetail.plugins import objective_spec
 from dovetail_sdk.testing import tiny_model, tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.layout import Layout, Packed
@@ -107,8 +106,7 @@ def test_a_critic_shares_sequences_as_one(two, tiny, on_ranks, make_engine, batc
     mask = batch["response_mask"]
     column = lambda: mask.with_values(rng.normal(size=len(mask.values)).astype(np.float32))  # noqa: E731
     valued = batch.with_columns({"values": column(), "returns": column()})
-    token_mean = PluginRef(kind="loss_aggregation", name="token_mean", config=TokenMeanConfig())
-    goal = ValueObjectiveSpec(loss_aggregation=token_mean, clip=0.5)
+    goal = objective_spec("value")
     clipped = {"head": "value", "grad_clip": 0.1}
     one = updated(make_engine(classifier, **clipped, **SGD), valued, goal, tmp_path / "one")
     group = on_ranks(two, classifier, role="critic", optim=SGD, sequence_parallel_size=2, **clipped)

@@ -8,21 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.config.builtin import TokenMeanConfig
 from dovetail.errors import ConfigError, ModelError, WeightSyncError
-from dovetail.interfaces import PluginContext, PluginRef, ValueObjectiveSpec
+from dovetail.interfaces import PluginContext
+from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
 from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 
 VALUES = frozenset({"values"})
-OBJECTIVE = ValueObjectiveSpec(
-    loss_aggregation=PluginRef(
-        kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-    ),
-    clip=0.05,
-)
+OBJECTIVE = objective_spec("value", clip=0.05)
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +88,7 @@ def test_the_head_is_float32_whatever_the_compute_dtype(classifier, make_engine,
 
 def test_an_update_moves_values_towards_returns(tiny, make_engine, valued):
     engine = make_engine(tiny, head="value", lr=1e-2)
-    free = ValueObjectiveSpec(loss_aggregation=OBJECTIVE.loss_aggregation, clip=None)
+    free = objective_spec("value", clip=None)
     easy = valued.with_columns(
         {"returns": np.where(np.arange(len(valued)) < 6, -1, 1).astype("f4")}
     )

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config.builtin import TokenMeanConfig
 from dovetail.dispatch import Mesh
-from dovetail.interfaces import KlTerm, ObjectiveSpec, PluginContext, PluginRef, WorkerSpec
-from dovetail.plugins import load_plugin_class
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
+from dovetail.plugins import load_plugin_class, objective_spec
+from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_train_megatron.config import MegatronConfig
@@ -159,15 +158,12 @@ def batch():
 @pytest.fixture
 def objective():
     """A policy gradient with a KL penalty and an entropy bonus."""
-    return ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
-        loss_aggregation=PluginRef(
-            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-        ),
-        old_log_probs_from_current=True,
-        requires=frozenset({"advantages"}),
-        kl=KlTerm(estimator="k2", coef=0.1),
-        entropy_coef=0.01,
+    return objective_spec(
+        "policy",
+        policy_loss=PluginSection(name="reinforce"),
+        kl="k2",
+        entropy=True,
+        scalars={"kl_coef": 0.1, "entropy_coef": 0.01},
     )
 
 

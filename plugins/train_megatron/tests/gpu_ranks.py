@@ -56,17 +56,14 @@ def make_batch():
 
 def make_objective():
     """A policy gradient with an entropy bonus."""
-    from dovetail.config.builtin import TokenMeanConfig
-    from dovetail.interfaces import ObjectiveSpec, PluginRef
+    from dovetail.plugins import objective_spec
+    from dovetail.sections import PluginSection
 
-    return ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
-        loss_aggregation=PluginRef(
-            kind="loss_aggregation", name="token_mean", config=TokenMeanConfig()
-        ),
-        old_log_probs_from_current=True,
-        requires=frozenset({"advantages"}),
-        entropy_coef=0.01,
+    return objective_spec(
+        "policy",
+        policy_loss=PluginSection(name="reinforce"),
+        entropy=True,
+        scalars={"entropy_coef": 0.01},
     )
 
 

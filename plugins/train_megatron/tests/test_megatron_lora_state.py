@@ -15,9 +15,10 @@ from training_states import kept
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import CheckpointError, ConfigError, PlanError
-from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef, ValueObjectiveSpec
+from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef
 from dovetail.metrics import values
 from dovetail.planning.plan import make_plan
+from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
 from dovetail.training import LoraSection
 from dovetail.transports.disk import DiskTransport
@@ -202,9 +203,7 @@ def test_a_state_without_the_adapter_is_refused_on_all_ranks(two, on_ranks, tiny
 def test_a_critic_trains_its_adapter_and_its_head_alike_in_any_layout(
     two, on_ranks, tiny, batch, tmp_path, layout
 ):
-    spec = ValueObjectiveSpec(
-        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"), clip=None
-    )
+    spec = objective_spec("value", clip=None)
     found = []
     for number, config in enumerate(({}, layout)):
         critic = on_ranks(two, tiny, head="value", lora=SECTION, **config)

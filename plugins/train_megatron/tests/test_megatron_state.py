@@ -12,6 +12,7 @@ from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import CheckpointError, NumericsError
 from dovetail.interfaces import PluginRef, WeightManifest
 from dovetail.metrics import values
+from dovetail.plugins import objective_spec
 
 TP, PP, CP = ({f"{axis}_parallel_size": 2} for axis in ("tensor", "pipeline", "context"))
 
@@ -151,11 +152,7 @@ def test_plain_descent_steps_along_the_gradient(
     ],
 )
 def test_a_critic_is_the_same_in_any_layout(two, on_ranks, tiny, batch, tmp_path, layout):
-    from dovetail.interfaces import ValueObjectiveSpec
-
-    spec = ValueObjectiveSpec(
-        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"), clip=None
-    )
+    spec = objective_spec("value", clip=None)
     found = []
     for config in ({}, layout):
         critic = on_ranks(two, tiny, head="value", **config)

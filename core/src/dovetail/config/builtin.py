@@ -43,7 +43,7 @@ class NdConfig(PluginSection):
     split: tuple[str, ...] = ("dp",)
     """Axes that divide the batch; it is replicated over the others."""
     unit: Literal["sample", "pair", "group"] = "sample"
-    """What is never divided: a sample, a pair of neighbours, or the samples of one `group_id`."""
+    """What is never divided: a sample, a pair (of one `pair_id`, or neighbours), or the samples of one `group_id`."""
 
 
 @attrs.frozen(kw_only=True)

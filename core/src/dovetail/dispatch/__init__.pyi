@@ -3,6 +3,7 @@ from .mesh import Mesh as Mesh
 from .registration import (
     Dispatch as Dispatch,
     ModeSpec as ModeSpec,
+    Unit as Unit,
     nd as nd,
     register as register,
     registered_methods as registered_methods,

@@ -12,6 +12,8 @@ from dovetail.errors import DispatchError
 
 UNITS = ("sample", "pair", "group")
 Unit = Literal["sample", "pair", "group"]
+UNIT_COLUMNS = {"pair": "pair_id", "group": "group_id"}
+"""The column by which samples of a unit are found."""
 
 _MARK = "__dovetail_dispatch__"
 
@@ -54,7 +56,8 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
     Args:
         mesh_name: name of the mesh that the group must have.
         split: axes that divide the batch.
-        unit: what is never divided: a sample, a pair of neighbours, or a group (`group_id`).
+        unit: what is never divided: a sample, a pair (`pair_id`; neighbours where there is none), or a group (`group_id`).
+            An ObjectiveSpec among the arguments says it for its call.
 
     Raises:
         DispatchError: an axis or the unit is unknown.

@@ -18,11 +18,10 @@ from .engine import (
 )
 from .kl_controller import KlController as KlController
 from .objective import (
-    AnyObjectiveSpec as AnyObjectiveSpec,
-    KlTerm as KlTerm,
+    Objective as Objective,
     ObjectiveSpec as ObjectiveSpec,
-    PreferenceObjectiveSpec as PreferenceObjectiveSpec,
-    ValueObjectiveSpec as ValueObjectiveSpec,
+    ObjectiveTerm as ObjectiveTerm,
+    OutputSpec as OutputSpec,
 )
 from .plugin import (
     ColumnPlugin as ColumnPlugin,

@@ -5,30 +5,43 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
+from dovetail.interfaces.objective import OutputSpec
 from dovetail.interfaces.plugin import ColumnPlugin
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
-    from dovetail.interfaces.objective import AnyObjectiveSpec
+    from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "1.2"
+ENGINE_API = "2.0"
 
-OUTPUTS = frozenset({"log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs"})
-"""What `forward` can be asked for; each comes back as a ragged float32 column over response tokens.
+OUTPUTS = {
+    name: OutputSpec(name=name)
+    for name in ("log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs")
+}
+"""What engines compute by default, by name; each comes back as a ragged float32 column over response tokens.
 
-`values` only with the context's `head` "value": a value is of the state before its token, as the critic sees it.
-`ref_log_probs` only where the engine's `provides(config)` names them: of the same model with its adapter off.
+`values` are those of the state before each token, as the critic sees it; `ref_log_probs` of the same model with its adapter off.
 """
 
 
 class TrainEngine(ProfiledWorker, ColumnPlugin):
     """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
+
+    @classmethod
+    def outputs(cls, config: Any, head: Literal["lm", "value"]) -> Mapping[str, OutputSpec]:
+        """Return what `forward` and `update` compute for a model that ends in this head, by name.
+
+        By default the `values` of a value model; of a language model the others of `OUTPUTS`, `ref_log_probs` only where
+        `provides(config)` names them.
+        """
+        lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
+        return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
@@ -37,7 +50,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
         Args:
             batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N].
-            outputs: a subset of `OUTPUTS`.
+            outputs: names of the engine's `outputs`.
 
         Returns:
             One ragged float32 column an output, aligned with `response_ids`; masked tokens hold 0.
@@ -46,7 +59,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """Minimise the objective over the whole mini-batch with exactly one optimizer step.
 
         The result does not depend on how the mini-batch is cut into micro-batches or spread over ranks.

@@ -1,90 +1,167 @@
-"""ObjectiveSpec: what an engine minimises, as data that each worker rebuilds for itself."""
+"""Objective: what a training engine minimises for a role; ObjectiveSpec: what workers build it from.
+
+An engine does the same for all of them: it lets the objective `prepare` the mini-batch once, asks for the `denominators` of
+the whole, and calls `term` for every micro-batch. Each term is its own part of a sum that is already divided, so that adding
+the parts' gradients is all that is left. Legend: N samples, T response tokens, packed end to end.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
 import attrs
 
+from dovetail.dispatch.registration import UNIT_COLUMNS, Unit
+from dovetail.errors import ConfigError, nearest
+from dovetail.interfaces.plugin import ColumnPlugin
 from dovetail.interfaces.runtime import PluginRef
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from dovetail.batch.batch import Batch
+    from dovetail.interfaces.plugin import Reduction
+    from dovetail.metrics import Metric
+
+OBJECTIVE_API = "1.0"
 
 
 @attrs.frozen(kw_only=True)
-class KlTerm:
-    """A KL penalty to the reference policy inside the loss."""
+class OutputSpec:
+    """What a model gives for every response token."""
 
-    estimator: str
-    """A name of `dovetail.numerics.kl.ESTIMATORS`."""
-    coef: float
-    """Weight of the penalty, after the controller."""
+    name: str
+    dtype: str = "float32"
+    inner: tuple[int, ...] = ()
+    """Shape of one token's value; () is a number."""
+    reads: frozenset[str] = frozenset()
+    """Columns that it is computed from, besides those that every forward pass reads."""
 
 
 @attrs.frozen(kw_only=True)
 class ObjectiveSpec:
-    """Plugin names with their resolved config, and required columns.
+    """An objective as it is sent to the workers that build it (`dovetail.training.build_objective`).
 
-    Rebuilt in each worker by `dovetail.training.build_objective`, through the plugin index:
-    nothing is registered in one process and hoped for in another.
+    Made by `dovetail.plugins.objective_spec`. Workers keep what they have built for a plugin and its config; scalars may
+    differ from update to update.
     """
 
-    policy_loss: PluginRef
-    loss_aggregation: PluginRef
-    kl: KlTerm | None = None
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus; the loss falls as entropy rises."""
-    measure_entropy: bool = False
-    """Report the policy's entropy even where it has no weight."""
-    old_log_probs_from_current: bool = False
-    """One mini-batch a rollout: the old policy is the current one, so no pass of its own is needed."""
-    correction: PluginRef | None = None
-    """The rollout correction, where it is worked out in every micro-batch from the current log-probabilities."""
-    weighted: bool = False
-    """Multiply each token's policy loss by the column `rollout_is_weights`, made before the update."""
-    requires: frozenset[str] = frozenset()
+    plugin: PluginRef
+    """Of kind `objective`, with its resolved config."""
+    requires: frozenset[str]
     """Columns that every mini-batch must carry."""
+    outputs: tuple[OutputSpec, ...]
+    """What the engine computes with gradient."""
+    unit: Unit = "sample"
+    """Samples that dispatch and micro-batches keep together: by `pair_id`, or by `group_id`."""
+    scalars: Mapping[str, float] = attrs.field(factory=dict)
+    """Weights that `term` gets, by name."""
 
     @property
-    def outputs(self) -> frozenset[str]:
-        """What the engine computes for it, besides what the loss itself requires."""
-        entropies = {"entropies"} if self.entropy_coef or self.measure_entropy else set()
-        return frozenset({"log_probs"} | entropies)
+    def output_names(self) -> frozenset[str]:
+        """Names of the outputs."""
+        return frozenset(output.name for output in self.outputs)
 
 
-@attrs.frozen(kw_only=True)
-class ValueObjectiveSpec:
-    """What a critic minimises: the value loss of PPO (arXiv 1707.06347).
+@attrs.frozen(kw_only=True, eq=False)
+class ObjectiveTerm:
+    """One micro-batch's part of the objective.
 
-    L = ½ max((V − R)², (clip(V, V_old ± clip) − R)²)
+    Attributes:
+        loss: float32 [], a sum that is already divided by the mini-batch's denominators; carries the gradient.
+        metrics: figures that may still be tensors; `dovetail.numerics.resolve_metrics` fetches and merges them.
+        finite: bool [], whether the loss and every output that it was made of is finite. An output may be NaN
+            where neither loss nor gradient shows it, as where a token is clipped or rejected.
     """
 
-    loss_aggregation: PluginRef
-    clip: float | None = 0.5
-    """How far a value may move from the one before the update; None for any."""
-    requires: frozenset[str] = frozenset({"values", "returns", "response_mask"})
-    """Columns that every mini-batch must carry; `values` are those before the update."""
-
-    @property
-    def outputs(self) -> frozenset[str]:
-        """What the engine computes for it."""
-        return frozenset({"values"})
+    loss: Float[Tensor, ""]
+    metrics: Mapping[str, Metric]
+    finite: Bool[Tensor, ""]
 
 
-@attrs.frozen(kw_only=True)
-class PreferenceObjectiveSpec:
-    """What a reward model minimises: the Bradley–Terry loss of preference pairs (arXiv 2203.02155, equation 1).
+class Objective(ColumnPlugin):
+    """A loss over packed samples that no cut into micro-batches can change."""
 
-    L = −1/P Σ_p log σ(r(chosen_p) − r(rejected_p))
+    unit: ClassVar[Unit] = "sample"
+    """Samples that a term must see together; in no particular order."""
+    scalars: ClassVar[Mapping[str, float]] = {}
+    """Weights that may change between updates, each with its default."""
 
-    where a response's r is its value at its one token with mask 1. The two of a pair may come in different micro-batches and
-    on different ranks: each brings the other's r along.
-    """
+    @classmethod
+    @abstractmethod
+    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
+        """Return what the engine must compute with gradient, such as `OUTPUTS["log_probs"]`."""
 
-    requires: frozenset[str] = frozenset({"preferred", "other_scores", "response_mask"})
-    """Columns that every mini-batch must carry: bool [N], whether it is its pair's chosen one; float32 [N], the other's r
-    under the weights that the update starts from (`dovetail.numerics.with_other_scores`)."""
+    @classmethod
+    def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
+        """Return the spec that workers build it from.
 
-    @property
-    def outputs(self) -> frozenset[str]:
-        """What the engine computes for it."""
-        return frozenset({"values"})
+        Args:
+            plugin: names this class, with its config.
+            scalars: those that differ from their defaults.
 
+        Raises:
+            ConfigError: it has no such scalar.
+        """
+        for name in scalars.keys() - cls.scalars.keys():
+            near = nearest(name, cls.scalars)
+            raise ConfigError(
+                f"{name!r} is no scalar of objective {cls.name!r}; expected one of {sorted(cls.scalars)}",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        outputs = cls.outputs(plugin.config)
+        columns = set(cls.requires(plugin.config)).union(*(output.reads for output in outputs))
+        if cls.unit != "sample":
+            columns.add(UNIT_COLUMNS[cls.unit])
+        return ObjectiveSpec(
+            plugin=plugin,
+            requires=frozenset(columns),
+            outputs=outputs,
+            unit=cls.unit,
+            scalars={**cls.scalars, **scalars},
+        )
 
-AnyObjectiveSpec = ObjectiveSpec | ValueObjectiveSpec | PreferenceObjectiveSpec
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
+        """Return the mini-batch with the columns that the loss makes of it as a whole.
+
+        Args:
+            mini_batch: this rank's part of it. It has the required columns, and they are finite where the mask is 1.
+            reduction: sums over the ranks that hold the other parts.
+
+        Raises:
+            ColumnError: a column is not as the objective needs it.
+        """
+        return mini_batch
+
+    @abstractmethod
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        """Return what sums over the whole mini-batch are divided by, by name.
+
+        Args:
+            mini_batch: this rank's part of it, prepared.
+            reduction: sums over the ranks that hold the other parts.
+        """
+
+    @abstractmethod
+    def term(
+        self,
+        outputs: Mapping[str, Float[Tensor, "T ..."]],
+        micro_batch: Batch,
+        denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
+    ) -> ObjectiveTerm:
+        """Return this micro-batch's part of the loss.
+
+        Args:
+            outputs: what `outputs` names, aligned with the packed `response_mask`. They carry the gradient; what masked
+                tokens hold does not matter.
+            micro_batch: some whole units of the prepared mini-batch.
+            denominators: of the whole mini-batch.
+            scalars: one for each of the class's.
+
+        Raises:
+            ColumnError: a column does not line up with the response tokens.
+        """

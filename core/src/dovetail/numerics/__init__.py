@@ -1,4 +1,4 @@
-"""Masked statistics, KL estimators, loss aggregation, objectives, rollout correction.
+"""Masked statistics, KL estimators, loss aggregation, what objectives are written with, rollout correction.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -4,6 +4,7 @@ from .deferred import (
     resolve_metrics as resolve_metrics,
     share_metric as share_metric,
 )
+from .explained_variance import ExplainedVariance as ExplainedVariance
 from .finite import (
     listed as listed,
     sample_names as sample_names,
@@ -18,13 +19,16 @@ from .masked import (
     whiten as whiten,
     whiten_weighted as whiten_weighted,
 )
-from .objective import (
-    Objective as Objective,
-    ObjectiveTerm as ObjectiveTerm,
+from .objective_terms import (
+    all_finite as all_finite,
+    loss_denominators as loss_denominators,
+    loss_share as loss_share,
+    metric_weight as metric_weight,
 )
-from .preference_objective import (
-    preference_scores as preference_scores,
-    with_other_scores as with_other_scores,
+from .plugin_results import (
+    DeclaredColumns as DeclaredColumns,
+    check_correction as check_correction,
+    check_losses as check_losses,
 )
 from .rollout_correction import (
     Criterion as Criterion,
@@ -40,3 +44,7 @@ from .rollout_correction_metrics import (
     weight_metrics as weight_metrics,
 )
 from .tensor_digest import DeferredDigests as DeferredDigests
+from .token_columns import (
+    on_device as on_device,
+    token_column as token_column,
+)

@@ -17,7 +17,6 @@ from torch import Tensor
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
 from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
-from dovetail.interfaces.runtime import PluginRef
 from dovetail.metrics import Metric
 
 
@@ -95,17 +94,6 @@ def check_correction(
     if found.keep_T is not None:
         _check_tensor(found.keep_T, like_T, torch.bool, f"keep_T of {title} ({where})")
     _check_metrics(found.metrics, f"{title} ({where})")
-
-
-def title_of_loss(ref: PluginRef) -> str:
-    """How messages name a loss: with its distribution and version, where it comes from one."""
-    name = f"policy loss {ref.name!r}"
-    if ref.distribution is None:
-        return name
-    from dovetail.plugins.index import default_index
-
-    known = {one.name: one.version for one in default_index().distributions}
-    return f"{name} ({ref.distribution} {known.get(ref.distribution, 'of no known version')})"
 
 
 def _check_tensor(found: object, like_T: Tensor, dtype: torch.dtype, what: str) -> None:

@@ -60,7 +60,13 @@ CORE_STAGES = (
     "update_actor",
 )
 """Stages of core, in their order."""
-_OF_STAGES = ("algorithm.policy_loss", "algorithm.advantage", "algorithm.rollout_correction")
+_OF_STAGES = (
+    "actor.objective",
+    "critic.objective",
+    "algorithm.policy_loss",
+    "algorithm.advantage",
+    "algorithm.rollout_correction",
+)
 """Plugins that a stage runs, which then requires their columns."""
 
 

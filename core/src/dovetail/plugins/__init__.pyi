@@ -10,5 +10,8 @@ from .isolation import (
 from .load import (
     load_plugin_class as load_plugin_class,
     make_plugin as make_plugin,
+    ref_for as ref_for,
 )
 from .needs import ISOLATED as ISOLATED
+from .objectives import objective_spec as objective_spec
+from .titles import title_of as title_of

@@ -31,7 +31,14 @@ tell(int(sys.argv[1]))
 """Any Python can run it, and tells at least which one it is: what keeps dovetail from being there may be that."""
 _OF_ROLLOUTS = frozenset({"rollout", "weight_transport"})
 _OF_TRAINERS = frozenset(
-    {"engine", "weight_transport", "policy_loss", "loss_aggregation", "rollout_correction"}
+    {
+        "engine",
+        "weight_transport",
+        "objective",
+        "policy_loss",
+        "loss_aggregation",
+        "rollout_correction",
+    }
 )
 """Kinds of plugin that the processes of a role load."""
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
 
 _ROLLOUT = ("rollout", "rollout.weight_transport")
-_TRAINING = ("algorithm.policy_loss", "algorithm.loss_aggregation", "algorithm.rollout_correction")
+_TRAINING = (
+    "actor.objective",
+    "critic.objective",
+    "algorithm.policy_loss",
+    "algorithm.loss_aggregation",
+    "algorithm.rollout_correction",
+)
 
 
 class EnvironmentUnfit(PreflightRule):

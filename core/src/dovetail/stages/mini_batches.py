@@ -17,7 +17,7 @@ from dovetail.metrics import Metric, is_empty, merge_metrics, values
 from dovetail.plugins.titles import broken_plugin, describe
 
 if TYPE_CHECKING:
-    from dovetail.interfaces.objective import AnyObjectiveSpec
+    from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.stage import StepContext
     from dovetail.sections import PluginSection
 
@@ -77,7 +77,7 @@ def train_role(
     role: str,
     batch: Batch,
     step: StepContext,
-    objective: AnyObjectiveSpec,
+    objective: ObjectiveSpec,
     *,
     prompts: int,
     epochs: int,

@@ -7,8 +7,9 @@ from typing import Any
 import attrs
 
 from dovetail.batch.batch import Batch
-from dovetail.interfaces.objective import KlTerm, ObjectiveSpec
+from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.plugins.objectives import objective_spec
 from dovetail.stages.algorithm import (
     correction_of,
     corrects_before,
@@ -37,7 +38,7 @@ class UpdateActor(Stage):
         loss, correction = facts.plugins["algorithm.policy_loss"], correction_of(facts)
         columns = {"advantages", "response_mask"} | _columns_of_loss(facts)
         readers = dict.fromkeys(sorted(columns), loss.title)
-        if _kl_term(facts) is not None:
+        if _has_kl(facts):
             readers["ref_log_probs"] = "algorithm.kl.in_loss"
         if correction is not None and corrects_within(facts):
             readers |= dict.fromkeys(sorted(correction.requires()), correction.title)
@@ -89,43 +90,35 @@ class UpdateActor(Stage):
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
         """Update the controller of the KL in the loss, where the policy was updated."""
-        kl = self._objective(step).kl
-        if step.updates["actor"] and kl is not None and "actor/kl" in step.metrics:
-            step.metrics["actor/kl_coef"] = kl.coef
+        if step.updates["actor"] and _has_kl(step.facts) and "actor/kl" in step.metrics:
+            step.metrics["actor/kl_coef"] = self._objective(step).scalars["kl_coef"]
             step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))
 
     def _objective(self, step: StepContext) -> ObjectiveSpec:
         """Return what this step minimises, with the KL weight times its controller's factor."""
         objective = policy_objective(step.facts)
-        if objective.kl is None:
+        if not _has_kl(step.facts):
             return objective
-        coef = objective.kl.coef * step.plugins[CONTROLLER].value
-        return attrs.evolve(objective, kl=attrs.evolve(objective.kl, coef=coef))
+        coef = objective.scalars["kl_coef"] * step.plugins[CONTROLLER].value
+        return attrs.evolve(objective, scalars={**objective.scalars, "kl_coef": coef})
 
 
 def policy_objective(facts: PlanFacts) -> ObjectiveSpec:
     """Return what the actor minimises, with the KL weight of the config."""
     algorithm, loss = facts.config.algorithm, facts.plugins["algorithm.policy_loss"]
-    correction, kl = correction_of(facts), _kl_term(facts)
+    correction, kl = correction_of(facts), algorithm.kl.in_loss
     within = correction if correction is not None and corrects_within(facts) else None
-    weighted = _weighted(facts)
-    requires = set(_columns_of_loss(facts))
-    if kl is not None:
-        requires.add("ref_log_probs")
-    if within is not None:
-        requires |= within.requires()
-    if weighted:
-        requires.add("rollout_is_weights")
-    return ObjectiveSpec(
-        policy_loss=loss.ref,
-        loss_aggregation=facts.plugins["algorithm.loss_aggregation"].ref,
-        kl=kl,
-        entropy_coef=algorithm.entropy.coef,
-        measure_entropy=algorithm.entropy.measure,
+    entropy, coef = algorithm.entropy, kl.coef if kl is not None else 0.0
+    return objective_spec(
+        facts.plugins["actor.objective"].config,
+        scalars={"kl_coef": coef, "entropy_coef": entropy.coef},
+        policy_loss=loss.config,
+        loss_aggregation=facts.plugins["algorithm.loss_aggregation"].config,
+        correction=within.config if within is not None else None,
+        kl=kl.estimator if kl is not None and _has_kl(facts) else None,
+        entropy=entropy.measure or bool(entropy.coef),
         old_log_probs_from_current=current_is_old(facts) and "old_log_probs" in loss.requires(),
-        correction=within.ref if within is not None else None,
-        weighted=weighted,
-        requires=frozenset(requires),
+        weighted=_weighted(facts),
     )
 
 
@@ -156,9 +149,9 @@ def _weighted(facts: PlanFacts) -> bool:
     )
 
 
-def _kl_term(facts: PlanFacts) -> KlTerm | None:
+def _has_kl(facts: PlanFacts) -> bool:
     kl = facts.config.algorithm.kl.in_loss
-    return KlTerm(estimator=kl.estimator, coef=kl.coef) if kl is not None and kl.coef else None
+    return kl is not None and bool(kl.coef)
 
 
 def _warmup_steps(facts: PlanFacts) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.batch.batch import Batch
-from dovetail.interfaces.objective import ValueObjectiveSpec
+from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.plugins.objectives import objective_spec
 from dovetail.stages.algorithm import uses_critic
 from dovetail.stages.mini_batches import train_role
 from dovetail.stages.wording import with_settings
@@ -38,17 +39,22 @@ class UpdateCritic(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         critic, actor, data = step.config.critic, step.config.actor, step.config.data
-        objective = ValueObjectiveSpec(
-            loss_aggregation=step.facts.plugins["critic.loss_aggregation"].ref,
-            clip=critic.value_clip,
-        )
         metrics, _ = train_role(
             "critic",
             batch,
             step,
-            objective,
+            value_objective(step.facts),
             prompts=critic.mini_batch_size or actor.mini_batch_size or data.train_batch_size,
             epochs=critic.epochs or actor.epochs,
         )
         step.metrics |= metrics
         return batch
+
+
+def value_objective(facts: PlanFacts) -> ObjectiveSpec:
+    """Return what the critic minimises."""
+    return objective_spec(
+        facts.plugins["critic.objective"].config,
+        loss_aggregation=facts.plugins["critic.loss_aggregation"].config,
+        clip=facts.config.critic.value_clip,
+    )

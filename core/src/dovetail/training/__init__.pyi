@@ -25,7 +25,13 @@ from .lora import (
     LoraSection as LoraSection,
     Sync as Sync,
 )
-from .objective_factory import build_objective as build_objective
+from .objective_factory import (
+    build_objective as build_objective,
+    failing_rows as failing_rows,
+    prepare_mini_batch as prepare_mini_batch,
+    unit_rows as unit_rows,
+)
+from .outputs import check_outputs as check_outputs
 from .parts import (
     Part as Part,
     Samples as Samples,

@@ -13,7 +13,12 @@ import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
+from dovetail.dispatch.registration import Unit as UnitName
 from dovetail.training.columns import distinct, scored_lengths
+from dovetail.workers.division import unit_ids
+
+Rows = tuple[list[int], int, int, int]
+"""Rows that stay together, number and length of their prompt, and the length of the longest."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -28,20 +33,34 @@ class Samples:
     """int64 [N]: tokens of the prompt."""
     responses_N: np.ndarray
     """int64 [N]: tokens of the response, as far as they are fed."""
+    unit_N: np.ndarray | None = None
+    """[N]: samples with one id stay together; None where each stands alone."""
 
     @classmethod
-    def of(cls, batch: Batch) -> Samples:
-        """The samples of a batch with the columns in `dovetail.training.columns.READS`.
+    def of(cls, batch: Batch, unit: UnitName = "sample") -> Samples:
+        """The samples of a batch with the columns in `dovetail.training.columns.READS`, and that of the unit.
 
-        Of a response of n scored tokens the last one is never fed: nothing after it is asked for.
+        Of a response of n scored tokens the last one is never fed: nothing after it is asked for. A sample without a
+        scored token stays with its unit.
         """
         scored_N = scored_lengths(batch["response_mask"])
+        active, unit_N = np.flatnonzero(scored_N), None
+        if unit != "sample":
+            unit_N = unit_ids(batch, unit)
+            active = np.flatnonzero(np.isin(unit_N, unit_N[active]))
         return cls(
-            active=np.flatnonzero(scored_N),
+            active=active,
             prompt_N=distinct(batch["prompt_ids"]),
             prompts_N=batch["prompt_ids"].lengths,
-            responses_N=scored_N - 1,
+            responses_N=np.maximum(scored_N - 1, 0),
+            unit_N=unit_N,
         )
+
+    def units(self) -> list[list[int]]:
+        """The active rows, by unit."""
+        if self.unit_N is None:
+            return [[row] for row in self.active.tolist()]
+        return [rows.tolist() for rows in _by_id(self.active, self.unit_N[self.active])]
 
     @cached_property
     def lengths_N(self) -> np.ndarray:
@@ -70,17 +89,19 @@ class Part:
         self.cost = self.prompts = self.longest_prompt = self.longest = 0
         self.last_prompt = -1
 
-    def with_row(self, prompt: int, prompt_length: int, length: int) -> tuple[int, ...]:
-        """What it would be with one more row: cost, prompts, longest prompt and longest row."""
+    def with_rows(
+        self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
+    ) -> tuple[int, ...]:
+        """What it would be with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
-        cost = prompts * longest_prompt + (len(self.rows) + 1) * longest
+        cost = prompts * longest_prompt + (len(self.rows) + len(rows)) * longest
         return cost, prompts, longest_prompt, longest
 
-    def add(self, row: int, prompt: int, after: tuple[int, ...]) -> None:
-        """Take the row; `after` is what `with_row` said."""
-        self.rows.append(row)
+    def add(self, rows: Sequence[int], prompt: int, after: tuple[int, ...]) -> None:
+        """Take the rows; `after` is what `with_rows` said."""
+        self.rows += rows
         self.last_prompt = prompt
         self.cost, self.prompts, self.longest_prompt, self.longest = after
 
@@ -98,10 +119,9 @@ def rows_of(parts: Sequence[Part], samples: Samples, at_least: int) -> list[np.n
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[Part]:
-    """Samples with their prompts, longest first."""
-    active, lengths_N = samples.active, samples.lengths_N
-    order = active[np.argsort(-lengths_N[active], kind="stable")]
-    rows = [(int(row), int(row), 0, int(lengths_N[row])) for row in order]
+    """Samples with their prompts, longest first; a unit comes where its longest sample does."""
+    rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
+    rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
 
 
@@ -113,7 +133,7 @@ def shared_parts(samples: Samples, budget: int, at_least: int) -> list[Part]:
     keys = (-lengths_N[active], prompt_N[active], -longest[prompt_N[active]])
     order = active[np.lexsort(keys)]
     rows = [
-        (int(row), int(prompt_N[row]), int(samples.prompts_N[row]), int(lengths_N[row]))
+        ([int(row)], int(prompt_N[row]), int(samples.prompts_N[row]), int(lengths_N[row]))
         for row in order
     ]
     return _balanced(rows, budget, at_least)
@@ -131,7 +151,7 @@ def packed_parts(
         at_least: so many parts, unless there are fewer units.
         shared: whether samples of one prompt are a unit, in which the prompt counts once.
     """
-    units = _prompt_units(samples, budget) if shared else _single_units(samples)
+    units = _prompt_units(samples, budget) if shared else _whole_units(samples)
     for unit in units:
         unit.weigh(samples, quadratic)
     units.sort(key=lambda unit: -unit.weight)
@@ -162,11 +182,11 @@ class Unit(Part):
         self.weight += other.weight
 
 
-def _single_units(samples: Samples) -> list[Unit]:
+def _whole_units(samples: Samples) -> list[Unit]:
     units = []
-    for row in samples.active:
+    for rows in samples.units():
         unit = Unit()
-        unit.rows, unit.cost = [int(row)], int(samples.lengths_N[row])
+        unit.rows, unit.cost = rows, int(samples.lengths_N[rows].sum())
         units.append(unit)
     return units
 
@@ -176,7 +196,7 @@ def _prompt_units(samples: Samples, budget: int) -> list[Unit]:
     active = samples.active
     prompts = samples.prompt_N[active]
     units: list[Unit] = []
-    for rows in np.split(active[np.argsort(prompts, kind="stable")], _ends(prompts)):
+    for rows in _by_id(active, prompts):
         prompt, responses = int(samples.prompts_N[rows[0]]), samples.responses_N[rows]
         pieces = max(1, -(-int(responses.sum()) // max(1, budget - prompt)))
         level, taken, first = responses.sum() / pieces, 0, len(units)
@@ -191,11 +211,10 @@ def _prompt_units(samples: Samples, budget: int) -> list[Unit]:
     return units
 
 
-def _ends(prompts: np.ndarray) -> np.ndarray:
-    """Where the samples of one prompt end and the next one's begin, once they are sorted."""
-    _, counts = np.unique(prompts, return_counts=True)
-    ends: np.ndarray = np.cumsum(counts)[:-1]
-    return ends
+def _by_id(rows: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
+    """Rows with one id each, in the order of the ids."""
+    _, counts = np.unique(ids, return_counts=True)
+    return np.split(rows[np.argsort(ids, kind="stable")], np.cumsum(counts)[:-1])
 
 
 def _fewest(units: Sequence[Unit], budget: int) -> list[Unit]:
@@ -227,7 +246,7 @@ def _spread(units: Sequence[Unit], count: int, budget: int) -> list[Unit] | None
     return parts
 
 
-def _balanced(rows: Sequence[tuple[int, int, int, int]], budget: int, at_least: int) -> list[Part]:
+def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[Part]:
     """As few parts as the budget and `at_least` allow, and among those cuts the one whose largest part is smallest.
 
     There may be fewer than `at_least` where rows are few or of one length.
@@ -247,12 +266,12 @@ def _balanced(rows: Sequence[tuple[int, int, int, int]], budget: int, at_least: 
     return best
 
 
-def _greedy(rows: Sequence[tuple[int, int, int, int]], budget: int) -> list[Part]:
+def _greedy(rows: Sequence[Rows], budget: int) -> list[Part]:
     parts: list[Part] = []
-    for row, prompt, prompt_length, length in rows:
-        after = parts[-1].with_row(prompt, prompt_length, length) if parts else (budget + 1,)
+    for own, prompt, prompt_length, length in rows:
+        after = parts[-1].with_rows(own, prompt, prompt_length, length) if parts else (budget + 1,)
         if after[0] > budget:
             parts.append(Part())
-            after = parts[-1].with_row(prompt, prompt_length, length)
-        parts[-1].add(row, prompt, after)
+            after = parts[-1].with_rows(own, prompt, prompt_length, length)
+        parts[-1].add(own, prompt, after)
     return parts

@@ -13,6 +13,7 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.partition import balanced_partition, token_counts
 from dovetail.batch.ragged import Ragged
+from dovetail.dispatch.registration import UNIT_COLUMNS
 from dovetail.errors import DispatchError
 
 PADDING = "padding"
@@ -74,16 +75,17 @@ def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tup
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:
     """[N]: samples with the same id must stay together."""
-    if unit == "pair":
+    if unit == "pair" and UNIT_COLUMNS[unit] not in batch:
         if len(batch) % 2:
             raise DispatchError(f"unit 'pair' needs an even number of samples, not {len(batch)}")
         return np.arange(len(batch)) // 2
-    if unit == "group":
-        if "group_id" not in batch:
+    if unit in UNIT_COLUMNS:
+        column = UNIT_COLUMNS[unit]
+        if column not in batch:
             raise DispatchError(
-                f"unit 'group' needs the column 'group_id'; the batch has {', '.join(batch.names)}"
+                f"unit {unit!r} needs the column {column!r}; the batch has {', '.join(batch.names)}"
             )
-        return np.asarray(batch["group_id"])
+        return np.asarray(batch[column])
     return np.arange(len(batch))
 
 

@@ -12,6 +12,7 @@ from dovetail.dispatch.mesh import Mesh
 from dovetail.dispatch.registration import ModeSpec
 from dovetail.errors import DispatchError
 from dovetail.interfaces.dispatch_mode import Call, DispatchMode
+from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.workers.collect import collect
 from dovetail.workers.division import Division, divide
@@ -72,8 +73,8 @@ class RankZero(DispatchMode):
 class Nd(DispatchMode):
     """Batches are divided over the split axes and replicated over the others.
 
-    Every Batch among the arguments is divided alike: by the first one's token counts, with units whole. Other
-    arguments go to every rank. The result of a part comes from the rank with coordinate 0 on the axes that
+    Every Batch among the arguments is divided alike: by the first one's token counts, with units whole, which an
+    ObjectiveSpec among the arguments names. Other arguments go to every rank. The result of a part comes from the rank with coordinate 0 on the axes that
     replicate, but the last pipeline stage. Batches come back joined in the caller's order (see `collect.py`).
 
     With fewer units than parts, ranks without samples would miss the collectives of the others. They get a
@@ -94,7 +95,9 @@ class Nd(DispatchMode):
             )
         batches = _batches(args, kwargs)
         parts = len(self._sources(mesh))
-        division = divide(batches[0], parts, self.config.unit)
+        specs = (value for value in (*args, *kwargs.values()) if isinstance(value, ObjectiveSpec))
+        unit = next((spec.unit for spec in specs), self.config.unit)
+        division = divide(batches[0], parts, unit)
 
         def shares(value: Any) -> list[Any]:
             return division.shares(value) if isinstance(value, Batch) else [value] * parts

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef
 from dovetail.metrics import values
-from dovetail.plugins import make_plugin
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.plugins import make_plugin, objective_spec
+from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
 
 STEPS = 200
 BATCH_SIZE = 64
@@ -27,14 +27,13 @@ LEARNING_RATE = 2e-3
 FORGETS_CARRY = 2 / 3
 """Share of the answers that never carry."""
 
-# The negative log-likelihood is REINFORCE's −log π · A with A = 1: the platform needs no second loss for it.
-OBJECTIVE = ObjectiveSpec(
-    policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
-    loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
-)
-
 Progress = Callable[[int, float], None]
 """Called after every step with its number, from 1, and its loss."""
+
+
+def objective() -> ObjectiveSpec:
+    """The negative log-likelihood: REINFORCE's −log π · A with A = 1, so that no second loss is needed for it."""
+    return objective_spec("policy", policy_loss=PluginSection(name="reinforce"))
 
 
 def worked_answer(a: int, b: int, *, carries: bool) -> str:
@@ -118,9 +117,9 @@ def warm_start(
     engine: Any = make_plugin(PluginRef(kind="engine", name="fsdp2"), context)
     engine.start()
     try:
-        batches = demonstrations(train_file, tokenizer, seed)
+        batches, goal = demonstrations(train_file, tokenizer, seed), objective()
         for step in range(1, STEPS + 1):
-            metrics = values(engine.update(next(batches), OBJECTIVE))
+            metrics = values(engine.update(next(batches), goal))
             if progress is not None:
                 progress(step, metrics["actor/pg_loss"])
         engine.export(directory)

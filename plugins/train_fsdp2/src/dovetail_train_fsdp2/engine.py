@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -23,14 +24,16 @@ from dovetail.training import (
     Ranks,
     build_objective,
     check_columns,
+    check_outputs,
+    prepare_mini_batch,
     token_places,
     was_trained,
     without_padding,
 )
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.failures import failing_rows, traced
-from dovetail_train_fsdp2.forward import Scorer, check_computes
+from dovetail_train_fsdp2.failures import all_failing_rows, traced
+from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import Optimizer
 from dovetail_train_fsdp2.packing import Cut, cut
@@ -49,7 +52,7 @@ class Fsdp2Engine(TrainEngine):
     """
 
     name: ClassVar[str] = "fsdp2"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"deterministic", "offload", "value_head", "lora", "images"}
     )
@@ -96,7 +99,7 @@ class Fsdp2Engine(TrainEngine):
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         scorer = self._ready("forward")
         with self._ranks.together():
-            check_computes(scorer, frozenset(outputs), self._role)
+            self._check_outputs(outputs)
             check_columns(batch)
             batch = batch.select([*READS, *({MEDIA} & set(batch.names))])
             cuts = self._cut(batch)
@@ -118,7 +121,7 @@ class Fsdp2Engine(TrainEngine):
             {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
         )
 
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
@@ -128,18 +131,16 @@ class Fsdp2Engine(TrainEngine):
         scorer = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            check_computes(scorer, goal.outputs, self._role)
+            self._check_outputs(objective.outputs)
             check_columns(mini_batch)
             mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(goal.requires), "the objective")
+            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
-            prepared = goal.prepare(mini_batch, self.context.reduction)
-            denominators = goal.denominators(prepared, self.context.reduction)
-            read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
-            read |= {MEDIA} & set(prepared.names)
-            prepared = prepared.select(sorted(read))
-            cuts = self._cut(prepared)
-        cuts = self._cut_alike(prepared, cuts)
+            prepared, denominators = prepare_mini_batch(
+                goal, objective, mini_batch, self.context.reduction, also=(MEDIA,)
+            )
+            cuts = self._cut(prepared, unit=objective.unit)
+        cuts = self._cut_alike(prepared, cuts, objective.unit)
         # One rank's images are every rank's: the gradients of the vision tower are reduced together.
         scorer.vision_everywhere = self._ranks.size > 1 and bool(
             self._ranks.largest(int(has_images(prepared)))
@@ -152,8 +153,8 @@ class Fsdp2Engine(TrainEngine):
                 for number, part in enumerate(cuts, start=1):
                     micro_batch = prepared.take(part.rows_B)
                     layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-                    scores = scorer(layout, goal.outputs)
-                    term = goal(scores, micro_batch, denominators)
+                    scores = scorer(layout, objective.output_names)
+                    term = goal.term(scores, micro_batch, denominators, objective.scalars)
                     self._backward(term.loss, scores, last=number == len(cuts))
                     parts.append(term.metrics)
                     finite.append(term.finite)
@@ -166,7 +167,7 @@ class Fsdp2Engine(TrainEngine):
             norm, lr = optimizer.step(torch.stack(finite).all())
         except NumericsError as error:
             with self._random.in_force():
-                rows = failing_rows(scorer, goal, prepared, denominators, cuts)
+                rows = all_failing_rows(scorer, goal, objective, prepared, denominators, cuts)
             self._free()
             samples = self._ranks.every(sample_names(mini_batch, rows))
             raise traced(error, samples) from None
@@ -223,22 +224,25 @@ class Fsdp2Engine(TrainEngine):
     def _role(self) -> str:
         return self.context.role or "actor"
 
+    def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
+        check_outputs(type(self), self.config, self.context.head, self._role, wanted)
+
     @property
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
 
-    def _cut(self, batch: Batch, at_least: int = 1) -> list[Cut]:
+    def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[Cut]:
         scorer = self._started()
         budget = self._training.max_tokens_per_micro_batch
         means = scorer.means(self.config)
         if has_images(batch):
             means = padded(means, together=self.config.sequence_parallel_size)
-        return cut(batch, budget, means, at_least)
+        return cut(batch, budget, means, at_least, unit)
 
-    def _cut_alike(self, batch: Batch, cuts: list[Cut]) -> list[Cut]:
+    def _cut_alike(self, batch: Batch, cuts: list[Cut], unit: Unit = "sample") -> list[Cut]:
         """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
         most = self._ranks.largest(len(cuts))
-        return cuts if len(cuts) == most else self._cut(batch, at_least=most)
+        return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)
 
     def _backward(
         self, loss: torch.Tensor, scores: Mapping[str, torch.Tensor], *, last: bool

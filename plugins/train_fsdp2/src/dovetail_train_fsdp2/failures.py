@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from dovetail.batch import Batch
 from dovetail.errors import NumericsError
-from dovetail.numerics import Objective, listed
+from dovetail.interfaces import Objective, ObjectiveSpec
+from dovetail.numerics import listed
+from dovetail.training import failing_rows
 from dovetail_train_fsdp2.forward import Scorer
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.packing import Cut
 
 
 @torch.no_grad()
-def failing_rows(
+def all_failing_rows(
     scorer: Scorer,
     goal: Objective,
+    spec: ObjectiveSpec,
     mini_batch: Batch,
     denominators: Mapping[str, float],
     parts: Sequence[Cut],
@@ -28,6 +30,7 @@ def failing_rows(
     Args:
         scorer: with the weights of the update, which were not changed by it.
         goal: the objective.
+        spec: that it was built from.
         mini_batch: prepared.
         denominators: of the whole mini-batch.
         parts: the update's micro-batches; where the model is sharded, equally many on every rank, all of which call.
@@ -35,13 +38,10 @@ def failing_rows(
     failing: list[int] = []
     for part in parts:
         micro_batch = mini_batch.take(part.rows_B)
-        scores = scorer(lay_out(micro_batch, shared=part.shared, packed=part.packed), goal.outputs)
-        offsets = micro_batch["response_mask"].offsets
-        for i, row in enumerate(part.rows_B.tolist()):
-            tokens = slice(int(offsets[i]), int(offsets[i + 1]))
-            alone: dict[str, Tensor] = {name: values[tokens] for name, values in scores.items()}
-            if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
-                failing.append(row)
+        layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
+        scores = scorer(layout, spec.output_names)
+        found = failing_rows(goal, spec, micro_batch, scores, denominators)
+        failing += part.rows_B[found].tolist()
     return sorted(failing)
 
 

@@ -78,11 +78,6 @@ class Scorer(nn.Module):
     def trunk(self) -> PreTrainedModel:
         """The part of the model that transformers made: the whole of a language model, the base of a value model."""
 
-    @property
-    @abstractmethod
-    def computes(self) -> frozenset[str]:
-        """The outputs that it can be asked for."""
-
     def probe(self) -> None:
         """Find out by trying what the architecture allows.
 
@@ -131,7 +126,7 @@ class Scorer(nn.Module):
 
         Args:
             layout: of the micro-batch. None scores nothing, and finds out what the architecture allows.
-            outputs: of `computes`.
+            outputs: of those that the engine has for this head.
 
         Returns:
             float32 [T] for each output, aligned with the packed response tokens; masked tokens hold 0.
@@ -185,11 +180,6 @@ class PolicyScorer(Scorer):
     def _probe(self) -> None:
         self._plain_head = has_plain_head(self.trunk)
         self.can_share_prompts = self._plain_head and shares_prompts(self.trunk)
-
-    @property
-    def computes(self) -> frozenset[str]:
-        of_reference = {"ref_log_probs"} if self.adapter is not None else set()
-        return frozenset({"log_probs", "entropies", "sum_pi_squared"} | of_reference)
 
     def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
         own = outputs - {"ref_log_probs"}
@@ -258,32 +248,8 @@ class ValueScorer(Scorer):
     def _probe(self) -> None:
         self.can_share_prompts = shares_prompts(self.trunk)
 
-    @property
-    def computes(self) -> frozenset[str]:
-        return frozenset({"values"})
-
     def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
         source_R = self._runner.tensor(layout.source_R)
         states_RH = self._runner.states(layout).index_select(0, source_R)
         head = cast("ValueModel", self.model).value_head
         return {"values": head(states_RH.float())[:, 0]}
-
-
-def check_computes(scorer: Scorer, outputs: frozenset[str], role: str) -> None:
-    """Refuse outputs that the model of a role can't give.
-
-    Raises:
-        ConfigError: names the output, and what there is.
-    """
-    unknown = sorted(outputs - scorer.computes)
-    if not unknown:
-        return
-    hints = {
-        "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
-        "values": "values come from the role critic",
-    }
-    raise ConfigError(
-        f"engine 'fsdp2' of role {role!r} can't compute {unknown[0]!r}: its model ends in "
-        f"{scorer.head}, which gives {', '.join(sorted(scorer.computes))}",
-        hint=hints.get(unknown[0]),
-    )

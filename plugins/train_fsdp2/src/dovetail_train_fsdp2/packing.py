@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.training import Part, Samples, packed_parts, padded_parts, rows_of, shared_parts
 from dovetail_train_fsdp2.config import Packing, Share
 
@@ -54,7 +55,9 @@ class Cut:
     """Whether all tokens go into one row."""
 
 
-def cut(batch: Batch, budget: int, means: Means, at_least: int = 1) -> list[Cut]:
+def cut(
+    batch: Batch, budget: int, means: Means, at_least: int = 1, unit: Unit = "sample"
+) -> list[Cut]:
     """Cut a batch into micro-batches of balanced cost, each within the budget.
 
     Args:
@@ -62,11 +65,14 @@ def cut(batch: Batch, budget: int, means: Means, at_least: int = 1) -> list[Cut]
         budget: tokens of one micro-batch, padding included; a sample that alone exceeds it gets one to itself.
         means: the layouts to choose from.
         at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.
+        unit: samples that stay together. Prompts are shared where that is one sample.
 
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.
     """
-    samples = Samples.of(batch)
+    samples = Samples.of(batch, unit)
+    if unit != "sample":
+        means = attrs.evolve(means, share="never", share_packed="never")
     parts, shared, packed = _chosen(samples, budget, means, at_least)
     rows = rows_of(parts, samples, at_least)
     return [Cut(rows_B=rows_B, shared=shared, packed=packed) for rows_B in rows]

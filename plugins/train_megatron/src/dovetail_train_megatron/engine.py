@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import AnyObjectiveSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -23,6 +24,8 @@ from dovetail.training import (
     Ranks,
     build_objective,
     check_columns,
+    check_outputs,
+    prepare_mini_batch,
     was_trained,
     without_padding,
 )
@@ -34,7 +37,7 @@ from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import Optimizer
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.residency import Residency
-from dovetail_train_megatron.scoring import Cuts, check_computes, failing_rows, packed, scored
+from dovetail_train_megatron.scoring import Cuts, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
@@ -48,7 +51,7 @@ class MegatronEngine(TrainEngine):
     """
 
     name: ClassVar[str] = "megatron"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head", "lora"})
     Config = MegatronConfig
 
@@ -108,13 +111,13 @@ class MegatronEngine(TrainEngine):
         network = self._ready("forward")
         outputs = frozenset(outputs)
         with self._ranks.together():
-            check_computes(network, outputs, self._role)
+            self._check_outputs(outputs)
             check_columns(batch)
             batch = batch.select(READS)
         with self._random.in_force():
             return scored(network, batch, self._packed(network, batch), outputs)
 
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
@@ -124,16 +127,15 @@ class MegatronEngine(TrainEngine):
         network = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            check_computes(network, goal.outputs, self._role)
+            self._check_outputs(objective.outputs)
             check_columns(mini_batch)
             mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(goal.requires), "the objective")
+            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
-            prepared = goal.prepare(mini_batch, self.context.reduction)
-            denominators = goal.denominators(prepared, self.context.reduction)
-            read = {*READS, *goal.requires, *(set(prepared.names) - set(mini_batch.names))}
-            prepared = prepared.select(sorted(read))
-        cuts = self._packed(network, prepared)
+            prepared, denominators = prepare_mini_batch(
+                goal, objective, mini_batch, self.context.reduction
+            )
+        cuts = self._packed(network, prepared, objective.unit)
         micro_batches = [prepared.take(rows) for rows in cuts.rows]
         optimizer = self._made_optimizer()
         optimizer.begin()
@@ -142,8 +144,10 @@ class MegatronEngine(TrainEngine):
                 terms = pipeline.descend(
                     network,
                     cuts.packs,
-                    goal,
-                    lambda i, scores: goal(scores, micro_batches[i], denominators),
+                    objective.output_names,
+                    lambda i, scores: goal.term(
+                        scores, micro_batches[i], denominators, objective.scalars
+                    ),
                     optimizer.module,
                 )
         except BaseException:
@@ -155,7 +159,7 @@ class MegatronEngine(TrainEngine):
             norm, lr = optimizer.step(finite)
         except NumericsError as error:
             with self._random.in_force():
-                rows = failing_rows(network, goal, prepared, denominators, cuts)
+                rows = all_failing_rows(network, goal, objective, prepared, denominators, cuts)
             samples = self._ranks.every(sample_names(mini_batch, rows))
             whence = (
                 f"; it came from {listed(samples)}"
@@ -242,6 +246,9 @@ class MegatronEngine(TrainEngine):
         assert section is not None
         return section
 
+    def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
+        check_outputs(type(self), self.config, self.context.head, self._role, wanted)
+
     @property
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
@@ -249,8 +256,9 @@ class MegatronEngine(TrainEngine):
     def _check_device(self) -> None:
         check_device(self.context)
 
-    def _packed(self, network: Network, batch: Batch) -> Cuts:
-        return packed(network, batch, self._training.max_tokens_per_micro_batch, self._ranks)
+    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> Cuts:
+        budget = self._training.max_tokens_per_micro_batch
+        return packed(network, batch, budget, self._ranks, unit)
 
     def _made_optimizer(self) -> Optimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""

@@ -73,14 +73,6 @@ class Network:
         self.multiple = parallel.cp * (parallel.tp if self._sequence_parallel else 1)
 
     @property
-    def computes(self) -> frozenset[str]:
-        """The outputs that it can be asked for."""
-        if self.head == "value":
-            return frozenset({"values"})
-        of_reference = {"ref_log_probs"} if self.adapter is not None else set()
-        return frozenset({"log_probs", "entropies", "sum_pi_squared"} | of_reference)
-
-    @property
     def tied(self) -> bool:
         """Whether the output layer is the embedding."""
         return self.architecture.tied and self.head == "lm"

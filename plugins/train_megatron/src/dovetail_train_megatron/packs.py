@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.training import Samples, Scored, packed_parts, rows_of
 
 
@@ -74,7 +75,9 @@ def make_pack(micro_batch: Batch, multiple: int) -> Pack:
     )
 
 
-def cut(batch: Batch, budget: int, quadratic: float, at_least: int = 1) -> list[np.ndarray]:
+def cut(
+    batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
+) -> list[np.ndarray]:
     """Rows of each micro-batch: within the budget, of balanced cost, every sample in exactly one.
 
     Args:
@@ -82,8 +85,9 @@ def cut(batch: Batch, budget: int, quadratic: float, at_least: int = 1) -> list[
         budget: tokens of one micro-batch; a sample that alone exceeds it gets one to itself.
         quadratic: a sample of n tokens costs n · (1 + quadratic · n).
         at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.
+        unit: samples that stay together.
     """
-    samples = Samples.of(batch)
+    samples = Samples.of(batch, unit)
     parts = (
         packed_parts(samples, budget, quadratic, at_least, shared=False)
         if len(samples.active)

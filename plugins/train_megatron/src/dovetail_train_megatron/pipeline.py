@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.numerics import Objective, ObjectiveTerm
+from dovetail.interfaces import ObjectiveTerm
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.packs import Pack
@@ -39,7 +39,7 @@ def score(
 def descend(
     network: Network,
     packs: Sequence[Pack],
-    goal: Objective,
+    outputs: frozenset[str],
     term_of: Callable[[int, Scores], ObjectiveTerm],
     module: Any,
 ) -> list[ObjectiveTerm]:
@@ -48,7 +48,7 @@ def descend(
     Args:
         network: the stage.
         packs: as many on every rank.
-        goal: says which scores are needed.
+        outputs: names of the scores that are needed.
         term_of: the objective's term of the i-th pack, from its scores.
         module: the network's, within Megatron's wrapper.
 
@@ -59,7 +59,7 @@ def descend(
 
     def loss(hidden: Tensor, pack: Pack) -> Any:
         def found(output: Tensor) -> tuple[Tensor, Tensor, ObjectiveTerm]:
-            scores = network.scores(output, pack, goal.outputs)
+            scores = network.scores(output, pack, outputs)
             term = term_of(numbers[id(pack)], scores)
             total = term.loss
             if not total.requires_grad:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.errors import ConfigError
-from dovetail.numerics import Objective
-from dovetail.training import Ranks, token_places
+from dovetail.dispatch import Unit
+from dovetail.interfaces import Objective, ObjectiveSpec
+from dovetail.training import Ranks, failing_rows, token_places
 from dovetail_train_megatron import pipeline
-from dovetail_train_megatron.network import HEADS, Network
+from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.packs import Pack, cut, make_pack
 from dovetail_train_megatron.pipeline import Scores
 
@@ -32,33 +32,15 @@ class Cuts:
     """Those samples end to end."""
 
 
-def check_computes(network: Network, outputs: frozenset[str], role: str) -> None:
-    """Refuse outputs that the model of a role can't give.
-
-    Raises:
-        ConfigError: names the output, and what there is.
-    """
-    unknown = sorted(outputs - network.computes)
-    if not unknown:
-        return
-    hints = {
-        REFERENCE: "it scores as its own reference only with lora in its engine's section",
-        "values": "values come from the role critic",
-    }
-    raise ConfigError(
-        f"engine 'megatron' of role {role!r} can't compute {unknown[0]!r}: its model ends in "
-        f"{HEADS[network.head]}, which gives {', '.join(sorted(network.computes))}",
-        hint=hints.get(unknown[0]),
-    )
-
-
-def packed(network: Network, batch: Batch, budget: int, ranks: Ranks) -> Cuts:
+def packed(
+    network: Network, batch: Batch, budget: int, ranks: Ranks, unit: Unit = "sample"
+) -> Cuts:
     """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
     quadratic = network.architecture.quadratic()
-    rows = cut(batch, budget, quadratic)
+    rows = cut(batch, budget, quadratic, unit=unit)
     most = ranks.largest(len(rows))
     if len(rows) != most:
-        rows = cut(batch, budget, quadratic, at_least=most)
+        rows = cut(batch, budget, quadratic, at_least=most, unit=unit)
     packs = [make_pack(batch.take(own), network.multiple) for own in rows]
     return Cuts(rows=rows, packs=packs)
 
@@ -76,23 +58,20 @@ def scored(network: Network, batch: Batch, cuts: Cuts, outputs: frozenset[str]) 
     )
 
 
-def failing_rows(
+def all_failing_rows(
     network: Network,
     goal: Objective,
+    spec: ObjectiveSpec,
     batch: Batch,
     denominators: Mapping[str, float],
     cuts: Cuts,
 ) -> list[int]:
     """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
     failing: list[int] = []
-    for rows, scores in _all_scores(network, cuts, goal.outputs):
+    for rows, scores in _all_scores(network, cuts, spec.output_names):
         micro_batch = batch.take(rows)
-        offsets = micro_batch["response_mask"].offsets
-        for i, row in enumerate(rows.tolist()):
-            tokens = slice(int(offsets[i]), int(offsets[i + 1]))
-            alone = {name: values[tokens] for name, values in scores.items()}
-            if not goal(alone, micro_batch.slice(i, i + 1), denominators).finite:
-                failing.append(row)
+        found = failing_rows(goal, spec, micro_batch, scores, denominators)
+        failing += rows[found].tolist()
     return sorted(failing)
 
 

@@ -25,6 +25,7 @@ SUITES = {
     "engine": "EngineConformance",
     "kl_controller": "KlControllerConformance",
     "loss_aggregation": "LossAggregationConformance",
+    "objective": "ObjectiveConformance",
     "policy_loss": "PolicyLossConformance",
     "preflight": "PreflightConformance",
     "preset": "PresetConformance",

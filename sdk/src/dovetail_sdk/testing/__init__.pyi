@@ -7,6 +7,11 @@ from .failing_reward import (
 )
 from .fake_server import FakeServer as FakeServer
 from .groups import SimulatedGroup as SimulatedGroup
+from .objectives import (
+    ObjectiveUpdate as ObjectiveUpdate,
+    spec_of as spec_of,
+    update_of as update_of,
+)
 from .processes import (
     ProcessRanks as ProcessRanks,
     Rank as Rank,

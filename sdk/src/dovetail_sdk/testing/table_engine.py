@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.errors import ConfigError, WeightSyncError
+from dovetail.errors import WeightSyncError
 from dovetail.interfaces import (
-    AnyObjectiveSpec,
+    OUTPUTS,
+    ObjectiveSpec,
+    OutputSpec,
     PluginContext,
     TensorSpec,
     TrainEngine,
@@ -24,7 +26,7 @@ from dovetail.interfaces import (
 from dovetail.metrics import Metric
 from dovetail.numerics import resolve_metrics
 from dovetail.sections import EngineSection
-from dovetail.training import build_objective
+from dovetail.training import build_objective, check_outputs, prepare_mini_batch
 
 COMPUTES = frozenset({"log_probs", "entropies"})
 VOCABULARY = 512
@@ -41,9 +43,14 @@ class TableEngine(TrainEngine):
     """
 
     name: ClassVar[str] = "table"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
     Config = EngineSection
+
+    @classmethod
+    def outputs(cls, config: Any, head: Literal["lm", "value"]) -> Mapping[str, OutputSpec]:
+        """`log_probs` and `entropies`, whatever the head."""
+        return {name: OUTPUTS[name] for name in COMPUTES}
 
     def __init__(self, config: Any = None, context: PluginContext | None = None) -> None:
         super().__init__(config or EngineSection(name=self.name), context or PluginContext())
@@ -60,11 +67,13 @@ class TableEngine(TrainEngine):
         }
         return Batch(columns, length=len(batch))
 
-    def update(self, mini_batch: Batch, objective: AnyObjectiveSpec) -> Mapping[str, Metric]:
+    def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         goal = build_objective(objective, seed=self.context.seed)
-        prepared = goal.prepare(mini_batch, self.context.reduction)
-        denominators = goal.denominators(prepared, self.context.reduction)
-        term = goal(self._scores(prepared, goal.outputs), prepared, denominators)
+        prepared, denominators = prepare_mini_batch(
+            goal, objective, mini_batch, self.context.reduction
+        )
+        scores = self._scores(prepared, objective.output_names)
+        term = goal.term(scores, prepared, denominators, objective.scalars)
         (gradient_V,) = torch.autograd.grad(term.loss, [self.logits_V])
         rate = self.context.training.optim.lr if self.context.training else 1.0
         with torch.no_grad():
@@ -93,11 +102,7 @@ class TableEngine(TrainEngine):
 
     def _scores(self, batch: Batch, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
         """float32 [T] each."""
-        unknown = sorted(outputs - COMPUTES)
-        if unknown:
-            raise ConfigError(
-                f"a table can't compute {unknown[0]!r}; it gives {', '.join(sorted(COMPUTES))}"
-            )
+        check_outputs(type(self), self.config, self.context.head, self.context.role, outputs)
         responses = batch["response_ids"]
         temperature_T = torch.from_numpy(
             np.repeat(np.asarray(batch["temperature"]), np.diff(responses.offsets))

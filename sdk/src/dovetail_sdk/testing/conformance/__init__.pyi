@@ -1,6 +1,7 @@
 from .advantage import AdvantageConformance as AdvantageConformance
 from .engine import EngineConformance as EngineConformance
 from .loss_aggregation import LossAggregationConformance as LossAggregationConformance
+from .objective import ObjectiveConformance as ObjectiveConformance
 from .plugin import PluginConformance as PluginConformance
 from .policy_loss import PolicyLossConformance as PolicyLossConformance
 from .preset import PresetConformance as PresetConformance

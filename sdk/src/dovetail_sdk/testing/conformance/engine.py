@@ -11,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.errors import NumericsError
-from dovetail.interfaces import PluginRef
 from dovetail.metrics import values
-from dovetail_sdk.testing import covariance_loss
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
+from dovetail_sdk.testing import covariance_loss, pair_objective
 from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 
 
@@ -70,13 +71,8 @@ class EngineConformance(ValueRoleConformance):
     def test_columns_that_a_loss_prepares_do_not_depend_on_micro_batches(
         self, model_directory: Path
     ) -> None:
-        loss = PluginRef(
-            kind="policy_loss",
-            name="CovarianceLoss",
-            path=covariance_loss.__file__,
-            attribute="CovarianceLoss",
-        )
-        objective = attrs.evolve(self.objective(), policy_loss=loss, requires=frozenset())
+        loss = PluginSection(path=covariance_loss.__file__, attribute="CovarianceLoss")
+        objective = objective_spec("policy", policy_loss=loss, old_log_probs_from_current=True)
         batch = self.batch(7)
         old = np.random.default_rng(7).uniform(-6, -4, len(batch["response_ids"].values))
         batch = batch.with_columns(
@@ -89,6 +85,21 @@ class EngineConformance(ValueRoleConformance):
         self.assert_close(small, large)
         plain = self.after_updates(model_directory, 4096, batch, 1)
         assert any(not torch.equal(plain[name], large[name]) for name in plain)
+
+    def test_pairs_that_an_objective_compares_stay_together(self, model_directory: Path) -> None:
+        section = PluginSection(path=pair_objective.__file__, attribute="PairMargin")
+        objective = objective_spec(section)
+        batch = self.batch(9, size=12)
+        pairs = {"pair_id": np.arange(12) % 6, "preferred": np.arange(12) < 6}
+        batch = batch.with_columns(pairs)
+        small, large = (
+            self.after_updates(model_directory, budget, batch, 1, objective)
+            for budget in (24, 4096)
+        )
+        self.assert_close(small, large)
+        turned = batch.with_columns({"preferred": np.arange(12) >= 6})
+        other = self.after_updates(model_directory, 4096, turned, 1, objective)
+        assert any(not torch.equal(other[name], large[name]) for name in other)
 
     @pytest.mark.parametrize("what", ["advantages", "loss"])
     def test_a_number_that_is_not_finite_stops_the_update_before_any_weight_changes(

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef, TrainEngine
-from dovetail.plugins import make_plugin
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.plugins import make_plugin, objective_spec
+from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
@@ -91,11 +91,10 @@ class EngineCases(PluginConformance):
 
     def objective(self) -> ObjectiveSpec:
         """A policy gradient with the mean over tokens."""
-        return ObjectiveSpec(
-            policy_loss=PluginRef(kind="policy_loss", name=self.policy_loss),
-            loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
+        return objective_spec(
+            "policy",
+            policy_loss=PluginSection(name=self.policy_loss),
             old_log_probs_from_current=True,
-            requires=frozenset({"advantages"}),
         )
 
     def received(self, engine: TrainEngine, version: int = 1) -> Weights:

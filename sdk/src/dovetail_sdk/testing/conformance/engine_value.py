@@ -11,8 +11,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from dovetail.batch import Batch
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces import PluginRef, TrainEngine, ValueObjectiveSpec
+from dovetail.interfaces import ObjectiveSpec, TrainEngine
 from dovetail.metrics import values
+from dovetail.plugins import objective_spec
 from dovetail_sdk.testing.conformance.engine_cases import EngineCases
 from dovetail_sdk.testing.tiny import tiny_model
 
@@ -38,10 +39,9 @@ class ValueRoleConformance(EngineCases):
         tokenizer.save_pretrained(str(directory))
         return directory
 
-    def value_objective(self) -> ValueObjectiveSpec:
+    def value_objective(self) -> ObjectiveSpec:
         """The clipped value loss with the mean over tokens."""
-        aggregation = PluginRef(kind="loss_aggregation", name="token_mean")
-        return ValueObjectiveSpec(loss_aggregation=aggregation, clip=CLIP)
+        return objective_spec("value", clip=CLIP)
 
     def values(self, engine: TrainEngine, batch: Batch) -> np.ndarray:
         """float32 [T]: what the engine says of every token."""

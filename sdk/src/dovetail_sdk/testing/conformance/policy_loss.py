@@ -7,7 +7,7 @@ mini-batch, cut into micro-batches, spread over ranks, aggregated. N samples, T 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -17,20 +17,19 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import (
     LocalReduction,
-    LossAggregation,
     LossInputs,
-    ObjectiveSpec,
+    Objective,
     PluginContext,
     PluginRef,
     PolicyLoss,
     Reduction,
 )
 from dovetail.metrics import Metric, merge_metrics, values
-from dovetail.numerics import resolve_metrics
-from dovetail.numerics.policy_objective import PolicyObjective
-from dovetail.plugins import make_plugin
+from dovetail.plugins import load_plugin_class, make_plugin, ref_for
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing.conformance.advantage_batches import beside, inner_of
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.objectives import update_of
 from dovetail_sdk.testing.ranks import on_ranks
 
 LENGTHS = (3, 7, 0, 5, 1, 9, 4, 6)
@@ -100,49 +99,36 @@ class PolicyLossConformance(PluginConformance):
 
     # How the suite runs it
 
-    def objective(self) -> PolicyObjective:
-        """The loss in its objective, with the aggregation that it prescribes, or `token_mean`."""
-        aggregation = PluginRef(
-            kind="loss_aggregation", name=self.plugin.aggregation or "token_mean"
+    def objective(self) -> Objective:
+        """The loss in the objective `policy`, with the aggregation that it prescribes, or `token_mean`."""
+        of_policies: Any = load_plugin_class(PluginRef(kind="objective", name="policy"))
+        section = PluginSection(name=self.plugin.aggregation or "token_mean")
+        aggregation = make_plugin(ref_for("loss_aggregation", section), PluginContext())
+        parts = (self.make(), aggregation, None)
+        own = {"parts": classmethod(lambda *_: parts)}
+        objective: Objective = type("OfTheLoss", (of_policies,), own)(
+            of_policies.Config(name="policy"), PluginContext()
         )
-        spec = ObjectiveSpec(
-            policy_loss=PluginRef(kind="policy_loss", name=self.plugin.name),
-            loss_aggregation=aggregation,
-        )
-        return PolicyObjective(
-            spec, self.make(), cast("LossAggregation", make_plugin(aggregation, PluginContext()))
-        )
+        return objective
 
     def update(
         self,
         mini_batch: Batch,
         parts: Sequence[Sequence[int]] | None = None,
         reduction: Reduction | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: Any = np.float32,
         shift: np.ndarray | float = 0.0,
     ) -> Update:
         """Loss, gradient and metrics of this rank's part of a mini-batch, cut into parts (rows); `shift` moves log-probabilities."""
         goal = self.objective()
-        prepared = goal.prepare(mini_batch, reduction)
-        denominators = goal.denominators(prepared, reduction)
-        rows: list[np.ndarray] = [np.empty(0)] * len(mini_batch)
-        loss, metrics = 0.0, []
-        for part in parts or [range(len(mini_batch))]:
-            micro_batch = prepared.take(np.array(part))
-            outputs = {
-                name: torch.tensor(micro_batch[name].values, dtype=dtype) for name in goal.outputs
-            }
-            moved_T = outputs["log_probs"] + torch.as_tensor(shift, dtype=dtype)
-            outputs["log_probs"] = moved_T.requires_grad_()
-            term = goal(outputs, micro_batch, denominators)
-            (gradient_T,) = torch.autograd.grad(term.loss, moved_T)
-            for row, gradient in zip(
-                part, micro_batch["log_probs"].with_values(gradient_T.numpy()), strict=True
-            ):
-                rows[row] = gradient
-            loss += term.loss.item()
-            metrics.append(term.metrics)
-        return Update(loss=loss, gradient=rows, metrics=resolve_metrics(metrics))
+        outputs = {
+            output.name: mini_batch[output.name].values.astype(dtype)
+            for output in goal.outputs(goal.config)
+        }
+        outputs["log_probs"] = outputs["log_probs"] + dtype(shift)
+        found = update_of(goal, mini_batch, outputs, parts=parts, reduction=reduction)
+        gradient = mini_batch["log_probs"].with_values(found.gradients["log_probs"])
+        return Update(loss=found.loss, gradient=list(gradient), metrics=found.metrics)
 
     def inputs(self, mini_batch: Batch, dtype: torch.dtype = torch.float32) -> LossInputs:
         """All samples as `token_losses` sees them: masked tokens hold 0, and `prepare` has made its columns."""
@@ -274,11 +260,11 @@ class PolicyLossConformance(PluginConformance):
             pytest.skip("a stop-gradient of this loss shows in its value (`smooth` is not set)")
         batch = self.mini_batch(8)
         tokens, step = len(batch["log_probs"].values), 1e-6
-        gradient = np.concatenate(self.update(batch, dtype=torch.float64).gradient)
+        gradient = np.concatenate(self.update(batch, dtype=np.float64).gradient)
         for token in range(tokens):
             move = np.zeros(tokens)
             move[token] = step
             up, down = (
-                self.update(batch, dtype=torch.float64, shift=sign * move).loss for sign in (1, -1)
+                self.update(batch, dtype=np.float64, shift=sign * move).loss for sign in (1, -1)
             )
             assert (up - down) / (2 * step) == pytest.approx(gradient[token], rel=1e-4, abs=1e-7)

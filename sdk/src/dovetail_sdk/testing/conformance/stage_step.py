@@ -146,7 +146,7 @@ def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:
     """
     needed = ("prompt_ids", "response_ids", "response_mask", "temperature")
     batch.require(needed, f"a forward pass of {role}")
-    if unknown := sorted(outputs - OUTPUTS):
+    if unknown := sorted(outputs - OUTPUTS.keys()):
         raise ConfigError(
             f"a model does not give {unknown[0]!r}; expected one of {sorted(OUTPUTS)}"
         )

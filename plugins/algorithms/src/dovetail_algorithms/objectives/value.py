@@ -9,51 +9,71 @@ are the loss aggregation's. Legend: N samples, T response tokens, packed end to 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
-from dovetail.interfaces.objective import ValueObjectiveSpec
-from dovetail.interfaces.policy_loss import LossAggregation
-from dovetail.metrics import Metric
-from dovetail.numerics.deferred import mean_metric
-from dovetail.numerics.explained_variance import ExplainedVariance
-from dovetail.numerics.objective import (
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import (
+    OUTPUTS,
+    LossAggregation,
     Objective,
     ObjectiveTerm,
-    all_finite,
-    loss_share,
-    metric_weight,
+    OutputSpec,
+    PluginContext,
+    Reduction,
 )
-from dovetail.numerics.token_columns import on_device, token_column
+from dovetail.metrics import Metric
+from dovetail.numerics import (
+    ExplainedVariance,
+    all_finite,
+    loss_denominators,
+    loss_share,
+    mean_metric,
+    metric_weight,
+    on_device,
+    token_column,
+)
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.objectives import ValueConfig
 
 
 class ValueObjective(Objective):
     """Squared error to the returns, clipped around the values before the step's updates."""
 
-    def __init__(self, spec: ValueObjectiveSpec, aggregation: LossAggregation) -> None:
-        super().__init__(aggregation, "the value objective")
-        self.spec = spec
+    name = "value"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = ValueConfig
 
-    @property
-    def outputs(self) -> frozenset[str]:
-        """`values`."""
-        return self.spec.outputs
+    def __init__(self, config: ValueConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        section = config.loss_aggregation or PluginSection(name="token_mean")
+        made = make_plugin(ref_for("loss_aggregation", section), PluginContext(seed=context.seed))
+        self._aggregation = cast("LossAggregation", made)
 
-    @property
-    def requires(self) -> frozenset[str]:
+    @classmethod
+    def outputs(cls, config: ValueConfig) -> tuple[OutputSpec, ...]:
+        return (OUTPUTS["values"],)
+
+    @classmethod
+    def requires(cls, config: ValueConfig) -> frozenset[str]:
         """`response_mask`, `values` before the update, and `returns`: a ragged column, or one number a sample."""
-        return self.spec.requires
+        return frozenset({"response_mask", "values", "returns"})
 
-    def __call__(
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        return loss_denominators(self._aggregation, mini_batch, reduction)
+
+    def term(
         self,
         outputs: Mapping[str, Float[Tensor, "T"]],
         micro_batch: Batch,
         denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
         """As in `Objective`. Metrics: `critic/value_loss`, `critic/value_clip_frac` (tokens whose loss is the clipped
         one), `critic/value_mean`, `critic/return_mean`, `critic/value_error` (mean of |V − R|), and
@@ -73,9 +93,9 @@ class ValueObjective(Objective):
             "critic/value_error": mean_metric(error_T.abs(), mask_T, count),
             "critic/explained_variance": _explained(micro_batch, mask),
         }
-        if self.spec.clip is not None:
+        if self.config.clip is not None:
             old_T = token_column(micro_batch, "values", mask, mask_T, values_T)
-            near_T = torch.clamp(values_T, old_T - self.spec.clip, old_T + self.spec.clip)
+            near_T = torch.clamp(values_T, old_T - self.config.clip, old_T + self.config.clip)
             clipped_T = (near_T - returns_T).square()
             held_T = clipped_T.detach() > squares_T.detach()
             metrics["critic/value_clip_frac"] = mean_metric(held_T, mask_T, count)

@@ -4,26 +4,27 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import (
     Correction,
-    KlTerm,
-    ObjectiveSpec,
+    LocalReduction,
     PluginContext,
-    PluginRef,
     PolicyLoss,
     RolloutCorrection,
     TokenLosses,
 )
 from dovetail.metrics import values
-from dovetail.numerics import mean_metric, resolve_metrics
+from dovetail.numerics import mean_metric
 from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean
-from dovetail.numerics.policy_objective import PolicyObjective
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
 from dovetail.training import build_objective
+from dovetail_algorithms.config.objectives import PolicyConfig
+from dovetail_algorithms.objectives.policy import PolicyObjective
+from dovetail_sdk.testing import update_of
 
 LENGTHS = [3, 0, 5, 1, 4]
 OFFSETS = np.concatenate([[0], np.cumsum(LENGTHS)])
@@ -118,21 +119,28 @@ class Truncated(RolloutCorrection):
         )
 
 
-def objective(loss=Plain, aggregation=TokenMean, mode=None, **spec):
-    spec = ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name=loss.name),
-        loss_aggregation=PluginRef(kind="loss_aggregation", name=aggregation.name),
-        **spec,
-    )
-    correction = None
-    if mode is not None:
-        correction = Truncated(Truncated.Config(attribute=mode), PluginContext())
-    return PolicyObjective(
-        spec,
-        loss(loss.Config(), PluginContext()),
-        aggregation(aggregation.Config(), PluginContext()),
-        correction,
-    )
+class Bypass(Truncated):
+    """The same in bypass mode."""
+
+    @classmethod
+    def mode(cls, config):
+        return "bypass"
+
+
+SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
+
+
+def objective(loss=Plain, aggregation=TokenMean, mode=None, **settings):
+    class Made(PolicyObjective):
+        @classmethod
+        def parts(cls, config, context):
+            correction = None
+            if mode is not None:
+                correction = Truncated(Truncated.Config(attribute=mode), PluginContext())
+            of = (loss, aggregation)
+            return *(plugin(plugin.Config(), PluginContext()) for plugin in of), correction
+
+    return Made(PolicyConfig(name="policy", **settings), PluginContext())
 
 
 def mini_batch(seed=0):
@@ -154,26 +162,11 @@ def mini_batch(seed=0):
 
 def run(goal, batch, parts=((0, 1, 2, 3, 4),)):
     """Loss, gradients of log-probabilities and entropies, and metrics, with the samples cut into parts."""
-    outputs = {
-        name: torch.tensor(batch[name].values, requires_grad=True)
-        for name in ("log_probs", "entropies")
-    }
-    read = batch.select(sorted(goal.requires))
-    prepared = goal.prepare(read)
-    denominators = goal.denominators(prepared)
-    terms = []
-    for part in parts:
-        places = torch.cat([torch.arange(OFFSETS[i], OFFSETS[i + 1]) for i in part])
-        chosen = {name: outputs[name][places] for name in goal.outputs}
-        terms.append(goal(chosen, prepared.take(np.array(part)), denominators))
-    loss = sum(term.loss for term in terms)
-    loss.backward()
-    assert all(bool(term.finite) for term in terms)
-    grads = {
-        name: np.zeros(OFFSETS[-1]) if tensor.grad is None else tensor.grad.numpy()
-        for name, tensor in outputs.items()
-    }
-    return loss.item(), grads, values(resolve_metrics([term.metrics for term in terms]))
+    outputs = {name: batch[name].values for name in ("log_probs", "entropies")}
+    read = batch.select(sorted(goal.requires(goal.config)))
+    found = update_of(goal, read, outputs, parts=parts, scalars=SCALARS)
+    assert found.finite
+    return found.loss, found.gradients, values(found.metrics)
 
 
 def flat(batch, name):
@@ -185,8 +178,8 @@ def flat(batch, name):
 
 def test_a_loss_gets_the_current_entropies_with_gradient():
     goal, batch = objective(Curious), mini_batch()
-    assert goal.outputs == {"log_probs", "entropies"}
-    assert goal.requires == {"response_mask", "old_log_probs", "sample_id"}
+    assert {output.name for output in goal.outputs(goal.config)} == {"log_probs", "entropies"}
+    assert goal.requires(goal.config) == {"response_mask", "old_log_probs", "sample_id"}
     loss, grads, metrics = run(goal, batch)
     mask = batch["response_mask"].values
     centred = flat(batch, "old_log_probs") - flat(batch, "old_log_probs")[mask].mean()
@@ -201,7 +194,7 @@ def test_a_loss_gets_the_current_entropies_with_gradient():
 @pytest.mark.parametrize("loss", [Curious, Plain, Ratio])
 @pytest.mark.parametrize("mode", [None, "decoupled", "bypass"])
 def test_nothing_depends_on_the_cut(loss, mode, parts):
-    goal = objective(loss, SeqMeanTokenMean, mode, weighted=mode is None, entropy_coef=0.1)
+    goal = objective(loss, SeqMeanTokenMean, mode, weighted=mode is None, entropy=True)
     whole, cut = run(goal, mini_batch()), run(goal, mini_batch(), parts)
     assert math.isclose(whole[0], cut[0], rel_tol=1e-5)
     for name, grad in whole[1].items():
@@ -219,7 +212,7 @@ def test_a_loss_prepares_its_columns_over_the_whole_mini_batch_and_all_ranks():
             return values_ * 2
 
     goal, batch = objective(Curious), mini_batch()
-    one, other = (goal.prepare(batch, reduction) for reduction in (None, Doubled()))
+    one, other = (goal.prepare(batch, reduction) for reduction in (LocalReduction(), Doubled()))
     np.testing.assert_allclose(
         one["prepared.centred"].values, other["prepared.centred"].values, atol=1e-6
     )
@@ -233,13 +226,13 @@ def test_a_prepared_column_must_be_ragged():
             return {"centred": np.zeros(5)}
 
     with pytest.raises(ColumnError, match="prepared 'centred' as ndarray"):
-        objective(Wrong).prepare(mini_batch())
+        objective(Wrong).prepare(mini_batch(), LocalReduction())
 
 
 def test_weights_made_before_the_update_multiply_the_policy_loss_alone():
     batch = mini_batch()
-    goal = objective(weighted=True, kl=KlTerm(estimator="k2", coef=0.5), entropy_coef=0.1)
-    assert {"rollout_is_weights", "ref_log_probs"} <= goal.requires
+    goal = objective(weighted=True, kl="k2", entropy=True)
+    assert {"rollout_is_weights", "ref_log_probs"} <= goal.requires(goal.config)
     _, grads, _ = run(goal, batch)
     mask = batch["response_mask"].values
     away = flat(batch, "log_probs") - flat(batch, "ref_log_probs")
@@ -256,7 +249,7 @@ def test_weights_made_before_the_update_multiply_the_policy_loss_alone():
 )
 def test_the_correction_is_its_definition(seed, loss, mode):
     batch = mini_batch(seed)
-    goal = objective(loss, mode=mode, kl=KlTerm(estimator="k2", coef=0.5))
+    goal = objective(loss, mode=mode, kl="k2")
     _, grads, metrics = run(goal, batch)
     mask, log_probs = batch["response_mask"].values, flat(batch, "log_probs")
     ratio = np.exp(log_probs - flat(batch, "rollout_log_probs"))
@@ -274,7 +267,9 @@ def test_the_correction_is_its_definition(seed, loss, mode):
     count = max(mask.sum(), 1)
     np.testing.assert_allclose(grads["log_probs"], expected / count, rtol=1e-3, atol=1e-5)
     assert ("rollout_corr/ratio" in metrics) == (mode != "disabled" and mask.any())
-    assert ("rollout_log_probs" in goal.requires) == (mode != "disabled" or loss is Anchored)
+    assert ("rollout_log_probs" in goal.requires(goal.config)) == (
+        mode != "disabled" or loss is Anchored
+    )
 
 
 def test_the_correction_does_not_look_at_masked_tokens():
@@ -295,19 +290,13 @@ def test_the_correction_does_not_look_at_masked_tokens():
 
 
 def test_it_is_all_built_from_files_too():
-    def ref(kind, cls, **config):
-        config = cls.Config(path=__file__, **config)
-        return PluginRef(
-            kind=kind, name=cls.__name__, path=__file__, attribute=cls.__name__, config=config
-        )
-
-    spec = ObjectiveSpec(
-        policy_loss=ref("policy_loss", Plain, attribute="Plain"),
-        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
-        correction=ref("rollout_correction", Truncated, attribute="bypass"),
+    spec = objective_spec(
+        "policy",
+        policy_loss=PluginSection(path=__file__, attribute="Plain"),
+        correction=PluginSection(path=__file__, attribute="Bypass"),
     )
     goal = build_objective(spec)
-    assert goal.requires == {"response_mask", "advantages", "rollout_log_probs"}
+    assert spec.requires == {"response_mask", "advantages", "rollout_log_probs"}
     direct = run(objective(mode="bypass"), mini_batch())
     built = run(goal, mini_batch())
     assert built[0] == direct[0]

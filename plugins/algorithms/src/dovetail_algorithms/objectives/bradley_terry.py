@@ -1,4 +1,4 @@
-"""PreferenceObjective: what a reward model minimises, the Bradley–Terry loss of preference pairs.
+"""BradleyTerry: what a reward model minimises, the Bradley–Terry loss of preference pairs.
 
     L = 1/P Σ_p softplus(−(r_w − r_l))
 
@@ -20,60 +20,70 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
-from dovetail.config.builtin import TokenMeanConfig
+from dovetail.batch import Batch, Column, Ragged
 from dovetail.errors import ColumnError
-from dovetail.interfaces.objective import PreferenceObjectiveSpec
-from dovetail.interfaces.plugin import PluginContext, Reduction
-from dovetail.metrics import Metric
-from dovetail.numerics.deferred import mean_metric
-from dovetail.numerics.loss_aggregation import TokenMean
-from dovetail.numerics.objective import (
+from dovetail.interfaces import (
+    OUTPUTS,
     Objective,
     ObjectiveTerm,
-    all_finite,
-    loss_share,
-    metric_weight,
+    OutputSpec,
+    Reduction,
 )
-from dovetail.numerics.token_columns import on_device
+from dovetail.metrics import Metric
+from dovetail.numerics import all_finite, loss_share, mean_metric, metric_weight, on_device
+from dovetail_algorithms.config.objectives import BradleyTerryConfig
 
 
-class PreferenceObjective(Objective):
+class BradleyTerry(Objective):
     """−log σ of how much higher the chosen response is scored than the rejected one."""
 
-    def __init__(self, spec: PreferenceObjectiveSpec) -> None:
-        # one token a sample has a value, so that the mean over tokens is the mean over samples
-        aggregation = TokenMean(TokenMeanConfig(name="token_mean"), PluginContext())
-        super().__init__(aggregation, "the preference objective")
-        self.spec = spec
+    name = "bradley_terry"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = BradleyTerryConfig
+    columns = (
+        Column(
+            "preferred", "bool", "dense", "whether it is its pair's chosen response", "the data"
+        ),
+        Column(
+            "other_scores",
+            "float32",
+            "dense",
+            "score of its pair's other response, under the weights that the update starts from",
+            "with_other_scores",
+        ),
+    )
 
-    @property
-    def outputs(self) -> frozenset[str]:
-        """`values`."""
-        return self.spec.outputs
+    @classmethod
+    def outputs(cls, config: BradleyTerryConfig) -> tuple[OutputSpec, ...]:
+        return (OUTPUTS["values"],)
 
-    @property
-    def requires(self) -> frozenset[str]:
-        """`preferred` bool [N], `other_scores` float32 [N], and `response_mask` with one token a sample."""
-        return self.spec.requires
+    @classmethod
+    def requires(cls, config: BradleyTerryConfig) -> frozenset[str]:
+        """`preferred`, `other_scores` (see `with_other_scores`), and `response_mask` with one token a sample."""
+        return frozenset({"preferred", "other_scores", "response_mask"})
 
-    def prepare(self, mini_batch: Batch, reduction: Reduction | None = None) -> Batch:
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """As in `Objective`.
 
         Raises:
-            ColumnError: a column is missing, or a sample has not exactly one token with mask 1.
-            NumericsError: a score is not finite.
+            ColumnError: a sample has not exactly one token with mask 1.
         """
-        prepared = super().prepare(mini_batch, reduction)
-        _check_one_token(prepared["response_mask"])
-        return prepared
+        _check_one_token(mini_batch["response_mask"])
+        return mini_batch
 
-    def __call__(
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        # One token a sample has a value: this is the number of samples.
+        tokens = np.count_nonzero(mini_batch["response_mask"].values)
+        loss, samples = reduction.sum(np.array([tokens, len(mini_batch)], np.float64)).tolist()
+        return {"loss": loss, "samples": samples}
+
+    def term(
         self,
         outputs: Mapping[str, Float[Tensor, "T"]],
         micro_batch: Batch,
         denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
         """As in `Objective`. Metrics: `reward_model/loss`, `reward_model/accuracy` (share of responses on the right side
         of the other one) and `reward_model/margin` (mean of s_i (r_i − r°_other)).

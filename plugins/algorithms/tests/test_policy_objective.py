@@ -8,19 +8,17 @@ import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.config import builtin
-from dovetail.errors import ColumnError, NumericsError
-from dovetail.interfaces import (
-    KlTerm,
-    ObjectiveSpec,
-    PluginContext,
-    PluginRef,
-    PolicyLoss,
-    TokenLosses,
-)
+from dovetail.errors import ColumnError, ConfigError, NumericsError
+from dovetail.interfaces import LocalReduction, PluginContext, PolicyLoss, TokenLosses
 from dovetail.metrics import Last, Max, Mean, values
 from dovetail.numerics import max_metric, mean_metric, resolve_metrics
 from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean, TokenSum
-from dovetail.numerics.policy_objective import PolicyObjective
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
+from dovetail.training import build_objective, prepare_mini_batch
+from dovetail_algorithms.config.objectives import PolicyConfig
+from dovetail_algorithms.objectives.policy import PolicyObjective
+from dovetail_sdk.testing import spec_of, update_of
 
 
 class Ratio(PolicyLoss):
@@ -45,14 +43,18 @@ class Ratio(PolicyLoss):
 LENGTHS = [3, 0, 5, 1, 4]
 
 
-def objective(aggregation=TokenMean, config=None, **spec):
-    spec = ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="ratio"),
-        loss_aggregation=PluginRef(kind="loss_aggregation", name=aggregation.name),
-        **spec,
-    )
-    plugin = aggregation(config or aggregation.Config(), PluginContext())
-    return PolicyObjective(spec, Ratio(Ratio.Config(), PluginContext()), plugin)
+def objective(aggregation=TokenMean, config=None, **settings):
+    class Made(PolicyObjective):
+        @classmethod
+        def parts(cls, config_, context):
+            made = aggregation(config or aggregation.Config(), PluginContext())
+            return Ratio(Ratio.Config(), PluginContext()), made, None
+
+    return Made(PolicyConfig(name="policy", **settings), PluginContext())
+
+
+def prepared(goal, batch, reduction=None):
+    return prepare_mini_batch(goal, spec_of(goal), batch, reduction or LocalReduction())
 
 
 def mini_batch(seed=0):
@@ -74,24 +76,13 @@ def mini_batch(seed=0):
 
 def run(goal, batch, parts):
     """Loss, gradient of the log-probabilities and metrics, with the samples cut into parts."""
-    denominators = goal.denominators(batch)
-    log_probs = torch.tensor(batch["log_probs"].values, requires_grad=True)
-    offsets = batch["log_probs"].offsets
-    terms = []
-    for part in parts:
-        tokens = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in part])
-        outputs = {
-            "log_probs": log_probs[torch.from_numpy(tokens)],
-            "entropies": torch.tensor(batch["entropies"].values[tokens]),
-        }
-        terms.append(goal(outputs, batch.take(np.array(part)), denominators))
-    loss = sum(term.loss for term in terms)
-    loss.backward()
-    metrics = values(resolve_metrics([term.metrics for term in terms]))
-    return loss.item(), log_probs.grad.numpy(), metrics
+    outputs = {name: batch[name].values for name in ("log_probs", "entropies")}
+    found = update_of(goal, batch, outputs, parts=parts, scalars=SCALARS)
+    return found.loss, found.gradients["log_probs"], values(found.metrics)
 
 
-SPEC = {"kl": KlTerm(estimator="k3", coef=0.5), "entropy_coef": 0.1}
+SETTINGS = {"kl": "k3", "entropy": True}
+SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
 
 
 @pytest.mark.parametrize("aggregation", [TokenMean, TokenSum, SeqMeanTokenMean])
@@ -100,8 +91,8 @@ SPEC = {"kl": KlTerm(estimator="k3", coef=0.5), "entropy_coef": 0.1}
 )
 def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(aggregation, parts):
     batch = mini_batch()
-    loss, grad, metrics = run(objective(aggregation, **SPEC), batch, [range(5)])
-    other_loss, other_grad, other_metrics = run(objective(aggregation, **SPEC), batch, parts)
+    loss, grad, metrics = run(objective(aggregation, **SETTINGS), batch, [range(5)])
+    other_loss, other_grad, other_metrics = run(objective(aggregation, **SETTINGS), batch, parts)
     assert math.isclose(loss, other_loss, rel_tol=1e-5)
     np.testing.assert_allclose(grad, other_grad, rtol=1e-5, atol=1e-7)
     assert metrics.keys() == other_metrics.keys()
@@ -111,7 +102,7 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(aggregation, parts):
 
 def test_the_loss_is_its_definition():
     batch = mini_batch()
-    loss, grad, metrics = run(objective(**SPEC), batch, [range(5)])
+    loss, grad, metrics = run(objective(**SETTINGS), batch, [range(5)])
     mask = batch["response_mask"].values
     get = lambda name: batch[name].values.astype(np.float64)[mask]  # noqa: E731
     advantages = np.repeat(batch["advantages"], LENGTHS)[mask].astype(np.float64)
@@ -137,7 +128,7 @@ def test_the_loss_is_its_definition():
 
 def test_old_log_probs_from_current_need_no_column_and_make_every_ratio_1():
     goal = objective(old_log_probs_from_current=True)
-    assert "old_log_probs" not in goal.requires
+    assert "old_log_probs" not in goal.requires(goal.config)
     _, grad, metrics = run(goal, mini_batch().drop(["old_log_probs"]), [range(5)])
     assert metrics["actor/ratio_mean"] == metrics["actor/ratio_max"] == 1.0
     assert np.abs(grad).max() > 0
@@ -148,7 +139,7 @@ def test_a_mini_batch_without_a_single_token_has_loss_0():
     empty = batch.with_columns(
         {"response_mask": batch["response_mask"].with_values(np.zeros(13, bool))}
     )
-    loss, grad, metrics = run(objective(**SPEC), empty, [range(5)])
+    loss, grad, metrics = run(objective(**SETTINGS), empty, [range(5)])
     assert loss == 0
     assert np.all(grad == 0)
     assert "actor/kl" not in metrics
@@ -157,7 +148,7 @@ def test_a_mini_batch_without_a_single_token_has_loss_0():
 def test_two_ranks_weigh_their_metrics_by_their_samples():
     batch = mini_batch()
     goal = objective()
-    whole = goal.denominators(batch)
+    whole = goal.denominators(batch, LocalReduction())
 
     class Sum:
         def __init__(self, other):
@@ -167,7 +158,7 @@ def test_two_ranks_weigh_their_metrics_by_their_samples():
             return values_ + self.other
 
     first, second = batch.slice(0, 2), batch.slice(2, 5)
-    other = goal.denominators(second)
+    other = goal.denominators(second, LocalReduction())
     assert goal.denominators(first, Sum(np.array([other["loss"], other["samples"]]))) == whole
     constant = objective(TokenSum)
     assert constant.denominators(first, Sum(np.array([1.0, 3.0]))) == {"loss": 1.0, "samples": 5.0}
@@ -175,7 +166,7 @@ def test_two_ranks_weigh_their_metrics_by_their_samples():
 
 def test_a_missing_column_is_named_with_who_needs_it():
     with pytest.raises(ColumnError, match="ref_log_probs"):
-        objective(**SPEC).denominators(mini_batch().drop(["ref_log_probs"]))
+        prepared(objective(**SETTINGS), mini_batch().drop(["ref_log_probs"]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -188,12 +179,12 @@ def test_a_column_that_is_not_finite_names_its_samples(value):
     values_[np.flatnonzero(mask)[-1]] = value
     poisoned = batch.with_columns({"old_log_probs": old.with_values(values_)})
     with pytest.raises(NumericsError, match="'old_log_probs' is not finite in sample") as caught:
-        objective().prepare(poisoned)
+        prepared(objective(), poisoned)
     assert caught.value.sample_ids == ("abcde"[row],)
     advantages = np.array([value, 0, 0, 0, value], np.float32)
     poisoned = poisoned.with_columns({"advantages": advantages})
     with pytest.raises(NumericsError, match="'advantages', 'old_log_probs' are not finite"):
-        objective().prepare(poisoned)
+        prepared(objective(), poisoned)
 
 
 def test_ranks_stop_together():
@@ -202,7 +193,7 @@ def test_ranks_stop_together():
             return values_ + 1
 
     with pytest.raises(NumericsError, match="another rank's part") as caught:
-        objective().prepare(mini_batch(), Both())
+        prepared(objective(), mini_batch(), Both())
     assert caught.value.sample_ids == ()
 
 
@@ -217,7 +208,7 @@ def test_what_masked_tokens_hold_does_not_matter():
     advantages = np.where(np.arange(5) == 1, np.nan, batch["advantages"]).astype("f4")
     spoilt = batch.with_columns({**spoilt, "advantages": advantages})
     clean, dirty = (
-        run(objective(SeqMeanTokenMean, **SPEC), objective(**SPEC).prepare(b), [[0, 1], [2, 3, 4]])
+        run(objective(SeqMeanTokenMean, **SETTINGS), b, [[0, 1], [2, 3, 4]])
         for b in (batch, spoilt)
     )
     assert clean[0] == dirty[0]
@@ -237,8 +228,8 @@ def test_read_only_arrays_from_the_wire_are_fine():
     header, buffers = batch.to_wire()
     received = Batch.from_wire(header, [memoryview(bytes(buffer)) for buffer in buffers])
     assert (
-        run(objective(**SPEC), received, [range(5)])[0]
-        == run(objective(**SPEC), batch, [range(5)])[0]
+        run(objective(**SETTINGS), received, [range(5)])[0]
+        == run(objective(**SETTINGS), batch, [range(5)])[0]
     )
 
 
@@ -258,22 +249,27 @@ def test_metrics_are_fetched_and_merged_whatever_holds_tensors():
     assert resolve_metrics(parts) == {"a": Mean(6.0, 3.0), "b": Max(3.0), "c": Last(8.0)}
 
 
-def test_build_objective_uses_the_index_and_keeps_plugins():
-    from dovetail.training import build_objective
-
+def test_a_scalar_changes_without_building_the_objective_again():
     def spec(coef):
-        return ObjectiveSpec(
-            policy_loss=PluginRef(kind="policy_loss", name="reinforce"),
-            loss_aggregation=PluginRef(
-                kind="loss_aggregation",
-                name="seq_mean_token_sum_norm",
-                config=builtin.SeqMeanTokenSumNormConfig(length=4),
-            ),
-            kl=KlTerm(estimator="k2", coef=coef),
+        aggregation = builtin.SeqMeanTokenSumNormConfig(name="seq_mean_token_sum_norm", length=4)
+        return objective_spec(
+            "policy",
+            scalars={"kl_coef": coef},
+            policy_loss=PluginSection(name="reinforce"),
+            loss_aggregation=aggregation,
+            kl="k2",
         )
 
-    pytest.importorskip("dovetail_algorithms")
-    one, other = build_objective(spec(0.1)), build_objective(spec(0.2))
+    one, other = spec(0.1), spec(0.2)
+    assert build_objective(one) is build_objective(other)
+    assert build_objective(one, seed=1) is not build_objective(other)
     assert one.requires == {"response_mask", "advantages", "ref_log_probs"}
-    assert one._aggregation is other._aggregation
-    assert one.denominators(mini_batch())["loss"] % 4 == 0
+    assert one.scalars == {"kl_coef": 0.1, "entropy_coef": 0.0}
+    denominators = build_objective(one).denominators(mini_batch(), LocalReduction())
+    assert denominators["loss"] % 4 == 0
+
+
+def test_an_unknown_scalar_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="'kl_coeff' is no scalar of objective 'policy'") as it:
+        objective_spec("policy", scalars={"kl_coeff": 0.1})
+    assert "'kl_coef'" in it.value.hint

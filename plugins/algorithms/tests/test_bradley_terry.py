@@ -9,12 +9,15 @@ from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
-from dovetail.interfaces import PreferenceObjectiveSpec
+from dovetail.interfaces import PluginContext
 from dovetail.metrics import values
-from dovetail.numerics import preference_scores, resolve_metrics, with_other_scores
-from dovetail.training import build_objective
-
-SPEC = PreferenceObjectiveSpec()
+from dovetail_algorithms.config.objectives import BradleyTerryConfig
+from dovetail_algorithms.objectives.bradley_terry import (
+    BradleyTerry,
+    preference_scores,
+    with_other_scores,
+)
+from dovetail_sdk.testing import update_of
 
 
 def pairs(scores, order=None, seed=0):
@@ -40,20 +43,12 @@ def pairs(scores, order=None, seed=0):
 
 def run(batch, parts=None):
     """Loss as reported, gradient by the values at the scored tokens, metrics."""
-    goal = build_objective(SPEC)
-    mask = batch["response_mask"]
-    current = torch.tensor(batch["current"].values, requires_grad=True)
-    prepared = goal.prepare(batch)
-    denominators = goal.denominators(prepared)
-    terms = []
-    for part in parts or [list(range(len(batch)))]:
-        places = torch.cat([torch.arange(mask.offsets[i], mask.offsets[i + 1]) for i in part])
-        terms.append(goal({"values": current[places]}, prepared.take(np.array(part)), denominators))
-    sum(term.loss for term in terms).backward()
-    gradient_T = current.grad.numpy()
-    assert not gradient_T[~mask.values].any()
-    metrics = values(resolve_metrics([term.metrics for term in terms]))
-    return metrics["reward_model/loss"], gradient_T[mask.values], metrics
+    goal = BradleyTerry(BradleyTerryConfig(name="bradley_terry"), PluginContext())
+    found = update_of(goal, batch, {"values": batch["current"].values}, parts=parts)
+    mask, gradient_T = batch["response_mask"].values, found.gradients["values"]
+    assert not gradient_T[~mask].any()
+    metrics = values(found.metrics)
+    return metrics["reward_model/loss"], gradient_T[mask], metrics
 
 
 def oracle(batch):
@@ -122,7 +117,7 @@ def test_a_response_is_scored_at_one_token():
     mask = batch["response_mask"]
     nowhere = batch.with_columns({"response_mask": mask.with_values(np.zeros_like(mask.values))})
     with pytest.raises(ColumnError, match="sample 0 has 0 tokens in response_mask"):
-        build_objective(SPEC).prepare(nowhere)
+        run(nowhere)
 
 
 def test_a_score_that_is_not_finite_is_refused_by_name():
@@ -130,9 +125,9 @@ def test_a_score_that_is_not_finite_is_refused_by_name():
         {"other_scores": np.array([0.0, np.nan], np.float32), "sample_id": ["a", "b"]}
     )
     with pytest.raises(NumericsError, match="'other_scores' is not finite in sample b"):
-        build_objective(SPEC).prepare(batch)
+        run(batch)
 
 
 def test_a_column_is_missing():
     with pytest.raises(ColumnError, match="other_scores"):
-        build_objective(SPEC).prepare(pairs([1.0, 0.0]).drop({"other_scores"}))
+        run(pairs([1.0, 0.0]).drop({"other_scores"}))

@@ -9,19 +9,21 @@ from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
-from dovetail.interfaces import PluginRef, ValueObjectiveSpec
+from dovetail.interfaces import LocalReduction, PluginContext
 from dovetail.metrics import merge_metrics, values
-from dovetail.numerics import resolve_metrics
-from dovetail.numerics.explained_variance import ExplainedVariance
-from dovetail.numerics.value_objective import ValueObjective
-from dovetail.training import build_objective
+from dovetail.numerics import ExplainedVariance
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.objectives import ValueConfig
+from dovetail_algorithms.objectives.value import ValueObjective
+from dovetail_sdk.testing import update_of
 
 AGGREGATIONS = ("token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean")
 
 
 def objective(aggregation="token_mean", clip=0.5):
-    ref = PluginRef(kind="loss_aggregation", name=aggregation)
-    return build_objective(ValueObjectiveSpec(loss_aggregation=ref, clip=clip))
+    section = PluginSection(name=aggregation)
+    config = ValueConfig(name="value", loss_aggregation=section, clip=clip)
+    return ValueObjective(config, PluginContext())
 
 
 def mini_batch(seed=0, lengths=(3, 0, 5, 1, 4), *, dense=False, spread=1.0):
@@ -41,17 +43,8 @@ def mini_batch(seed=0, lengths=(3, 0, 5, 1, 4), *, dense=False, spread=1.0):
 
 def run(goal, batch, parts=None):
     """Loss, gradient of the values and metrics, with the samples cut into parts."""
-    offsets = batch["response_mask"].offsets
-    current = torch.tensor(batch["current"].values, requires_grad=True)
-    prepared = goal.prepare(batch)
-    denominators = goal.denominators(prepared)
-    terms = []
-    for part in parts or [list(range(len(batch)))]:
-        places = torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in part])
-        terms.append(goal({"values": current[places]}, prepared.take(np.array(part)), denominators))
-    loss = sum(term.loss for term in terms)
-    loss.backward()
-    return loss.item(), current.grad.numpy(), resolve_metrics([term.metrics for term in terms])
+    found = update_of(goal, batch, {"values": batch["current"].values}, parts=parts)
+    return found.loss, found.gradients["values"], found.metrics
 
 
 def oracle(batch, aggregation, clip):
@@ -169,12 +162,11 @@ def test_without_a_single_token_the_loss_is_0():
 
 def test_bad_input_is_refused():
     batch, goal = mini_batch(), objective()
-    assert isinstance(goal, ValueObjective)
-    with pytest.raises(ColumnError, match="the value objective needs 'returns'"):
-        goal.prepare(batch.drop(["returns"]))
+    with pytest.raises(ColumnError, match="objective 'value' needs 'returns'"):
+        run(goal, batch.drop(["returns"]))
     bad = np.full(5, np.nan, np.float32)
     with pytest.raises(NumericsError, match="'returns' is not finite"):
-        goal.prepare(batch.with_columns({"returns": bad}))
+        run(goal, batch.with_columns({"returns": bad}))
 
 
 def test_a_value_that_is_not_finite_is_told():
@@ -182,11 +174,11 @@ def test_a_value_that_is_not_finite_is_told():
     outputs = torch.tensor(batch["current"].values)
     token = int(np.flatnonzero(batch["response_mask"].values)[0])
     masked = int(np.flatnonzero(~batch["response_mask"].values)[0])
-    denominators = goal.denominators(batch)
+    denominators = goal.denominators(batch, LocalReduction())
     outputs[masked] = torch.nan
-    assert bool(goal({"values": outputs}, batch, denominators).finite)
+    assert bool(goal.term({"values": outputs}, batch, denominators, {}).finite)
     outputs[token] = torch.inf
-    assert not bool(goal({"values": outputs}, batch, denominators).finite)
+    assert not bool(goal.term({"values": outputs}, batch, denominators, {}).finite)
 
 
 @given(

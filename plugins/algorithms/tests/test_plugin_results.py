@@ -10,16 +10,16 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import (
     Correction,
-    ObjectiveSpec,
+    LocalReduction,
     PluginContext,
-    PluginRef,
     PolicyLoss,
     RolloutCorrection,
     TokenLosses,
 )
 from dovetail.numerics.loss_aggregation import TokenMean
-from dovetail.numerics.policy_objective import PolicyObjective
 from dovetail.numerics.rollout_correction import correct_batch
+from dovetail_algorithms.config.objectives import PolicyConfig
+from dovetail_algorithms.objectives.policy import PolicyObjective
 
 OFFSETS = np.array([0, 2, 5])
 LOG_PROBS_T = torch.full((5,), -1.0, requires_grad=True)
@@ -80,18 +80,16 @@ def of(cls, returned):
 
 
 def run(returned=lambda inputs: TokenLosses(losses_T=-inputs.log_probs_T), correction=None):
-    spec = ObjectiveSpec(
-        policy_loss=PluginRef(kind="policy_loss", name="returning"),
-        loss_aggregation=PluginRef(kind="loss_aggregation", name="token_mean"),
-    )
-    goal = PolicyObjective(
-        spec,
-        of(Returning, returned),
-        TokenMean(TokenMean.Config(), PluginContext()),
-        None if correction is None else of(Correcting, correction),
-    )
-    prepared = goal.prepare(batch())
-    return goal({"log_probs": LOG_PROBS_T}, prepared, goal.denominators(prepared))
+    class Made(PolicyObjective):
+        @classmethod
+        def parts(cls, config, context):
+            aggregation = TokenMean(TokenMean.Config(), PluginContext())
+            corrects = None if correction is None else of(Correcting, correction)
+            return of(Returning, returned), aggregation, corrects
+
+    goal = Made(PolicyConfig(name="policy"), PluginContext())
+    denominators = goal.denominators(batch(), LocalReduction())
+    return goal.term({"log_probs": LOG_PROBS_T}, batch(), denominators, goal.scalars)
 
 
 def test_a_column_that_was_not_declared_is_named_with_the_line_that_reads_it():
@@ -102,7 +100,7 @@ def test_a_column_that_was_not_declared_is_named_with_the_line_that_reads_it():
         run(reads)
     line = reads.__code__.co_firstlineno + 1
     assert caught.value.message == (
-        f"policy loss 'returning' ({__file__}:{line}) reads the column 'advantages', which its requires() does not "
+        f"policy_loss/returning (Returning of {__file__}) ({__file__}:{line}) reads the column 'advantages', which its requires() does not "
         "name; it has old_log_probs"
     )
     assert "requires()" in caught.value.hint
@@ -131,7 +129,7 @@ def test_a_column_that_may_be_missing_can_still_be_asked_for():
 def test_a_loss_returns_one_loss_a_token(returned, words, mend):
     with pytest.raises(PluginBrokenError) as caught:
         run(returned)
-    assert "policy loss 'returning'" in caught.value.message
+    assert "policy_loss/returning" in caught.value.message
     assert f"({__file__}:{Returning.token_losses.__code__.co_firstlineno})" in caught.value.message
     assert words in caught.value.message
     assert mend in caught.value.hint

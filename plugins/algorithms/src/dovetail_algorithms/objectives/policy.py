@@ -1,4 +1,4 @@
-"""PolicyObjective: what a policy minimises, built from an ObjectiveSpec in the worker that uses it.
+"""PolicyObjective: what a policy minimises.
 
     loss = Σ w · policy loss / D  +  c_kl · Σ KL / D  −  c_entropy · Σ entropy / D
 
@@ -9,35 +9,45 @@ the rollout correction, where there is one. Legend: N samples, T response tokens
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import attrs
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import LocalReduction, Reduction
-from dovetail.interfaces.policy_loss import LossAggregation, LossInputs, PolicyLoss
-from dovetail.interfaces.rollout_correction import CorrectionInputs, RolloutCorrection
-from dovetail.metrics import Metric
-from dovetail.numerics.deferred import mean_metric
-from dovetail.numerics.kl import estimate_kl
-from dovetail.numerics.objective import (
+from dovetail.interfaces import (
+    OUTPUTS,
+    CorrectionInputs,
+    LocalReduction,
+    LossAggregation,
+    LossInputs,
     Objective,
     ObjectiveTerm,
-    all_finite,
-    loss_share,
-    metric_weight,
+    OutputSpec,
+    PluginContext,
+    PolicyLoss,
+    Reduction,
+    RolloutCorrection,
 )
-from dovetail.numerics.plugin_results import (
+from dovetail.metrics import Metric
+from dovetail.numerics import (
     DeclaredColumns,
+    all_finite,
     check_correction,
     check_losses,
-    title_of_loss,
+    estimate_kl,
+    loss_denominators,
+    loss_share,
+    mean_metric,
+    metric_weight,
+    on_device,
+    token_column,
 )
-from dovetail.numerics.token_columns import on_device, token_column
+from dovetail.plugins import make_plugin, ref_for, title_of
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.objectives import PolicyConfig
 
 PREPARED = "prepared."
 """Prefix under which the columns of a loss's `prepare` travel in the batch; the loss sees them without it."""
@@ -62,60 +72,73 @@ class _Tokens:
 class PolicyObjective(Objective):
     """Policy loss, KL penalty and entropy bonus, with the rollout correction within the update where there is one."""
 
-    def __init__(
-        self,
-        spec: ObjectiveSpec,
-        policy_loss: PolicyLoss,
-        aggregation: LossAggregation,
-        correction: RolloutCorrection | None = None,
-    ) -> None:
-        super().__init__(aggregation, f"the objective with policy loss {spec.policy_loss.name!r}")
-        self.spec = spec
-        self._loss = policy_loss
-        self._title = title_of_loss(spec.policy_loss)
-        cls, config = type(policy_loss), policy_loss.config
-        wanted = cls.requires(config)
+    name = "policy"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = PolicyConfig
+    scalars: ClassVar[Mapping[str, float]] = {"kl_coef": 0.0, "entropy_coef": 0.0}
+
+    def __init__(self, config: PolicyConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._loss, self._aggregation, correction = self.parts(config, context)
+        self._title = title_of("policy_loss", self._loss)
+        wanted = self._loss.requires(self._loss.config)
         self._loss_outputs = wanted & OF_THE_ENGINE
         self._loss_columns = wanted - OF_THE_ENGINE - {"response_mask"}
-        self._prepares = cls.prepares(config)
-        mode = type(correction).mode(correction.config) if correction is not None else "disabled"
+        mode = "disabled" if correction is None else correction.mode(correction.config)
         self._correction = None if mode == "disabled" else correction
         # A loss with a ratio to the rollout policy corrects for it itself; in bypass mode the old policy is that one.
         anchors = {"rollout_log_probs"} | ({"old_log_probs"} if mode == "bypass" else set())
         self._weighs = not wanted & anchors
 
-    @property
-    def outputs(self) -> frozenset[str]:
-        """`log_probs`, and `entropies` where they are used."""
-        return self.spec.outputs | self._loss_outputs
+    @classmethod
+    def parts(
+        cls, config: PolicyConfig, context: PluginContext
+    ) -> tuple[PolicyLoss, LossAggregation, RolloutCorrection | None]:
+        """Return the plugins that it is made of; a test of one of them puts its own here."""
 
-    @property
-    def requires(self) -> frozenset[str]:
-        columns = {"response_mask"} | self._loss_columns | self.spec.requires
-        if self.spec.kl is not None:
+        def part(kind: str, section: PluginSection) -> Any:
+            return make_plugin(ref_for(kind, section), PluginContext(seed=context.seed))
+
+        return (
+            part("policy_loss", config.policy_loss or PluginSection(name="ppo_clip")),
+            part("loss_aggregation", config.loss_aggregation or PluginSection(name="token_mean")),
+            part("rollout_correction", config.correction) if config.correction else None,
+        )
+
+    @classmethod
+    def outputs(cls, config: PolicyConfig) -> tuple[OutputSpec, ...]:
+        """`log_probs`, and `entropies` where they are used."""
+        loss, *_ = cls.parts(config, PluginContext())
+        entropy = config.entropy or "entropies" in loss.requires(loss.config)
+        return (OUTPUTS["log_probs"], *([OUTPUTS["entropies"]] if entropy else []))
+
+    @classmethod
+    def requires(cls, config: PolicyConfig) -> frozenset[str]:
+        loss, _, correction = cls.parts(config, PluginContext())
+        columns = {"response_mask"} | loss.requires(loss.config)
+        if config.kl is not None:
             columns |= {"ref_log_probs"}
-        if self.spec.weighted:
+        if config.weighted:
             columns |= {"rollout_is_weights"}
-        if self._correction is not None:
-            columns |= {"rollout_log_probs"}
+        if correction is not None and correction.mode(correction.config) != "disabled":
+            columns |= {"rollout_log_probs"} | correction.requires(correction.config)
         columns -= OF_THE_ENGINE
-        if self.spec.old_log_probs_from_current:
+        if config.old_log_probs_from_current:
             columns -= {"old_log_probs"}
-        if self._makes_columns:
-            columns |= self._prepares | {"sample_id"}
+        if _makes_columns(loss):
+            columns |= loss.prepares(loss.config) | {"sample_id"}
         return frozenset(columns)
 
-    def prepare(self, mini_batch: Batch, reduction: Reduction | None = None) -> Batch:
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """As in `Objective`; the columns that the loss makes are named `prepared.…`.
 
         Raises:
-            ColumnError: a column is missing, or one that the loss makes is not ragged over response tokens.
-            NumericsError: a column is not finite where the mask is 1; it carries the samples' ids.
+            ColumnError: a column that the loss makes is not ragged over response tokens.
         """
-        mini_batch = super().prepare(mini_batch, reduction)
-        if not self._makes_columns:
+        if not _makes_columns(self._loss):
             return mini_batch
-        made = self._loss.prepare(mini_batch, reduction or LocalReduction())
+        made = self._loss.prepare(mini_batch, reduction)
         for name, column in made.items():
             if not isinstance(column, Ragged):
                 raise ColumnError(
@@ -124,16 +147,22 @@ class PolicyObjective(Objective):
                 )
         return mini_batch.with_columns({PREPARED + name: made[name] for name in made})
 
-    def __call__(
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        return loss_denominators(self._aggregation, mini_batch, reduction)
+
+    def term(
         self,
         outputs: Mapping[str, Float[Tensor, "T"]],
         micro_batch: Batch,
         denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`."""
+        """As in `Objective`. Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`, `actor/entropy`, and
+        those of the policy loss and of the correction.
+        """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
-        outputs = {name: outputs[name].masked_fill(~mask_T, 0) for name in sorted(self.outputs)}
+        outputs = {name: outputs[name].masked_fill(~mask_T, 0) for name in sorted(outputs)}
         log_probs_T = outputs["log_probs"]
         offsets_N1 = on_device(mask.offsets, log_probs_T)
         tokens = _Tokens(micro_batch, mask, mask_T, offsets_N1, log_probs_T)
@@ -146,23 +175,19 @@ class PolicyObjective(Objective):
         losses_T, metrics = self._policy_losses(tokens, outputs)
         loss = pg_loss = aggregate(losses_T)
         weight = metric_weight(micro_batch, denominators)
-        if self.spec.kl is not None:
-            kl_T = estimate_kl(self.spec.kl.estimator, log_probs_T, tokens.column("ref_log_probs"))
+        if self.config.kl is not None:
+            kl_T = estimate_kl(self.config.kl, log_probs_T, tokens.column("ref_log_probs"))
             kl_loss = aggregate(kl_T)
-            loss = loss + self.spec.kl.coef * kl_loss
+            loss = loss + scalars["kl_coef"] * kl_loss
             metrics["actor/kl"] = mean_metric(kl_T, mask_T, count)
             metrics["actor/kl_loss"] = loss_share(kl_loss, weight)
-        if "entropies" in self.spec.outputs:
+        if self.config.entropy:
             metrics["actor/entropy"] = mean_metric(outputs["entropies"], mask_T, count)
-            if self.spec.entropy_coef:
-                loss = loss - self.spec.entropy_coef * aggregate(outputs["entropies"])
+            if coef := scalars["entropy_coef"]:
+                loss = loss - coef * aggregate(outputs["entropies"])
         metrics["actor/pg_loss"] = loss_share(pg_loss, weight)
         metrics["actor/loss"] = loss_share(loss, weight)
         return ObjectiveTerm(loss=loss, metrics=metrics, finite=all_finite(loss, outputs))
-
-    @property
-    def _makes_columns(self) -> bool:
-        return type(self._loss).prepare is not PolicyLoss.prepare
 
     def _policy_losses(
         self, tokens: _Tokens, outputs: Mapping[str, Float[Tensor, "T"]]
@@ -177,7 +202,7 @@ class PolicyObjective(Objective):
         found = self._loss.token_losses(inputs)
         check_losses(found, inputs.log_probs_T, self._title, self._loss)
         losses_T, metrics = found.losses_T, dict(found.metrics)
-        if self.spec.weighted:
+        if self.config.weighted:
             losses_T = losses_T * tokens.column("rollout_is_weights")
         if self._correction is not None:
             # Over the batch nothing can be summed here: ranks may have different numbers of micro-batches.
@@ -203,7 +228,7 @@ class PolicyObjective(Objective):
     ) -> dict[str, Float[Tensor, "T *inner"]]:
         """What the loss reads besides log-probabilities: of the batch, of the engine, and of its own making."""
         names, current = set(self._loss_columns), {}
-        if self.spec.old_log_probs_from_current and "old_log_probs" in names:
+        if self.config.old_log_probs_from_current and "old_log_probs" in names:
             names.remove("old_log_probs")
             current["old_log_probs"] = outputs["log_probs"].detach()
         columns = {name: tokens.column(name) for name in sorted(names)} | current
@@ -211,3 +236,7 @@ class PolicyObjective(Objective):
             columns["entropies"] = outputs["entropies"]
         made = [name for name in tokens.batch.names if name.startswith(PREPARED)]
         return columns | {name.removeprefix(PREPARED): tokens.column(name) for name in made}
+
+
+def _makes_columns(loss: PolicyLoss) -> bool:
+    return type(loss).prepare is not PolicyLoss.prepare

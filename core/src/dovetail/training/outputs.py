@@ -1,0 +1,54 @@
+"""check_outputs: whether an engine gives what an objective or a stage asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.engine import TrainEngine
+from dovetail.interfaces.objective import OutputSpec
+
+_ENDS = {"lm": "a language model's head", "value": "a value head"}
+_HINTS = {
+    "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
+    "values": "values come from the role critic",
+}
+
+
+def check_outputs(
+    engine: type[TrainEngine],
+    config: Any,
+    head: Literal["lm", "value"],
+    role: str,
+    wanted: Iterable[str | OutputSpec],
+) -> None:
+    """Refuse outputs that the model of a role can't give.
+
+    Args:
+        engine: class of the role's training engine.
+        config: of the engine.
+        head: what the role's model ends in.
+        role: for the message.
+        wanted: names, or specs where dtype and shape must fit, too.
+
+    Raises:
+        ConfigError: names the output, and what there is.
+    """
+    given = engine.outputs(config, head)
+    for output in sorted(wanted, key=lambda one: one if isinstance(one, str) else one.name):
+        name = output if isinstance(output, str) else output.name
+        who = f"engine {engine.name!r} of role {role!r} can't compute {name!r}"
+        if name not in given:
+            raise ConfigError(
+                f"{who}: its model ends in {_ENDS[head]}, which gives {', '.join(sorted(given))}",
+                hint=_HINTS.get(name),
+            )
+        found = given[name]
+        if isinstance(output, OutputSpec) and (found.dtype, found.inner) != (
+            output.dtype,
+            output.inner,
+        ):
+            raise ConfigError(
+                f"{who} as {output.dtype} {list(output.inner)} a token; it gives {found.dtype} {list(found.inner)}"
+            )

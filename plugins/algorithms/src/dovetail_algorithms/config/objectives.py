@@ -1,0 +1,43 @@
+"""Config classes of the objectives. Nothing here imports more than the config sections."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+import attrs
+
+from dovetail.sections import PluginSection, plugin_field
+
+
+@attrs.frozen(kw_only=True)
+class PolicyConfig(PluginSection):
+    """Policy loss, KL penalty and entropy bonus."""
+
+    policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
+    """The loss of a token."""
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How token losses become one number."""
+    correction: PluginSection | None = plugin_field("rollout_correction", None)
+    """The rollout correction, where it is computed in every micro-batch from the current log-probabilities."""
+    kl: str | None = None
+    """Estimator of a KL penalty to the reference policy (`k1`, `k2`, `k3`, …), weighted by the scalar `kl_coef`."""
+    entropy: bool = False
+    """Compute the policy's entropy: for its metric, and for a bonus weighted by the scalar `entropy_coef`."""
+    old_log_probs_from_current: bool = False
+    """One mini-batch a rollout: the old policy is the current one, so no pass of its own is needed."""
+    weighted: bool = False
+    """Multiply each token's policy loss by the column `rollout_is_weights`, made before the update."""
+
+
+@attrs.frozen(kw_only=True)
+class ValueConfig(PluginSection):
+    """The clipped value loss of PPO."""
+
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How token losses become one number."""
+    clip: float | None = 0.5
+    """How far a value may move from the one before the update; null for any."""
+
+
+@attrs.frozen(kw_only=True)
+class BradleyTerryConfig(PluginSection):
+    """The loss of preference pairs."""

@@ -1,0 +1,1 @@
+"""What a role minimises: the objectives of policies, value functions and reward models."""

@@ -1,0 +1,5 @@
+"""The conformance suite on every objective, as `dovetail plugins check` runs it."""
+
+from __future__ import annotations
+
+from dovetail_algorithms.conformance.objectives import *  # noqa: F403 - every suite

@@ -1,0 +1,80 @@
+"""An objective on given outputs, as an engine runs it: a mini-batch is prepared, cut, and its terms are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from dovetail.batch import Batch
+from dovetail.interfaces import LocalReduction, Objective, ObjectiveSpec, PluginRef, Reduction
+from dovetail.metrics import Metric
+from dovetail.numerics import resolve_metrics
+from dovetail.training import prepare_mini_batch
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ObjectiveUpdate:
+    """What a mini-batch gave."""
+
+    loss: float
+    gradients: dict[str, np.ndarray]
+    """The loss's gradient by each output, of the output's shape."""
+    metrics: dict[str, Metric]
+    finite: bool
+
+
+def spec_of(goal: Objective, scalars: Mapping[str, float] | None = None) -> ObjectiveSpec:
+    """Return the spec of an objective that is built already, whether or not it is installed."""
+    return goal.spec(PluginRef(kind="objective", name=goal.name, config=goal.config), scalars or {})
+
+
+def update_of(
+    goal: Objective,
+    mini_batch: Batch,
+    outputs: Mapping[str, np.ndarray],
+    *,
+    parts: Sequence[Sequence[int]] | None = None,
+    reduction: Reduction | None = None,
+    scalars: Mapping[str, float] | None = None,
+) -> ObjectiveUpdate:
+    """Return what an objective makes of a mini-batch's outputs.
+
+    Args:
+        goal: the objective.
+        mini_batch: this rank's part of it.
+        outputs: what the model gives: a float array [T, …] for each name.
+        parts: rows of each micro-batch; by default all are in one.
+        reduction: sums over ranks; by default there is one.
+        scalars: those that differ from their defaults.
+    """
+    spec = spec_of(goal, scalars)
+    prepared, denominators = prepare_mini_batch(
+        goal, spec, mini_batch, reduction or LocalReduction()
+    )
+    leaves = {name: torch.tensor(outputs[name], requires_grad=True) for name in spec.output_names}
+    offsets = mini_batch["response_mask"].offsets
+    loss: Any = 0.0
+    metrics, finite = [], True
+    for part in parts or [range(len(mini_batch))]:
+        own = [np.arange(offsets[row], offsets[row + 1]) for row in part]
+        tokens_T = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *own]))
+        chosen = {name: leaf[tokens_T] for name, leaf in leaves.items()}
+        micro_batch = prepared.take(np.array(part, np.int64))
+        term = goal.term(chosen, micro_batch, denominators, spec.scalars)
+        loss = loss + term.loss
+        metrics.append(term.metrics)
+        finite &= bool(term.finite)
+    loss.backward()
+    return ObjectiveUpdate(
+        loss=loss.item(),
+        gradients={
+            name: np.zeros_like(outputs[name]) if leaf.grad is None else leaf.grad.numpy()
+            for name, leaf in leaves.items()
+        },
+        metrics=resolve_metrics(metrics),
+        finite=finite,
+    )
