@@ -51,7 +51,7 @@ class Reader(TrainEngine):
     """An engine that only reads, and returns as much as an engine does."""
 
     name = "reader"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         ids = batch["response_ids"]

@@ -47,7 +47,7 @@ class StubEngine(TrainEngine):
     """Gives zeros and learns nothing."""
 
     name = "stub"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     capabilities = frozenset({"value_head"})
     Config = EngineSection
 

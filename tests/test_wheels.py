@@ -57,6 +57,7 @@ def test_every_plugin_is_compatible_and_loads(clean_python: Path, tmp_path: Path
         ("rollout", "hf"),
         ("engine", "fsdp2"),
         ("advantage", "grpo"),
+        ("objective", "policy"),
         ("policy_loss", "ppo_clip"),
         ("reward_manager", "naive"),
         ("runtime", "inline"),

@@ -69,6 +69,17 @@ def test_columns_that_an_output_reads_are_required() -> None:
     assert spec.unit == "pair"
 
 
+def test_a_reference_is_no_reference_of_its_own() -> None:
+    class Adapted(TableEngine):
+        @classmethod
+        def outputs(cls, config: Any, head: Any) -> dict[str, OutputSpec]:
+            return dict(OUTPUTS)
+
+    check_outputs(Adapted, None, "lm", "actor", ["ref_log_probs"])
+    with pytest.raises(ConfigError, match="'ref_log_probs'"):
+        check_outputs(Adapted, None, "lm", "ref", ["ref_log_probs"])
+
+
 def test_an_engine_gives_what_its_head_does() -> None:
     assert TrainEngine.outputs(None, "value").keys() == {"values"}
     assert "ref_log_probs" not in TrainEngine.outputs(None, "lm")

@@ -27,6 +27,7 @@ from dovetail.interfaces import (
     Prompt,
     RewardManager,
     Score,
+    TrainEngine,
     Trainer,
     WeightManifest,
 )
@@ -73,6 +74,10 @@ class Table(TableEngine):
     """Says that it can train a critic."""
 
     capabilities = frozenset({"deterministic", "value_head"})
+
+    @classmethod
+    def outputs(cls, config: Any, head: Any) -> Any:
+        return TrainEngine.outputs(config, head)
 
 
 class Group:

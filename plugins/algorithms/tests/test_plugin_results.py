@@ -82,7 +82,7 @@ def of(cls, returned):
 def run(returned=lambda inputs: TokenLosses(losses_T=-inputs.log_probs_T), correction=None):
     class Made(PolicyObjective):
         @classmethod
-        def parts(cls, config, context):
+        def parts(cls, config, context, needs=True):
             aggregation = TokenMean(TokenMean.Config(), PluginContext())
             corrects = None if correction is None else of(Correcting, correction)
             return of(Returning, returned), aggregation, corrects

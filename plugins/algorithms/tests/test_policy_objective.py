@@ -46,7 +46,7 @@ LENGTHS = [3, 0, 5, 1, 4]
 def objective(aggregation=TokenMean, config=None, **settings):
     class Made(PolicyObjective):
         @classmethod
-        def parts(cls, config_, context):
+        def parts(cls, config_, context, needs=True):
             made = aggregation(config or aggregation.Config(), PluginContext())
             return Ratio(Ratio.Config(), PluginContext()), made, None
 

@@ -1,6 +1,7 @@
 """What a policy loss is given besides log-probabilities, and the rollout correction within an update."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
 def objective(loss=Plain, aggregation=TokenMean, mode=None, **settings):
     class Made(PolicyObjective):
         @classmethod
-        def parts(cls, config, context):
+        def parts(cls, config, context, needs=True):
             correction = None
             if mode is not None:
                 correction = Truncated(Truncated.Config(attribute=mode), PluginContext())
@@ -287,6 +288,16 @@ def test_the_correction_does_not_look_at_masked_tokens():
     one, other = run(goal, batch), run(goal, spoilt)
     np.testing.assert_array_equal(one[1]["log_probs"], other[1]["log_probs"])
     assert one[2] == other[2]
+
+
+def test_a_file_is_found_from_any_directory(monkeypatch, tmp_path):
+    file = Path(__file__)
+    monkeypatch.chdir(file.parent)
+    loss = PluginSection(path=file.name, attribute="Plain")
+    spec = objective_spec("policy", policy_loss=loss)
+    monkeypatch.chdir(tmp_path)
+    assert "advantages" in spec.requires
+    assert build_objective(spec).config.policy_loss.path == str(file.resolve())
 
 
 def test_it_is_all_built_from_files_too():

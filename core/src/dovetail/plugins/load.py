@@ -99,15 +99,20 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
     return cls
 
 
-def make_plugin(ref: PluginRef, context: PluginContext) -> Plugin:
+def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -> Plugin:
     """Construct the plugin that a reference names, on the host where it will run.
+
+    Args:
+        ref: names it.
+        context: what it is told.
+        needs: whether what it needs must be here; not for a plugin that is only asked for its columns.
 
     Raises:
         PluginNeedsError: a need of it is unmet here, and it does not join engines that others have started.
         PluginError: it can't be loaded, or its config is of another class.
     """
     # What an engine needs that runs already is for where it runs.
-    if ref.path is None and not getattr(ref.config, "joined", 0):
+    if needs and ref.path is None and not getattr(ref.config, "joined", 0):
         entry = find(ref)
         require(
             f"{entry.kind} {entry.name!r}",

@@ -8,6 +8,7 @@ from typing import Any, cast
 import attrs
 
 from dovetail.interfaces.objective import Objective, ObjectiveSpec
+from dovetail.plugins.files import resolve
 from dovetail.plugins.load import config_class, load_plugin_class, ref_for
 from dovetail.sections import PluginSection
 
@@ -31,6 +32,13 @@ def objective_spec(
     config = config_class("objective", selects)
     whole = isinstance(chosen, config)
     section = attrs.evolve(chosen, **settings) if whole else config(**selects, **settings)
-    ref = ref_for("objective", section)
+    # Workers may have another current directory.
+    parts = {field.name: getattr(section, field.name) for field in attrs.fields(config)}
+    files: dict[str, Any] = {
+        name: attrs.evolve(part, path=str(resolve(part.path)))
+        for name, part in parts.items()
+        if isinstance(part, PluginSection) and part.path is not None
+    }
+    ref = ref_for("objective", attrs.evolve(section, **files))
     cls = cast("type[Objective]", load_plugin_class(ref))
     return cls.spec(ref, scalars or {})

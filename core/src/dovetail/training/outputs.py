@@ -29,13 +29,16 @@ def check_outputs(
         engine: class of the role's training engine.
         config: of the engine.
         head: what the role's model ends in.
-        role: for the message.
+        role: of the model.
         wanted: names, or specs where dtype and shape must fit, too.
 
     Raises:
         ConfigError: names the output, and what there is.
     """
-    given = engine.outputs(config, head)
+    given = dict(engine.outputs(config, head))
+    if role == "ref":
+        # The reference is scored without an adapter, whatever the config of the engine that it shares.
+        given.pop("ref_log_probs", None)
     for output in sorted(wanted, key=lambda one: one if isinstance(one, str) else one.name):
         name = output if isinstance(output, str) else output.name
         who = f"engine {engine.name!r} of role {role!r} can't compute {name!r}"

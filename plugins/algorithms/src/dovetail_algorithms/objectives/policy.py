@@ -93,12 +93,19 @@ class PolicyObjective(Objective):
 
     @classmethod
     def parts(
-        cls, config: PolicyConfig, context: PluginContext
+        cls, config: PolicyConfig, context: PluginContext, *, needs: bool = True
     ) -> tuple[PolicyLoss, LossAggregation, RolloutCorrection | None]:
-        """Return the plugins that it is made of; a test of one of them puts its own here."""
+        """Return the plugins that it is made of; a test of one of them puts its own here.
+
+        Args:
+            config: names them.
+            context: with the seed of the run.
+            needs: whether what they need must be here.
+        """
 
         def part(kind: str, section: PluginSection) -> Any:
-            return make_plugin(ref_for(kind, section), PluginContext(seed=context.seed))
+            own = PluginContext(seed=context.seed)
+            return make_plugin(ref_for(kind, section), own, needs=needs)
 
         return (
             part("policy_loss", config.policy_loss or PluginSection(name="ppo_clip")),
@@ -109,13 +116,13 @@ class PolicyObjective(Objective):
     @classmethod
     def outputs(cls, config: PolicyConfig) -> tuple[OutputSpec, ...]:
         """`log_probs`, and `entropies` where they are used."""
-        loss, *_ = cls.parts(config, PluginContext())
+        loss, *_ = cls.parts(config, PluginContext(), needs=False)
         entropy = config.entropy or "entropies" in loss.requires(loss.config)
         return (OUTPUTS["log_probs"], *([OUTPUTS["entropies"]] if entropy else []))
 
     @classmethod
     def requires(cls, config: PolicyConfig) -> frozenset[str]:
-        loss, _, correction = cls.parts(config, PluginContext())
+        loss, _, correction = cls.parts(config, PluginContext(), needs=False)
         columns = {"response_mask"} | loss.requires(loss.config)
         if config.kl is not None:
             columns |= {"ref_log_probs"}

@@ -105,7 +105,7 @@ class PolicyLossConformance(PluginConformance):
         section = PluginSection(name=self.plugin.aggregation or "token_mean")
         aggregation = make_plugin(ref_for("loss_aggregation", section), PluginContext())
         parts = (self.make(), aggregation, None)
-        own = {"parts": classmethod(lambda *_: parts)}
+        own = {"parts": classmethod(lambda *_, **__: parts)}
         objective: Objective = type("OfTheLoss", (of_policies,), own)(
             of_policies.Config(name="policy"), PluginContext()
         )
