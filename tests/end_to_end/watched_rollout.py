@@ -28,7 +28,7 @@ class WatchedRolloutConfig(HfRolloutConfig):
     """Where it notes what it is asked for, in `asked.jsonl`, and its process ids, in `starts-RANK`."""
     lives: tuple[Mapping[str, Any], ...] = ()
     """What its first process does, its second, and so on; later ones only generate. `holds`: prompts that get their first
-    sample and no more; `holds-PROMPT` appears in the folder then, and `waiting` once the trainer waits for samples.
+    sample and no more; `holds-PROMPT` appears in the folder then.
     `leaves`: a prompt whose request ends the event loop while the trainer learns. `dies_at`: a version of weights of
     which it gets the first tensor, and is killed. `pause`: seconds between two samples."""
 
@@ -62,8 +62,6 @@ class WatchedRollout(HfRollout):
             await asyncio.sleep(life.get("pause", 0.0))
             while prompt in life.get("holds", ()):
                 (self._folder / f"holds-{prompt}").touch()
-                if trainer_is_in("collect"):
-                    (self._folder / "waiting").touch()
                 await asyncio.sleep(0.01)
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:

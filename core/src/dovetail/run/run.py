@@ -251,8 +251,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         "publication": _part(plan.publication),
         "models": [
             {
-                **attrs.asdict(m, filter=lambda a, _: a.name not in {"engine", "mesh"}),
+                **attrs.asdict(
+                    m, filter=lambda a, _: a.name not in {"engine", "mesh", "objective"}
+                ),
                 "engine": m.engine.name,
+                "objective": m.objective and m.objective.plugin.name,
                 "mesh": {axis: size for axis, size in m.mesh.axes.items() if size > 1},
             }
             for m in plan.models
