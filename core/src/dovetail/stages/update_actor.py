@@ -32,6 +32,8 @@ class UpdateActor(Stage):
     api = ">=1.0,<2"
     phase = "update"
     after = ("update_critic",)
+    _spec: ObjectiveSpec | None = None
+    """Of the whole run."""
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
@@ -96,7 +98,8 @@ class UpdateActor(Stage):
 
     def _objective(self, step: StepContext) -> ObjectiveSpec:
         """Return what this step minimises, with the KL weight times its controller's factor."""
-        objective = policy_objective(step.facts)
+        self._spec = self._spec or policy_objective(step.facts)
+        objective = self._spec
         if not _has_kl(step.facts):
             return objective
         coef = objective.scalars["kl_coef"] * step.plugins[CONTROLLER].value

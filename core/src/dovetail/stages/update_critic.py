@@ -19,6 +19,8 @@ class UpdateCritic(Stage):
     name = "update_critic"
     api = ">=1.0,<2"
     phase = "update"
+    _spec: ObjectiveSpec | None = None
+    """Of the whole run."""
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
@@ -39,11 +41,12 @@ class UpdateCritic(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         critic, actor, data = step.config.critic, step.config.actor, step.config.data
+        self._spec = self._spec or value_objective(step.facts)
         metrics, _ = train_role(
             "critic",
             batch,
             step,
-            value_objective(step.facts),
+            self._spec,
             prompts=critic.mini_batch_size or actor.mini_batch_size or data.train_batch_size,
             epochs=critic.epochs or actor.epochs,
         )
