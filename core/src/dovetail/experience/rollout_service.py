@@ -46,9 +46,10 @@ class RolloutService:
         manager: that the scorer asks; it sleeps while nothing is generated.
         tokenizer: of the run.
         seed: of the run.
-        partial: whether running responses are cut short where nothing may run, and go on afterwards; else they end first.
-        continues: whether responses that were begun are kept in checkpoints, and where a stop ends the generation. They are
-            then not drawn as without a break, to the last bit.
+        partial: whether running responses are cut short before weights are sent or replicas sleep, and go on afterwards;
+            else they end first.
+        continues: whether checkpoints, and stops, keep the tokens so far of running responses. These go on from there, and
+            their log-probabilities may differ in the last bits from those of a run without a break.
         check_stop: raises where a stop was asked for.
     """
 
@@ -92,10 +93,10 @@ class RolloutService:
         return bool(self._running)
 
     def kept(self, pack: Callable[[list[Group]], T]) -> T:
-        """Return what a function makes of the groups that are admitted, in their order.
+        """Return what a function makes of the groups that are admitted, in their order; it runs on the service's loop.
 
-        Running responses are cut short for it, and go on. Where they can't be continued (`continues`), it gets no groups unless
-        all of them are finished.
+        With `continues`, running responses are cut short before it and go on after it. Without, it gets all groups where every
+        one is finished, and else none.
         """
         if not self._loop.alive:
             return pack(self._kept())
@@ -110,9 +111,9 @@ class RolloutService:
         """Wait for the groups that were admitted first, and return them in that order.
 
         Raises:
-            RolloutError: fewer are admitted; or a request failed on every replica. Groups that are not finished are then
-                ended, and begin anew with the next call.
-            StopRequested: a stop was asked for; groups that are not finished are ended.
+            RolloutError: fewer are admitted; or a request failed on every replica. What runs is then ended; the next call
+                asks for the responses that have not arrived.
+            StopRequested: a stop was asked for; what runs is ended.
         """
         if count > len(self._admitted):
             raise RolloutError(
@@ -208,7 +209,7 @@ class RolloutService:
         if not self._running:
             self._manager.sleep()
         if not task.cancelled():
-            task.exception()  # raised where the group is waited for; else the next call begins it anew
+            task.exception()  # raised where the group is waited for; else the next call asks for what is missing
 
     def _finish(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
         """Wait for groups; start first what of others has to begin, too."""

@@ -104,7 +104,7 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
 
     Args:
         ref: names it.
-        context: what it is told.
+        context: role, rank, model and settings of the process that it runs in.
         needs: whether what it needs must be here; not for a plugin that is only asked for its columns.
 
     Raises:
