@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.experience.reward_signals import distribution, repeated_share, reward_signals
+from dovetail.experience.reward_signals import distribution, repeated_shares, reward_signals
 from dovetail.experience.sample_columns import rollout_metrics
 from dovetail.interfaces import Score
 
@@ -22,16 +22,21 @@ def of(make_sample: Any, rows: Any) -> list[Any]:
     ]
 
 
-@given(st.lists(st.integers(0, 3), max_size=40))
-def test_repeated_text_is_the_share_of_runs_that_stood_before(ids: list[int]) -> None:
-    runs = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
-    expected = sum(run in runs[:i] for i, run in enumerate(runs)) / max(len(runs), 1)
-    assert repeated_share(np.array(ids, np.int64)) == pytest.approx(expected)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_size=5))
+def test_repeated_text_is_the_share_of_runs_that_stood_before(responses: list[list[int]]) -> None:
+    expected = []
+    for ids in responses:
+        runs = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
+        again = sum(run in runs[:i] for i, run in enumerate(runs))
+        expected.append(again / max(len(runs), 1))
+    found = repeated_shares([np.array(ids, np.int64) for ids in responses])
+    assert found == pytest.approx(expected)
 
 
 def test_a_response_that_goes_round_in_circles_repeats_nearly_all_of_itself() -> None:
-    assert repeated_share(np.tile(np.arange(10), 30)) > 0.95
-    assert repeated_share(np.arange(300)) == 0.0
+    circles, straight = repeated_shares([np.tile(np.arange(10), 30), np.arange(300)])
+    assert circles > 0.95
+    assert straight == 0.0
 
 
 row = st.tuples(st.integers(0, 3), st.floats(-2, 2) | st.none(), st.integers(0, 20))

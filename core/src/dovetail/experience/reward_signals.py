@@ -33,27 +33,35 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
     """
     if not samples:
         return {}
+    responses = [s.completion.response_ids for s in samples if s.completion]
     metrics = {
-        "reward/repeated_text": float(
-            np.mean([repeated_share(s.completion.response_ids) for s in samples if s.completion])
-        ),
+        "reward/repeated_text": float(repeated_shares(responses).mean()),
         "reward/identical_responses": _identical(samples),
     }
     correlation = _length_correlation(samples)
     return metrics if correlation is None else metrics | {"reward/length_correlation": correlation}
 
 
-def repeated_share(ids_T: Int[np.ndarray, "T"]) -> float:
-    """The share of runs of 4 tokens that stood in the response before; 0 where it is too short for two."""
-    count = len(ids_T) - NGRAM + 1
-    if count < 2:
-        return 0.0
-    ids_T = np.asarray(ids_T).astype(np.uint64)
+def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarray, "N"]:
+    """The share of each response's runs of 4 tokens that stood in it before; 0 where it is too short for two.
+
+    Args:
+        responses: N of them, N > 0, int64 [T] each.
+    """
+    ids = np.concatenate(responses).astype(np.uint64)
+    of_token = np.repeat(np.arange(len(responses)), [len(ids_T) for ids_T in responses])
+    count = max(len(ids) - NGRAM + 1, 0)
     runs = np.zeros(count, np.uint64)
     for offset in range(NGRAM):
-        runs = (runs + ids_T[offset : offset + count] + np.uint64(1)) * _MIX
+        runs = (runs + ids[offset : offset + count] + np.uint64(1)) * _MIX
         runs ^= runs >> np.uint64(29)
-    return 1.0 - len(np.unique(runs)) / count
+    within = of_token[:count] == of_token[NGRAM - 1 :]
+    numbers, runs = of_token[:count][within], runs[within]
+    order = np.lexsort((runs, numbers))
+    numbers, runs = numbers[order], runs[order]
+    again = (numbers[1:] == numbers[:-1]) & (runs[1:] == runs[:-1])
+    repeated_N = np.bincount(numbers[1:][again], minlength=len(responses))
+    return repeated_N / np.maximum(np.bincount(numbers, minlength=len(responses)), 1)
 
 
 def distribution(name: str, values_N: Float[np.ndarray, "N"]) -> dict[str, float]:

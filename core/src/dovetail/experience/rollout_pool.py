@@ -102,7 +102,11 @@ class RolloutPool(PoolControl):
                     async for completion in completions:
                         sample = original(samples, completion, missing)
                         del missing[sample]
-                        yield attrs.evolve(completion, request_id=request.request_id, sample=sample)
+                        if part is request:
+                            yield completion
+                        else:
+                            name = request.request_id
+                            yield attrs.evolve(completion, request_id=name, sample=sample)
                 member.failures = 0
             except RolloutError as error:
                 if member.incidents == known:
