@@ -12,8 +12,8 @@ from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.stage_list import PlannedStage
-from dovetail.stages.update_actor import policy_objective
-from dovetail.stages.update_critic import value_objective
+from dovetail.stages.update_actor import actor_objective
+from dovetail.stages.update_critic import critic_objective
 from dovetail.training.outputs import check_outputs
 
 
@@ -47,7 +47,7 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
         path=config.model.path,
         trained=True,
         because="the policy",
-        objective=_given(facts, "actor", "lm", policy_objective(facts)),
+        objective=_given(facts, "actor", "lm", actor_objective(facts)),
     )
     if "critic" in users:
         yield ModelRole(
@@ -57,7 +57,7 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
             trained=True,
             head="value",
             because=_reason(facts, "values", users["critic"]),
-            objective=_given(facts, "critic", "value", value_objective(facts)),
+            objective=_given(facts, "critic", "value", critic_objective(facts)),
         )
     if "ref" in users:
         yield ModelRole(

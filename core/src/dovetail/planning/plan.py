@@ -88,9 +88,10 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
         PlanError: a requirement that nothing meets, or counts that do not fit. Names both sides.
     """
     chosen = choose(config)
-    _check_group_size(config, chosen["algorithm.advantage"])
     counts = count(config, prompts)
     facts, stages = list_stages(config, chosen, counts.updates_per_step)
+    if any(stage.name == "advantage" for stage in stages):
+        _check_group_size(config, chosen["algorithm.advantage"])
     critic = uses_critic(facts)
     if critic:
         counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)

@@ -76,9 +76,10 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
         transport = PluginSection(name=default_transport(config))
     yield "rollout.weight_transport", "weight_transport", transport
     yield "actor.engine", "engine", config.actor.engine
-    yield "actor.objective", "objective", PluginSection(name="policy")
+    yield "actor.objective", "objective", config.actor.objective or PluginSection(name="policy")
     yield "critic.engine", "engine", config.critic.engine
-    yield "critic.objective", "objective", PluginSection(name="value")
+    value = config.critic.objective or PluginSection(name="value")
+    yield "critic.objective", "objective", value
     yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation
     yield "ref.engine", "engine", config.ref.engine
     yield "algorithm.preset", "preset", algorithm.preset

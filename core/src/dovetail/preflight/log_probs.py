@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
-from dovetail.preflight.selected import correction_of, ratio_columns, selected
+from dovetail.preflight.selected import (
+    correction_of,
+    policy_loss_of,
+    ratio_columns,
+    selected,
+)
 from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -71,7 +76,7 @@ class WeightsIgnored(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         correction = correction_of(config)
-        loss = selected("policy_loss", config.algorithm.policy_loss)
+        loss = policy_loss_of(config)
         if correction is None or loss is None:
             return
         weights = getattr(correction.config, "weights", None)

@@ -10,7 +10,12 @@ import attrs
 from dovetail.config.builtin import SeqMeanTokenSumNormConfig
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.planning.counts import count
-from dovetail.preflight.selected import correction_of, ratio_columns, selected
+from dovetail.preflight.selected import (
+    correction_of,
+    policy_loss_of,
+    ratio_columns,
+    selected,
+)
 from dovetail.preflight.sizes import has_critic
 from dovetail.sections import RunConfig
 
@@ -38,7 +43,7 @@ class OffPolicyUnclipped(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        loss = selected("policy_loss", config.algorithm.policy_loss)
+        loss = policy_loss_of(config)
         counts = count(config, None)
         if loss is None or counts.updates_per_step == 1 or _weighs_by_the_current_ratio(config):
             return
@@ -78,7 +83,7 @@ class MaxKlNeverFires(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if config.actor.max_kl is None:
             return
-        loss = selected("policy_loss", config.algorithm.policy_loss)
+        loss = policy_loss_of(config)
         if loss is not None and not ratio_columns(loss):
             yield self.error(
                 f"actor.max_kl = {config.actor.max_kl:g}, but algorithm.policy_loss = {loss.name} has no ratio to an "
@@ -135,7 +140,7 @@ class ClipRangeOfAnotherLoss(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        loss = selected("policy_loss", config.algorithm.policy_loss)
+        loss = policy_loss_of(config)
         if loss is None:
             return
         own, wrong = {}, []

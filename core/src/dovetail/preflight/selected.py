@@ -35,6 +35,12 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
         return None
 
 
+def policy_loss_of(config: RunConfig) -> Selected | None:
+    """The policy loss; None where the actor minimises an objective of its own."""
+    own = config.actor.objective is not None
+    return None if own else selected("policy_loss", config.algorithm.policy_loss)
+
+
 def correction_of(config: RunConfig) -> Selected | None:
     """The rollout correction; None where there is none, or one that corrects nothing."""
     correction = selected("rollout_correction", config.algorithm.rollout_correction)

@@ -89,6 +89,8 @@ class ActorSection(TrainingSection):
 
     engine: EngineSection = plugin_field("engine", "fsdp2")
     """What trains it."""
+    objective: PluginSection | None = plugin_field("objective", None)
+    """What it minimises; where absent, the policy loss of `algorithm` with its KL penalty and entropy bonus."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -113,6 +115,8 @@ class CriticSection(TrainingSection):
     """Optimizer and schedule, of its own."""
     engine: EngineSection | None = plugin_field("engine", None)
     """What trains it; the actor's engine where absent."""
+    objective: PluginSection | None = plugin_field("objective", None)
+    """What it minimises; where absent, the value loss, with `value_clip` and `loss_aggregation`."""
     path: str | None = None
     """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
     mini_batch_size: int | None = attrs.field(

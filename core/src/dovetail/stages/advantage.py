@@ -33,6 +33,8 @@ class EstimateAdvantages(Stage):
 
     @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        if not facts.required.keys() & {"advantages", "returns"}:
+            return None
         return f"{with_settings(facts.plugins[ESTIMATOR], changed_only=True)}; every step"
 
     def run(self, batch: Batch, step: StepContext) -> Batch:

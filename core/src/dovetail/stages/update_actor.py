@@ -37,6 +37,9 @@ class UpdateActor(Stage):
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+        if facts.config.actor.objective is not None:
+            title = facts.plugins["actor.objective"].title
+            return dict.fromkeys(sorted(actor_objective(facts).requires), title)
         loss, correction = facts.plugins["algorithm.policy_loss"], correction_of(facts)
         columns = {"advantages", "response_mask"} | _columns_of_loss(facts)
         readers = dict.fromkeys(sorted(columns), loss.title)
@@ -58,6 +61,8 @@ class UpdateActor(Stage):
         because = f"{update_words(facts)}; every step"
         if warmup := _warmup_steps(facts):
             because += f" after the critic's {warmup} steps of warm-up"
+        if facts.config.actor.objective is not None:
+            return because
         loss = facts.plugins["algorithm.policy_loss"]
         if current_is_old(facts) and "old_log_probs" in loss.requires():
             because += "; one update a rollout, so no pass for old log-probabilities"
@@ -98,7 +103,7 @@ class UpdateActor(Stage):
 
     def _objective(self, step: StepContext) -> ObjectiveSpec:
         """Return what this step minimises, with the KL weight times its controller's factor."""
-        self._spec = self._spec or policy_objective(step.facts)
+        self._spec = self._spec or actor_objective(step.facts)
         objective = self._spec
         if not _has_kl(step.facts):
             return objective
@@ -106,8 +111,10 @@ class UpdateActor(Stage):
         return attrs.evolve(objective, scalars={**objective.scalars, "kl_coef": coef})
 
 
-def policy_objective(facts: PlanFacts) -> ObjectiveSpec:
+def actor_objective(facts: PlanFacts) -> ObjectiveSpec:
     """Return what the actor minimises, with the KL weight of the config."""
+    if (own := facts.config.actor.objective) is not None:
+        return objective_spec(own)
     algorithm, loss = facts.config.algorithm, facts.plugins["algorithm.policy_loss"]
     correction, kl = correction_of(facts), algorithm.kl.in_loss
     within = correction if correction is not None and corrects_within(facts) else None
@@ -154,7 +161,7 @@ def _weighted(facts: PlanFacts) -> bool:
 
 def _has_kl(facts: PlanFacts) -> bool:
     kl = facts.config.algorithm.kl.in_loss
-    return kl is not None and bool(kl.coef)
+    return facts.config.actor.objective is None and kl is not None and bool(kl.coef)
 
 
 def _warmup_steps(facts: PlanFacts) -> int:

@@ -24,12 +24,16 @@ class UpdateCritic(Stage):
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+        if facts.config.critic.objective is not None:
+            return dict.fromkeys(sorted(critic_objective(facts).requires), "the critic")
         return dict.fromkeys(("values", "returns", "response_mask"), "the critic")
 
     @classmethod
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
         if not uses_critic(facts):
             return None
+        if facts.config.critic.objective is not None:
+            return f"the critic minimises {with_settings(facts.plugins['critic.objective'])}"
         clip = facts.config.critic.value_clip
         bound = "unclipped" if clip is None else f"value_clip {clip:g}"
         aggregation = with_settings(facts.plugins["critic.loss_aggregation"])
@@ -41,7 +45,7 @@ class UpdateCritic(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         critic, actor, data = step.config.critic, step.config.actor, step.config.data
-        self._spec = self._spec or value_objective(step.facts)
+        self._spec = self._spec or critic_objective(step.facts)
         metrics, _ = train_role(
             "critic",
             batch,
@@ -54,8 +58,10 @@ class UpdateCritic(Stage):
         return batch
 
 
-def value_objective(facts: PlanFacts) -> ObjectiveSpec:
+def critic_objective(facts: PlanFacts) -> ObjectiveSpec:
     """Return what the critic minimises."""
+    if (own := facts.config.critic.objective) is not None:
+        return objective_spec(own)
     return objective_spec(
         facts.plugins["critic.objective"].config,
         loss_aggregation=facts.plugins["critic.loss_aggregation"].config,

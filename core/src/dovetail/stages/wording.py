@@ -40,8 +40,10 @@ def settings(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
 
 
 def update_words(facts: PlanFacts) -> str:
-    """Return what the actor's update minimises: loss, aggregation, correction, KL penalty, entropy bonus."""
+    """Return what the actor's update minimises: loss, aggregation, correction, KL penalty, entropy bonus; or its own objective."""
     algorithm, plugins = facts.config.algorithm, facts.plugins
+    if facts.config.actor.objective is not None:
+        return with_settings(plugins["actor.objective"])
     words = [
         with_settings(plugins["algorithm.policy_loss"]),
         with_settings(plugins["algorithm.loss_aggregation"]),
