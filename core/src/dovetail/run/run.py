@@ -166,7 +166,8 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
 
 def _used(plan: Plan) -> list[PluginRef]:
     """The plugins that take part in the run: a section of a critic takes none where there is no critic."""
-    without = () if plan.has_stage("update_critic") else ("critic.",)
+    there = {model.role for model in plan.models}
+    without = tuple(f"{role}." for role in plan.facts.config.role_sections if role not in there)
     return [ref for path, ref in plan.refs.items() if not path.startswith(without)]
 
 
@@ -252,8 +253,10 @@ def describe(plan: Plan) -> dict[str, Any]:
         "models": [
             {
                 **attrs.asdict(
-                    m, filter=lambda a, _: a.name not in {"engine", "mesh", "objective"}
+                    m,
+                    filter=lambda a, _: a.name not in {"engine", "mesh", "objective", "training"},
                 ),
+                "trained": m.trained,
                 "engine": m.engine.name,
                 "objective": m.objective and m.objective.plugin.name,
                 "mesh": {axis: size for axis, size in m.mesh.axes.items() if size > 1},
