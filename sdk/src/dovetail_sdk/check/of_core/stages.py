@@ -125,6 +125,7 @@ class TestEstimateAdvantages(CoreStageConformance):
     """One advantage a sample, [N]."""
 
     plugin = EstimateAdvantages
+    required = {"advantages": "the policy loss"}  # noqa: RUF012
 
 
 class TestEstimateAdvantagesAndReturns(CoreStageConformance):
