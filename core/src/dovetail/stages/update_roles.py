@@ -13,7 +13,10 @@ from dovetail.stages.wording import with_settings
 
 
 class UpdateRoles(Stage):
-    """Takes the optimizer steps of further roles, one role after another, before the actor's."""
+    """Takes the optimizer steps of further roles, one role after another, before the actor's.
+
+    The objective's metrics take the role's name: `critic/value_loss` becomes `judge/value_loss`.
+    """
 
     name = "update_roles"
     api = ">=1.0,<2"
@@ -51,7 +54,7 @@ class UpdateRoles(Stage):
                 prompts=section.mini_batch_size or step.config.data.train_batch_size,
                 epochs=section.epochs,
             )
-            step.metrics |= metrics
+            step.metrics |= {f"{role}/{name.partition('/')[2]}": v for name, v in metrics.items()}
         return batch
 
 
