@@ -97,11 +97,12 @@ def resume(
         DovetailError: a plugin of the run is now of another distribution or interface.
     """
     from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.telemetry.logging import setup_logging
+    from dovetail.telemetry.logging import close_logging, setup_logging
     from dovetail.telemetry.run_directory import RunDirectory
 
     directory = RunDirectory.open(Path(run_directory))
-    with directory.held():
+    with directory.held(), ExitStack() as ending:
+        ending.callback(close_logging)
         checkpoint = CheckpointStore(directory.checkpoints).latest()
         if checkpoint is None:
             raise CheckpointError(
