@@ -139,8 +139,8 @@ def write_runs(folder: Path) -> None:
     for manifest in runs["mg"].glob("checkpoints/step_*/manifest.json"):
         manifest.write_text("{\n")
     (runs["nl"] / "checkpoints" / "latest").unlink()
-    with (runs["ce"] / "config.yaml").open("a") as config:
-        config.write("oops: 1\n")
+    config = runs["ce"] / "config.yaml"
+    config.write_text("oops: 1\n" + config.read_text())
     with (runs["mb"] / "metrics.jsonl").open("ab") as metrics:
         metrics.write(bytes(range(128, 256)))
 
