@@ -46,7 +46,7 @@ def to_batch(pairs: Sequence[Pair], tokenizer: Any) -> Batch:
             "response_ids": closing,
             "response_mask": closing.with_values(np.ones(len(texts), np.bool_)),
             "temperature": np.ones(len(texts), np.float32),
-            "preferred": np.tile([True, False], len(pairs)),
+            "chosen": np.tile([True, False], len(pairs)),
         }
     )
 

@@ -34,7 +34,7 @@ def pairs(scores, order=None, seed=0):
     batch = Batch(
         {
             "response_mask": Ragged(mask, offsets),
-            "preferred": np.stack([chosen_P, ~chosen_P], 1).reshape(-1),
+            "chosen": np.stack([chosen_P, ~chosen_P], 1).reshape(-1),
             "current": Ragged(column, offsets),
         }
     )
@@ -58,7 +58,7 @@ def oracle(batch):
     losses = []
     for pair in range(len(scores) // 2):
         a, b = 2 * pair, 2 * pair + 1
-        chosen, rejected = (a, b) if batch["preferred"][a] else (b, a)
+        chosen, rejected = (a, b) if batch["chosen"][a] else (b, a)
         losses.append(-torch.nn.functional.logsigmoid(r[chosen] - r[rejected]))
     loss = torch.stack(losses).mean()
     loss.backward()
@@ -105,8 +105,8 @@ def test_far_scores_overflow_nothing():
 
 def test_pairs_are_one_chosen_and_one_rejected():
     batch = pairs([1.0, 0.0])
-    both = batch.with_columns({"preferred": np.array([True, True])})
-    with pytest.raises(ColumnError, match="not pairs of neighbours with one preferred each"):
+    both = batch.with_columns({"chosen": np.array([True, True])})
+    with pytest.raises(ColumnError, match="not pairs of neighbours with one chosen each"):
         with_other_scores(both, np.zeros(2, np.float32))
     with pytest.raises(ColumnError, match="not pairs of neighbours"):
         with_other_scores(batch.take(np.array([0])), np.zeros(1, np.float32))

@@ -9,27 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.batch import Batch, Column
+from dovetail.batch import Batch
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
 from dovetail.numerics import all_finite, mean_metric, on_device, sum_by_sample
 
 
 class PairMargin(Objective):
-    """L = 1/P Σ_p softplus(Σ_t log π(rejected_t) − Σ_t log π(preferred_t)), over P pairs."""
+    """L = 1/P Σ_p softplus(Σ_t log π(rejected_t) − Σ_t log π(chosen_t)), over P pairs."""
 
     unit = "pair"
-    columns = (Column("preferred", "bool", "dense", "whether it is its pair's better one", "test"),)
 
     @classmethod
     def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"preferred"})
+        return frozenset({"chosen"})
 
     @classmethod
     def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
         return (OUTPUTS["log_probs"],)
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        own = np.array([np.count_nonzero(mini_batch["preferred"])], np.float64)
+        own = np.array([np.count_nonzero(mini_batch["chosen"])], np.float64)
         return {"pairs": float(reduction.sum(own)[0])}
 
     def term(
@@ -44,7 +43,7 @@ class PairMargin(Objective):
         log_probs_T = outputs["log_probs"].masked_fill(~mask_T, 0)
         sums_N = sum_by_sample(log_probs_T, on_device(mask.offsets, log_probs_T))
         _, pair_N = np.unique(micro_batch["pair_id"], return_inverse=True)
-        signs_N = on_device(np.where(micro_batch["preferred"], 1.0, -1.0), sums_N).to(sums_N.dtype)
+        signs_N = on_device(np.where(micro_batch["chosen"], 1.0, -1.0), sums_N).to(sums_N.dtype)
         margins_P = sums_N.new_zeros(len(mask) // 2)
         margins_P = margins_P.index_add(0, on_device(pair_N, sums_N), signs_N * sums_N)
         loss = torch.nn.functional.softplus(-margins_P).sum() / (denominators["pairs"] or 1.0)

@@ -43,9 +43,6 @@ class BradleyTerry(Objective):
     Config = BradleyTerryConfig
     columns = (
         Column(
-            "preferred", "bool", "dense", "whether it is its pair's chosen response", "the data"
-        ),
-        Column(
             "other_scores",
             "float32",
             "dense",
@@ -60,8 +57,8 @@ class BradleyTerry(Objective):
 
     @classmethod
     def requires(cls, config: BradleyTerryConfig) -> frozenset[str]:
-        """`preferred`, `other_scores` (see `with_other_scores`), and `response_mask` with one token a sample."""
-        return frozenset({"preferred", "other_scores", "response_mask"})
+        """`chosen`, `other_scores` (see `with_other_scores`), and `response_mask` with one token a sample."""
+        return frozenset({"chosen", "other_scores", "response_mask"})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """As in `Objective`.
@@ -93,7 +90,7 @@ class BradleyTerry(Objective):
         places_N = on_device(np.flatnonzero(mask.values), values_T)
         scores_N = values_T[places_N]
         others_N = on_device(micro_batch["other_scores"], values_T).to(scores_N.dtype)
-        chosen_N = on_device(micro_batch["preferred"].astype(np.bool_), values_T)
+        chosen_N = on_device(micro_batch["chosen"].astype(np.bool_), values_T)
         margins_N = torch.where(chosen_N, scores_N - others_N, others_N - scores_N)
         loss = torch.nn.functional.softplus(-margins_N).sum() / (denominators["loss"] or 1.0)
         everyone_N = torch.ones_like(chosen_N)
@@ -127,16 +124,16 @@ def with_other_scores(batch: Batch, scores_N: Float[np.ndarray, "N"]) -> Batch:
     """The batch with the column `other_scores`, float32 [N]: the score of the other response of each pair.
 
     Args:
-        batch: pairs are neighbours, in either order; needs `preferred`.
+        batch: pairs are neighbours, in either order; needs `chosen`.
         scores_N: of the samples, under the weights that the update starts from.
 
     Raises:
         ColumnError: neighbours are not one chosen and one rejected response.
     """
-    preferred_N = np.asarray(batch["preferred"], np.bool_)
-    if len(batch) % 2 or not np.array_equal(preferred_N[::2], ~preferred_N[1::2]):
+    chosen_N = np.asarray(batch["chosen"], np.bool_)
+    if len(batch) % 2 or not np.array_equal(chosen_N[::2], ~chosen_N[1::2]):
         raise ColumnError(
-            f"the {len(batch)} samples are not pairs of neighbours with one preferred each",
+            f"the {len(batch)} samples are not pairs of neighbours with one chosen each",
             hint="order the batch as chosen, rejected, chosen, rejected, …",
         )
     swapped_N = np.asarray(scores_N, np.float32).reshape(-1, 2)[:, ::-1].reshape(-1)

@@ -90,14 +90,14 @@ class EngineConformance(ValueRoleConformance):
         section = PluginSection(path=pair_objective.__file__, attribute="PairMargin")
         objective = objective_spec(section)
         batch = self.batch(9, size=12)
-        pairs = {"pair_id": np.arange(12) % 6, "preferred": np.arange(12) < 6}
+        pairs = {"pair_id": np.arange(12) % 6, "chosen": np.arange(12) < 6}
         batch = batch.with_columns(pairs)
         small, large = (
             self.after_updates(model_directory, budget, batch, 1, objective)
             for budget in (24, 4096)
         )
         self.assert_close(small, large)
-        turned = batch.with_columns({"preferred": np.arange(12) >= 6})
+        turned = batch.with_columns({"chosen": np.arange(12) >= 6})
         other = self.after_updates(model_directory, 4096, turned, 1, objective)
         assert any(not torch.equal(other[name], large[name]) for name in other)
 
