@@ -29,7 +29,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test test-vllm test-ray test-sglang nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs clean
+.PHONY: setup demo quick test test-vllm test-ray test-sglang nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs messages clean
 
 setup: $(VENV)/.ready
 
@@ -95,6 +95,9 @@ manifests: setup ## Write every package's dovetail-plugin.json from its classes
 
 docs: manifests ## Write docs/algorithms and the tables of docs/engines.md from the manifests, docs/interfaces from the code
 	$(BIN)/python -m dovetail_sdk docs --prune --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
+
+messages: setup ## Record anew what commands answer to bad inputs, in tests/end_to_end/bad_inputs/messages.txt
+	$(PYTEST) --update-messages tests/end_to_end/test_bad_inputs.py
 
 wheels: setup ## Fill dist/ with a wheel of every package
 	rm -rf dist && mkdir dist

@@ -23,6 +23,13 @@ settings.register_profile("random", derandomize=False, print_blob=True, deadline
 settings.load_profile(os.environ.get("DOVETAIL_HYPOTHESIS", "steady"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option of `make messages`."""
+    parser.addoption(
+        "--update-messages", action="store_true", help="record what commands answer to bad inputs"
+    )
+
+
 def starts_ray(path: Path) -> bool:
     """Whether the tests in it start Ray clusters, by its name."""
     return "ray" in path.stem.split("_") or "runtime_ray" in path.parts

@@ -21,7 +21,7 @@ from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.metrics import values
 from dovetail.plugins import make_plugin, objective_spec
 from dovetail.sections import ModelSection, OptimSection, TrainingSection
-from dovetail_algorithms.objectives.bradley_terry import preference_scores, with_other_scores
+from dovetail_algorithms.objectives.bradley_terry import preference_scores
 
 OBJECTIVE = objective_spec("bradley_terry")
 Progress = Callable[[int, Mapping[str, float]], None]
@@ -46,6 +46,7 @@ def to_batch(pairs: Sequence[Pair], tokenizer: Any) -> Batch:
             "response_ids": closing,
             "response_mask": closing.with_values(np.ones(len(texts), np.bool_)),
             "temperature": np.ones(len(texts), np.float32),
+            "pair_id": np.arange(len(texts)) // 2,
             "chosen": np.tile([True, False], len(pairs)),
         }
     )
@@ -117,9 +118,7 @@ def train(
         before = accuracy(engine, held_out, tokenizer)
         batches = mini_batches(train_pairs, min(batch_pairs, len(train_pairs)), seed)
         for step in range(1, steps + 1):
-            batch = to_batch(next(batches), tokenizer)
-            batch = with_other_scores(batch, scores(engine, batch))
-            metrics = values(engine.update(batch, OBJECTIVE))
+            metrics = values(engine.update(to_batch(next(batches), tokenizer), OBJECTIVE))
             if progress is not None:
                 progress(step, metrics)
         after = accuracy(engine, held_out, tokenizer)

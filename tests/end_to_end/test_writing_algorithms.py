@@ -22,6 +22,7 @@ TRAINED = (
     "my_filter.py",
     "my_correction.py",
     "my_stage.py",
+    "towards_teacher.py",
     "my_trainer.py",
     "one_step_off.py",
     "my_preset.py",
@@ -58,6 +59,9 @@ def test_a_file_trains_when_it_is_selected_as_shown(
     if "preset" in given:
         document["algorithm"] = {}  # keys win over presets
     document["algorithm"] |= given
+    for role in selected.get("roles", {}).values():
+        role["path"] = document["model"]["path"]
+    document["roles"] = selected.get("roles", {})
     config.write_text(yaml.safe_dump(document))
     summary = train(config, ["trainer.total_steps=1", "trainer.validate_before=false"])
     assert summary["status"] == "completed"

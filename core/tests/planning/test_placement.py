@@ -16,7 +16,14 @@ from dovetail.interfaces import PluginRef
 from dovetail.planning.models import ModelRole
 from dovetail.planning.placement import place
 from dovetail.planning.resolved_plugins import default_transport
-from dovetail.sections import EngineSection, PlannedAdapter, Pool, RolloutSection, RuntimeSection
+from dovetail.sections import (
+    EngineSection,
+    PlannedAdapter,
+    Pool,
+    RolloutSection,
+    RuntimeSection,
+    TrainingSection,
+)
 from dovetail.serving import AdaptedSection
 
 
@@ -105,9 +112,10 @@ def placed(
             engine=PluginRef(
                 kind="engine", name="e", config=Parallel(cp=cp, sends=sends, adapter=adapter)
             ),
+            key=role,
             path="p",
-            trained=True,
             because="",
+            training=TrainingSection(),
         )
         for role, cp in engines.items()
     ]

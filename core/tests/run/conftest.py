@@ -238,7 +238,7 @@ class Composed:
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),
             stop=self.stop,
         )
-        residency = Residency(config, roles, record.phase)
+        residency = Residency({}, record.phase)
         pool = RolloutPool([self.engine])
         self.manager = manager = plain(Manager)
         tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))

@@ -117,7 +117,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
     learner = Learner(
         record,
         stages,
-        residency=Residency(plan.facts.config, groups, record.phase),
+        residency=Residency({}, record.phase),
         publisher=SimpleNamespace(moved=False),  # type: ignore[arg-type]
         ledger=Ledger(),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 from dovetail.dispatch import Future
@@ -25,14 +24,8 @@ class Group:
 
 def residency(**offloaded: bool) -> tuple[Residency, list[str]]:
     log: list[str] = []
-    config: Any = SimpleNamespace(
-        **{
-            role: SimpleNamespace(offload=offloaded.get(role, False))
-            for role in ("actor", "critic", "ref")
-        }
-    )
-    groups = {"actor": Group("actor", log), "critic": None, "ref": Group("ref", log)}
-    return Residency(config, groups, lambda _: nullcontext()), log
+    groups = {role: Group(role, log) for role, away in offloaded.items() if away}
+    return Residency(groups, lambda _: nullcontext()), log
 
 
 def test_nobody_moves_unless_asked_to() -> None:

@@ -1,27 +1,23 @@
-"""The Bradley–Terry loss against a plain oracle, its gradient exactly, and whatever the cut into micro-batches."""
+"""The Bradley–Terry loss against a plain oracle, value and gradient, however pairs are cut into micro-batches and ranks."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.errors import ColumnError, NumericsError
+from dovetail.errors import ColumnError
 from dovetail.interfaces import PluginContext
-from dovetail.metrics import values
+from dovetail.metrics import merge_metrics, values
 from dovetail_algorithms.config.objectives import BradleyTerryConfig
-from dovetail_algorithms.objectives.bradley_terry import (
-    BradleyTerry,
-    preference_scores,
-    with_other_scores,
-)
+from dovetail_algorithms.objectives.bradley_terry import BradleyTerry, preference_scores
 from dovetail_sdk.testing import update_of
+from dovetail_sdk.testing.ranks import on_ranks
 
 
 def pairs(scores, order=None, seed=0):
-    """Pairs with these scores, chosen first or as `order` says; each response has its score at a random token."""
+    """Pairs with these scores, chosen first, or the 2P samples in `order`; each has its score at a random token."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 5, len(scores))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -30,39 +26,44 @@ def pairs(scores, order=None, seed=0):
     mask[places] = True
     column = rng.normal(size=offsets[-1]).astype(np.float32)
     column[places] = scores
-    chosen_P = np.ones(len(scores) // 2, np.bool_) if order is None else np.asarray(order, np.bool_)
     batch = Batch(
         {
             "response_mask": Ragged(mask, offsets),
-            "chosen": np.stack([chosen_P, ~chosen_P], 1).reshape(-1),
+            "pair_id": 100 - np.arange(len(scores)) // 2,
+            "chosen": np.arange(len(scores)) % 2 == 0,
             "current": Ragged(column, offsets),
         }
     )
-    return with_other_scores(batch, preference_scores(batch["current"], batch["response_mask"]))
+    return batch if order is None else batch.take(np.array(order))
 
 
-def run(batch, parts=None):
-    """Loss as reported, gradient by the values at the scored tokens, metrics."""
+def update(batch, **how):
     goal = BradleyTerry(BradleyTerryConfig(name="bradley_terry"), PluginContext())
-    found = update_of(goal, batch, {"values": batch["current"].values}, parts=parts)
+    return update_of(goal, batch, {"values": batch["current"].values}, **how)
+
+
+def run(batch, **how):
+    """Loss, gradient by the scores [N], metrics."""
+    found = update(batch, **how)
     mask, gradient_T = batch["response_mask"].values, found.gradients["values"]
     assert not gradient_T[~mask].any()
     metrics = values(found.metrics)
-    return metrics["reward_model/loss"], gradient_T[mask], metrics
+    assert metrics["reward_model/loss"] == pytest.approx(found.loss, rel=1e-6)
+    return found.loss, gradient_T[mask], metrics
 
 
 def oracle(batch):
-    """Equation 1 of arXiv 2203.02155, pair by pair, by torch's own derivative of the plain formula in float64."""
-    scores = preference_scores(batch["current"], batch["response_mask"]).astype(np.float64)
-    r = torch.tensor(scores, requires_grad=True)
-    losses = []
-    for pair in range(len(scores) // 2):
-        a, b = 2 * pair, 2 * pair + 1
-        chosen, rejected = (a, b) if batch["chosen"][a] else (b, a)
-        losses.append(-torch.nn.functional.logsigmoid(r[chosen] - r[rejected]))
-    loss = torch.stack(losses).mean()
-    loss.backward()
-    return loss.item(), r.grad.numpy()
+    """Equation 1 of arXiv 2203.02155 and its derivative by the scores [N], pair by pair, in float64."""
+    scores_N = preference_scores(batch["current"], batch["response_mask"]).astype(np.float64)
+    loss, gradient_N, ids = 0.0, np.zeros(len(batch)), set(batch["pair_id"].tolist())
+    for pair in ids:
+        (w,) = np.flatnonzero((batch["pair_id"] == pair) & batch["chosen"])
+        (l,) = np.flatnonzero((batch["pair_id"] == pair) & ~batch["chosen"])  # noqa: E741
+        margin = scores_N[w] - scores_N[l]
+        loss += np.logaddexp(0, -margin) / len(ids)
+        gradient_N[l] = np.exp(-np.logaddexp(0, margin)) / len(ids)
+        gradient_N[w] = -gradient_N[l]
+    return loss, gradient_N
 
 
 @st.composite
@@ -70,21 +71,34 @@ def batches(draw):
     count = draw(st.integers(1, 6))
     score = st.floats(-30, 30, width=32)
     scores = draw(st.lists(score, min_size=2 * count, max_size=2 * count))
-    order = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    order = draw(st.permutations(range(2 * count)))
     return pairs(scores, order, seed=draw(st.integers(0, 100)))
 
 
 @settings(max_examples=40)
-@given(batches(), st.randoms(use_true_random=False))
-def test_loss_and_gradient_are_bradley_terrys_however_the_batch_is_cut(batch, random):
-    order = list(range(len(batch)))
-    random.shuffle(order)
-    cut = random.randrange(len(order))
+@given(batches(), st.data())
+def test_loss_and_gradient_are_bradley_terrys_however_pairs_are_cut_into_micro_batches(batch, data):
+    ids_P = np.unique(batch["pair_id"])
+    part_P = data.draw(st.lists(st.integers(0, 2), min_size=len(ids_P), max_size=len(ids_P)))
+    part_N = np.array(part_P)[np.searchsorted(ids_P, batch["pair_id"])]
     expected_loss, expected_gradient = oracle(batch)
-    for parts in (None, [part for part in (order[:cut], order[cut:]) if part]):
-        loss, gradient, _ = run(batch, parts)
-        assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
-        assert gradient == pytest.approx(expected_gradient, rel=1e-5, abs=1e-7)
+    for parts in (None, [np.flatnonzero(part_N == part).tolist() for part in range(3)]):
+        loss, gradient, _ = run(batch, parts=parts)
+        assert loss == pytest.approx(expected_loss, rel=1e-6, abs=1e-6)
+        assert gradient == pytest.approx(expected_gradient, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("cut", [0, 2, 8])
+def test_loss_gradient_and_metrics_are_those_of_one_rank_on_several(cut):
+    batch = pairs(np.random.default_rng(3).normal(size=10).astype(np.float32))
+    halves = [batch.slice(0, cut), batch.slice(cut, len(batch))]
+    ranks = on_ranks(2, lambda rank, sums: update(halves[rank], reduction=sums))
+    expected_loss, expected_gradient = oracle(batch)
+    gradient = np.concatenate([rank.gradients["values"] for rank in ranks])
+    assert sum(rank.loss for rank in ranks) == pytest.approx(expected_loss, rel=1e-6)
+    assert gradient[batch["response_mask"].values] == pytest.approx(expected_gradient, abs=1e-6)
+    together = values(merge_metrics(rank.metrics for rank in ranks))
+    assert together == pytest.approx(run(batch)[2], rel=1e-6)
 
 
 def test_two_pairs_by_hand():
@@ -103,13 +117,24 @@ def test_far_scores_overflow_nothing():
     assert gradient == pytest.approx([-1.0, 1.0])
 
 
-def test_pairs_are_one_chosen_and_one_rejected():
-    batch = pairs([1.0, 0.0])
-    both = batch.with_columns({"chosen": np.array([True, True])})
-    with pytest.raises(ColumnError, match="not pairs of neighbours with one chosen each"):
-        with_other_scores(both, np.zeros(2, np.float32))
-    with pytest.raises(ColumnError, match="not pairs of neighbours"):
-        with_other_scores(batch.take(np.array([0])), np.zeros(1, np.float32))
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"chosen": [True, False, True, True]}, "pair_id 99 has 2 chosen and 0 rejected"),
+        ({"chosen": [False, False, True, False]}, "pair_id 100 has 0 chosen and 2 rejected"),
+        ({"pair_id": [7, 7, 7, 7]}, "pair_id 7 has 2 chosen and 2 rejected"),
+        ({"pair_id": [1, 2, 3, 3]}, "pair_id 1 has 1 chosen and 0 rejected"),
+    ],
+)
+def test_a_pair_is_one_chosen_and_one_rejected_response(columns, found):
+    batch = pairs([1.0, 0.0, 1.0, 0.0])
+    with pytest.raises(ColumnError, match=found):
+        run(batch.with_columns({name: np.array(column) for name, column in columns.items()}))
+
+
+def test_half_a_pair_is_refused():
+    with pytest.raises(ColumnError, match="pair_id 99 has 1 chosen and 0 rejected"):
+        run(pairs([1.0, 0.0, 1.0, 0.0]).take(np.array([0, 1, 2])))
 
 
 def test_a_response_is_scored_at_one_token():
@@ -120,14 +145,12 @@ def test_a_response_is_scored_at_one_token():
         run(nowhere)
 
 
-def test_a_score_that_is_not_finite_is_refused_by_name():
-    batch = pairs([1.0, 0.0]).with_columns(
-        {"other_scores": np.array([0.0, np.nan], np.float32), "sample_id": ["a", "b"]}
-    )
-    with pytest.raises(NumericsError, match="'other_scores' is not finite in sample b"):
-        run(batch)
+@pytest.mark.parametrize("score", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_is_reported(score):
+    assert not update(pairs([1.0, 0.0, 0.0, score])).finite
 
 
-def test_a_column_is_missing():
-    with pytest.raises(ColumnError, match="other_scores"):
-        run(pairs([1.0, 0.0]).drop({"other_scores"}))
+@pytest.mark.parametrize("column", ["chosen", "pair_id"])
+def test_a_column_is_missing(column):
+    with pytest.raises(ColumnError, match=column):
+        run(pairs([1.0, 0.0]).drop({column}))

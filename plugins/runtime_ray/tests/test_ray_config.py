@@ -58,7 +58,7 @@ def test_what_a_pool_leaves_out_is_as_the_runtime_says() -> None:
     [
         (
             {"pools": {"a": PoolSection(roles=("actr",))}},
-            "unknown role 'actr'.*did you mean 'actor'",
+            "this run has no actr.*did you mean 'actor'",
         ),
         ({"pools": {"a": PoolSection(roles=("critic",))}}, "this run has no critic"),
         ({"pools": {"a": PoolSection()}}, "names no role"),

@@ -74,6 +74,7 @@ def make_engine():
             role=training.pop("role", "actor" if head == "lm" else "critic"),
             head=head,
             seed=training.pop("seed", 0),
+            trained=training.pop("trained", True),
             model=ModelSection(
                 path=str(path), dtype=dtype, attn_implementation=training.pop("attention", "sdpa")
             ),

@@ -267,7 +267,7 @@ def test_an_untied_output_layer_can_be_adapted(stored_narrow, make_engine, batch
 
 
 def test_a_reference_of_its_own_gets_no_adapter(tiny, make_engine):
-    assert make_engine(tiny, config=LORA, role="ref")._scorer.adapter is None
+    assert make_engine(tiny, config=LORA, trained=False)._scorer.adapter is None
 
 
 def test_ref_log_probs_are_provided_with_an_adapter_only(tiny, make_engine, batch):

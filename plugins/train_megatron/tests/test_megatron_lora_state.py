@@ -221,9 +221,11 @@ def test_a_critic_trains_its_adapter_and_its_head_alike_in_any_layout(
     assert_close(got, expected)
 
 
-def started(path, section, role="actor", **config):
+def started(path, section, role="actor", trained=True, **config):
     """The engine alone in this process."""
-    context = PluginContext(role=role, model=ModelSection(path=str(path), dtype="float32"))
+    context = PluginContext(
+        role=role, trained=trained, model=ModelSection(path=str(path), dtype="float32")
+    )
     engine = MegatronOnCpu(MegatronConfig(lora=section, **config), context)
     engine.start()
     return engine
@@ -243,7 +245,7 @@ def test_layers_that_can_not_be_adapted_are_named_with_what_can(tiny, tmp_path):
 
 def test_a_reference_of_its_own_has_no_adapter_and_only_an_adapter_has_a_reference(tiny, batch):
     for role, section in (("ref", SECTION), ("actor", None)):
-        engine = started(tiny, section, role=role)
+        engine = started(tiny, section, role=role, trained=role == "actor")
         try:
             with pytest.raises(ConfigError, match="lora"):
                 engine.forward(batch, frozenset({"ref_log_probs"}))

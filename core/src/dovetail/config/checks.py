@@ -7,11 +7,7 @@ from pathlib import Path
 
 from dovetail.config.problems import Problem
 from dovetail.errors import nearest
-from dovetail.sections import RunConfig
-from dovetail.sections.profile import PROFILED_ROLES
-
-_MINI_BATCH_DEFAULT = {"actor": "the whole batch", "critic": "the actor's"}
-"""What an absent mini-batch size stands for, by role."""
+from dovetail.sections import RefSection, RunConfig
 
 
 def cross_field_problems(config: RunConfig) -> Iterator[Problem]:
@@ -38,8 +34,9 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
 
 
 def _mini_batch(config: RunConfig) -> Iterator[Problem]:
-    for role in ("actor", "critic"):
-        yield from _mini_batch_of(config, role, getattr(config, role).mini_batch_size)
+    for role, section in config.role_sections.items():
+        if not isinstance(section, RefSection):
+            yield from _mini_batch_of(config, role, section.mini_batch_size)
 
 
 def _mini_batch_of(config: RunConfig, role: str, mini: int | None) -> Iterator[Problem]:
@@ -49,16 +46,22 @@ def _mini_batch_of(config: RunConfig, role: str, mini: int | None) -> Iterator[P
     mini_text, batch_text = (f"{size} prompts = {size * n} samples" for size in (mini, batch))
     touches = (("data", "train_batch_size"), ("rollout", "n"))
     if mini > batch:
+        default = "the actor's" if role == "critic" else "the whole batch"
         text = (
             f"larger than data.train_batch_size = {batch} ({mini_text} > {batch_text}, "
-            f"at rollout.n = {n}); at most {batch}, or null for {_MINI_BATCH_DEFAULT[role]}"
+            f"at rollout.n = {n}); at most {batch}, or null for {default}"
         )
     else:
         text = (
             f"does not divide data.train_batch_size = {batch} ({mini_text}, {batch_text}, "
             f"at rollout.n = {n}); nearest that do: {_divisors_around(batch, mini)}"
         )
-    yield Problem(path=(role, "mini_batch_size"), value=mini, text=text, touches=touches)
+    yield Problem(
+        path=(*config.role_key(role).split("."), "mini_batch_size"),
+        value=mini,
+        text=text,
+        touches=touches,
+    )
 
 
 def _divisors_around(batch: int, mini: int) -> str:
@@ -73,10 +76,14 @@ def _token_budgets(config: RunConfig) -> Iterator[Problem]:
     for role, budget in (
         ("actor", config.actor.max_tokens_per_micro_batch),
         ("ref", config.ref.max_tokens_per_micro_batch),
+        *(
+            (f"roles.{name}", role.max_tokens_per_micro_batch)
+            for name, role in config.roles.items()
+        ),
     ):
         if budget is not None and budget < longest:
             yield Problem(
-                path=(role, "max_tokens_per_micro_batch"),
+                path=(*role.split("."), "max_tokens_per_micro_batch"),
                 value=budget,
                 text=f"too small for one sequence: data.max_prompt_length + data.max_response_length = "
                 f"{prompt} + {response} = {longest} tokens; at least {longest}",
@@ -85,13 +92,15 @@ def _token_budgets(config: RunConfig) -> Iterator[Problem]:
 
 
 def _profile(config: RunConfig) -> Iterator[Problem]:
-    profile = config.profile
+    profile, known = config.profile, list(config.role_sections)
     for index, role in enumerate(profile.roles):
-        if role not in PROFILED_ROLES:
-            near = nearest(role, PROFILED_ROLES)
-            instead = f"did you mean {near!r}?" if near else f"allowed: {', '.join(PROFILED_ROLES)}"
+        if role not in known:
+            near = nearest(role, known)
+            instead = f"did you mean {near!r}?" if near else f"allowed: {', '.join(known)}"
             if role == "rollout":
-                instead = f"rollout engines have profilers of their own; allowed: {', '.join(PROFILED_ROLES)}"
+                instead = (
+                    f"rollout engines have profilers of their own; allowed: {', '.join(known)}"
+                )
             yield Problem(
                 path=("profile", "roles", index), value=role, text=f"no role to profile; {instead}"
             )

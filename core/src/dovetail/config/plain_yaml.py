@@ -99,7 +99,7 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
 
     Raises:
         YamlTextError: bad syntax, several documents, a key given twice, a key that is no string, a tag of YAML's
-            language-specific kind, or an alias that holds itself.
+            language-specific kind, an alias that holds itself, or containers nested deeper than Python recurses.
     """
     loader: _Loader | None = None
     try:
@@ -115,6 +115,8 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
         raise YamlTextError(message, mark.line + 1 if mark else None) from error
     except yaml.YAMLError as error:
         raise YamlTextError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise YamlTextError("mappings and lists are nested too deep") from error
     finally:
         if loader is not None:
             loader.dispose()

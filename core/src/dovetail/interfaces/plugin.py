@@ -42,15 +42,17 @@ class PluginContext:
     seed: int = 0
     """The run's seed."""
     role: str = ""
-    """Which role the plugin plays: `actor`, `ref`, `critic`, `rollout`, … or empty."""
+    """Which role the plugin plays: `actor`, `ref`, `critic`, a name of `roles` in the config, `rollout`, … or empty."""
     run_directory: Path | None = None
     """Where the run writes; None outside a run."""
     model: ModelSection | None = None
     """The model of this role."""
     head: Literal["lm", "value"] = "lm"
     """What the role's model ends in: a language model's head, or one value a token."""
+    trained: bool = True
+    """Whether the role's model is trained: one that is frozen gets no adapter."""
     training: TrainingSection | None = None
-    """Optimizer and micro-batch settings of this role; None for roles that are not trained."""
+    """Optimizer and micro-batch settings of this role; None for roles without a training engine."""
     total_steps: int | None = None
     """Optimizer steps that the run will take, for learning-rate schedules."""
     tokenizer: Any = None

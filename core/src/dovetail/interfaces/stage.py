@@ -69,7 +69,8 @@ class PlanFacts:
 
     def engine(self, role: str) -> SelectedPlugin:
         """Return the training engine of a role; the actor's where the role has none of its own."""
-        return self.plugins.get(f"{role}.engine", self.plugins["actor.engine"])
+        own = self.plugins.get(f"{self.config.role_key(role)}.engine")
+        return own or self.plugins["actor.engine"]
 
 
 class Experience(Protocol):
@@ -188,7 +189,9 @@ class Stage(Plugin):
 
     @classmethod
     def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
-        """Return the roles (`actor`, `ref`, `critic`) whose models it computes with: they exist for it, and are on the accelerator while it runs."""
+        """Return the roles (`actor`, `ref`, `critic`, or a name of `roles` in the config) whose models it computes with: they exist for
+        it, and are on the accelerator while it runs.
+        """
         return ()
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:

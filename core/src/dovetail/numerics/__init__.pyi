@@ -24,6 +24,7 @@ from .objective_terms import (
     loss_denominators as loss_denominators,
     loss_share as loss_share,
     metric_weight as metric_weight,
+    pair_rows as pair_rows,
 )
 from .plugin_results import (
     DeclaredColumns as DeclaredColumns,

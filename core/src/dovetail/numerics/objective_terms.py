@@ -1,6 +1,6 @@
-"""What objectives are written with: denominators of a loss aggregation, and a micro-batch's share of a mini-batch.
+"""What objectives are written with: denominators of a loss aggregation, a micro-batch's share of a mini-batch, and pairs.
 
-Legend: N samples, T response tokens, packed end to end.
+Legend: N samples, P pairs, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from dovetail.batch.batch import Batch
+from dovetail.errors import ColumnError
 from dovetail.interfaces.plugin import Reduction
 from dovetail.interfaces.policy_loss import LossAggregation
 from dovetail.metrics import Mean
@@ -52,3 +53,28 @@ def all_finite(
     """Whether the loss and all outputs [T] are finite, bool []; nothing is fetched."""
     checks = [torch.isfinite(values_T.detach()).all() for values_T in outputs.values()]
     return torch.stack([torch.isfinite(loss.detach()), *checks]).all()
+
+
+def pair_rows(batch: Batch) -> tuple[Int64[np.ndarray, "P"], Int64[np.ndarray, "P"]]:
+    """Rows of the chosen responses and of the rejected ones, both in the order of their pairs' ids.
+
+    Args:
+        batch: 2P samples, in any order; needs `pair_id` and `chosen`.
+
+    Raises:
+        ColumnError: a pair has not one chosen and one rejected response.
+    """
+    chosen_N = np.asarray(batch["chosen"], np.bool_)
+    ids_P, pair_N = np.unique(batch["pair_id"], return_inverse=True)
+    sides_P2 = np.stack(
+        [np.bincount(pair_N[side], minlength=len(ids_P)) for side in (chosen_N, ~chosen_N)], 1
+    )
+    odd = np.flatnonzero((sides_P2 != 1).any(1))
+    if len(odd):
+        chosen, rejected = sides_P2[odd[0]].tolist()
+        raise ColumnError(
+            f"the pair with pair_id {ids_P[odd[0]]} has {chosen} chosen and {rejected} rejected responses; expected one of each",
+            hint="give the two samples of a pair one pair_id, and chosen = true to the preferred one",
+        )
+    rows_N = np.argsort(pair_N, kind="stable")
+    return rows_N[chosen_N[rows_N]], rows_N[~chosen_N[rows_N]]

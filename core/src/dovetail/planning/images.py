@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from dovetail.errors import PlanError
 from dovetail.interfaces.stage import SelectedPlugin
@@ -11,18 +11,15 @@ CAPABILITY = "images"
 """Of rollout and training engines that take prompts with images."""
 
 
-def check_images(chosen: Mapping[str, SelectedPlugin], *, critic: bool) -> None:
+def check_images(engines: Sequence[SelectedPlugin]) -> None:
     """Refuse engines that would leave images out.
 
     Args:
-        chosen: the plugins of a run, by their key paths.
-        critic: whether the run has a critic.
+        engines: of the rollout and of every model of a run.
 
     Raises:
         PlanError: an engine lacks the capability `images`; names it, and an engine of the run that has it.
     """
-    paths = ["rollout", "actor.engine", "ref.engine", *(["critic.engine"] if critic else [])]
-    engines = [chosen[path] for path in paths if path in chosen]
     for engine in engines:
         if CAPABILITY not in engine.cls.capabilities:
             able = [e.title for e in engines if CAPABILITY in e.cls.capabilities]

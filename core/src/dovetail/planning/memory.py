@@ -58,8 +58,7 @@ def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
         yield f"{role.role} adapters", trained * _FLOAT32
     if role.trained:
         yield f"{role.role} gradients", trained * _FLOAT32
-        optim = config.critic.optim if role.role == "critic" else config.actor.optim
-        if optim.optimizer == "adamw":
+        if role.training.optim.optimizer == "adamw":
             yield f"{role.role} optimizer", trained * _FLOAT32 * _MOMENTS
 
 

@@ -60,6 +60,16 @@ class Plan:
         """Whether a step runs this stage."""
         return any(stage.name == name for stage in self.stages)
 
+    def total_updates(self, role: str) -> int | None:
+        """Return the optimizer steps of a role in the run; None where the data has not been read."""
+        if role == "critic":
+            return self.counts.total_critic_updates
+        section = self.facts.config.roles.get(role)
+        if section is None or self.counts.steps is None:
+            return self.counts.total_updates
+        batch = self.counts.prompts_per_step
+        return self.counts.steps * section.epochs * -(-batch // (section.mini_batch_size or batch))
+
     @property
     def wanted_log_probs(self) -> frozenset[str]:
         """Columns with log-probabilities that every rollout is asked for."""
@@ -100,12 +110,12 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
     facts, stages = list_stages(config, chosen, counts.updates_per_step)
     if any(stage.name == "advantage" for stage in stages):
         _check_group_size(config, chosen["algorithm.advantage"])
-    critic = uses_critic(facts)
-    if critic:
+    if uses_critic(facts):
         counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
+    models = tuple(models_of(facts, stages))
     if images:
-        check_images(chosen, critic=critic)
-    placement, models = place(config, chosen, tuple(models_of(facts, stages)))
+        check_images([chosen["rollout"], *(facts.engine(model.role) for model in models)])
+    placement, models = place(config, chosen, models)
     return Plan(
         collection=tuple(_collection(facts)),
         stages=stages,

@@ -108,6 +108,9 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
     yield "critic.objective", "objective", value
     yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation
     yield "ref.engine", "engine", config.ref.engine
+    for name, role in config.roles.items():
+        yield f"roles.{name}.engine", "engine", role.engine
+        yield f"roles.{name}.objective", "objective", role.objective
     yield "algorithm.preset", "preset", algorithm.preset
     yield "algorithm.advantage", "advantage", algorithm.advantage
     yield "algorithm.policy_loss", "policy_loss", algorithm.policy_loss

@@ -43,12 +43,11 @@ CORE_STAGES = (
     "kl_penalty",
     "advantage",
     "update_critic",
+    "update_roles",
     "update_actor",
 )
 """Stages of core, in their order."""
 _OF_STAGES = (
-    "actor.objective",
-    "critic.objective",
     "algorithm.policy_loss",
     "algorithm.advantage",
     "algorithm.rollout_correction",
@@ -149,7 +148,7 @@ def _required_by_plugins(plugins: Mapping[str, SelectedPlugin]) -> dict[str, str
     """Columns that plugins require which no stage runs, and which of them does."""
     required: dict[str, str] = {}
     for path, plugin in plugins.items():
-        if path not in _OF_STAGES:
+        if plugin.ref.kind != "objective" and path not in _OF_STAGES:
             for column in sorted(plugin.requires()):
                 required.setdefault(column, plugin.title)
     return required

@@ -11,9 +11,6 @@ from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.stage import PHASES, PlanFacts, SelectedPlugin
 from dovetail.plugins.titles import called
 
-ROLES = ("actor", "ref", "critic")
-"""Whose models a stage may compute with."""
-
 IN_CONFIG = "algorithm.stages["
 """What the key paths of stages begin with that the config names."""
 
@@ -60,15 +57,16 @@ class Candidate:
         """Roles that it computes with.
 
         Raises:
-            PlanError: one of them is no role.
+            PlanError: the config has no such role.
         """
-        roles = tuple(self._names("roles", facts))
+        roles, known = tuple(self._names("roles", facts)), facts.config.role_sections
         for role in roles:
-            if role not in ROLES:
-                near = nearest(role, ROLES)
+            if role not in known:
+                near = nearest(role, known)
                 raise PlanError(
-                    f"{whose(self)} names the role {role!r}; expected {', '.join(map(repr, ROLES))}",
-                    hint=f"did its author mean {near!r}?" if near else None,
+                    f"{whose(self)} computes with the role {role!r}, and the config has only {', '.join(known)}",
+                    hint=f"set roles.{role}.path=MODEL"
+                    + (f", or did its author mean {near!r}?" if near else ""),
                 )
         return roles
 

@@ -40,7 +40,7 @@ class AdapterTargets(PreflightRule):
                 problem = _problem(target, shape, role)
                 if problem is None:
                     continue
-                message = f"{_section(config, role.role)}: {problem.message}"
+                message = f"{_section(plan, role)}: {problem.message}"
                 if message not in told:
                     told.add(message)
                     yield self.error(message, hint=problem.hint)
@@ -66,10 +66,10 @@ def _problem(target: str, shape: ModelShape, role: ModelRole) -> ConfigError | N
     return None
 
 
-def _section(config: RunConfig, role: str) -> str:
+def _section(plan: Plan | None, role: ModelRole) -> str:
     """The key path of what selects a role's engine."""
-    own = getattr(getattr(config, role, None), "engine", None)
-    return f"{role if own is not None else 'actor'}.engine"
+    own = f"{role.key}.engine"
+    return own if plan is not None and own in plan.refs else "actor.engine"
 
 
 def _layers(target: str, shape: ModelShape) -> str:

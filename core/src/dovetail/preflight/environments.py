@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _ROLLOUT = ("rollout", "rollout.weight_transport")
 _TRAINING = (
-    "actor.objective",
-    "critic.objective",
     "algorithm.policy_loss",
     "algorithm.loss_aggregation",
     "algorithm.rollout_correction",
@@ -95,7 +93,8 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
     """The plugins that a role's processes load, its own first."""
     if role == "rollout":
         return [plan.refs[path] for path in _ROLLOUT]
-    own = [model.engine for model in plan.models if model.role == role]
+    (model,) = (model for model in plan.models if model.role == role)
+    own = [model.engine, *([model.objective.plugin] if model.objective else [])]
     besides = [plan.refs[path] for path in _TRAINING if path in plan.refs]
     sends = role == "actor" and plan.generates
     transport = [plan.refs["rollout.weight_transport"]] if sends else []

@@ -82,7 +82,7 @@ class ModelMissing(PreflightRule):
             policy = role.path == config.model.path
             if policy and _may_be_fetched(role.path, config.model):
                 continue
-            key = "model.path" if policy else f"{role.role}.path"
+            key = "model.path" if policy else f"{role.key}.path"
             try:
                 shape = read_shape(config.model, role.path)
             except ModelError as error:

@@ -45,9 +45,8 @@ class WarmupTooLong(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if plan is None or plan.counts.steps is None:
             return
-        counts, steps = plan.counts, plan.counts.steps
-        critic = has_critic(plan)
-        if critic and config.critic.warmup_steps >= steps:
+        steps = plan.counts.steps
+        if has_critic(plan) and config.critic.warmup_steps >= steps:
             yield self.error(
                 f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
                 f"{'step' if steps == 1 else 'steps'} train the critic "
@@ -55,16 +54,14 @@ class WarmupTooLong(PreflightRule):
                 hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
             )
             return
-        optims = [("actor", config.actor.optim, counts.total_updates)]
-        if critic:
-            optims.append(("critic", config.critic.optim, counts.total_critic_updates))
-        for role, optim, updates in optims:
-            if updates and optim.warmup_steps >= updates:
+        for model in plan.models:
+            optim, updates = model.training.optim, plan.total_updates(model.role)
+            if model.trained and updates and optim.warmup_steps >= updates:
                 steps_there = "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
                 yield self.warning(
-                    f"{role}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
-                    f"the {role}: the learning rate only ever rises, towards {role}.optim.lr = {optim.lr:g}",
-                    hint=f"set {role}.optim.warmup_steps={updates // 10}",
+                    f"{model.key}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
+                    f"the {model.role}: the learning rate only ever rises, towards {model.key}.optim.lr = {optim.lr:g}",
+                    hint=f"set {model.key}.optim.warmup_steps={updates // 10}",
                 )
 
 

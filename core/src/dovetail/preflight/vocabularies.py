@@ -153,7 +153,7 @@ def _rows(path: str, section: ModelSection) -> int | None:
 
 
 def _key(role: ModelRole) -> str:
-    return "model.path" if role.role == "actor" else f"{role.role}.path"
+    return "model.path" if role.role == "actor" else f"{role.key}.path"
 
 
 def _count(tokens: list[str]) -> str:

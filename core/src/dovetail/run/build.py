@@ -32,7 +32,7 @@ from dovetail.run.record import RunRecord
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
-from dovetail.sections import EngineSection, ModelSection, RunConfig, TrainingSection
+from dovetail.sections import EngineSection, ModelSection, RunConfig
 from dovetail.stages.algorithm import staleness
 from dovetail.weights.residency import Residency
 
@@ -167,7 +167,7 @@ def build(
             ),
             stop=stop or StopSwitch(),
         )
-        residency = Residency(config, groups, record.phase)
+        residency = Residency(_offloaded(plan, groups), record.phase)
         if pool is None:
             none = NoRollout()
             parts: dict[str, Any] = {
@@ -271,6 +271,11 @@ def _generation(
     }
 
 
+def _offloaded(plan: Plan, groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The worker groups that keep off the accelerator while they do not compute, by role."""
+    return {m.role: groups[m.role] for m in plan.models if m.training.offload}
+
+
 def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
     """The plugins on the controller that core's stages run, by key path."""
     from dovetail.plugins.load import make_plugin
@@ -328,12 +333,6 @@ def _deterministic(started: ExitStack) -> None:
 def _worker_group(
     runtime: Runtime, model: ModelRole, config: RunConfig, plan: Plan, context: PluginContext
 ) -> Any:
-    critic = model.role == "critic"
-    training: TrainingSection = config.critic if critic else config.actor
-    if model.role == "ref" and config.ref.max_tokens_per_micro_batch is not None:
-        training = attrs.evolve(
-            config.actor, max_tokens_per_micro_batch=config.ref.max_tokens_per_micro_batch
-        )
     model_section: ModelSection = attrs.evolve(config.model, path=model.path)
     spec = WorkerSpec(
         role=model.role,
@@ -343,10 +342,11 @@ def _worker_group(
             role=model.role,
             model=model_section,
             head=model.head,
-            training=training,
-            total_steps=plan.counts.total_critic_updates if critic else plan.counts.total_updates,
+            trained=model.trained,
+            training=model.training,
+            total_steps=plan.total_updates(model.role),
         ),
-        # A critic's weights go nowhere, and neither do those of a frozen reference.
+        # The weights of the other roles go nowhere.
         transport=plan.refs.get("rollout.weight_transport") if model.role == "actor" else None,
     )
     return runtime.worker_group(spec, model.mesh)

@@ -97,11 +97,12 @@ def resume(
         DovetailError: a plugin of the run is now of another distribution or interface.
     """
     from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.telemetry.logging import setup_logging
+    from dovetail.telemetry.logging import close_logging, setup_logging
     from dovetail.telemetry.run_directory import RunDirectory
 
     directory = RunDirectory.open(Path(run_directory))
-    with directory.held():
+    with directory.held(), ExitStack() as ending:
+        ending.callback(close_logging)
         checkpoint = CheckpointStore(directory.checkpoints).latest()
         if checkpoint is None:
             raise CheckpointError(
@@ -165,8 +166,9 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
 
 
 def _used(plan: Plan) -> list[PluginRef]:
-    """The plugins that take part in the run: none of a critic that there is not, or of a policy loss that nobody minimises."""
-    without = [] if plan.has_stage("update_critic") else ["critic."]
+    """The plugins that take part in the run: none of a role that there is not, or of a policy loss that nobody minimises."""
+    there = {model.role for model in plan.models}
+    without = [f"{role}." for role in plan.facts.config.role_sections if role not in there]
     without += [] if plan.has_stage("advantage") else ["algorithm.advantage"]
     if plan.facts.config.actor.objective is not None:
         without += ["algorithm.policy_loss", "algorithm.loss_aggregation"]
@@ -256,8 +258,10 @@ def describe(plan: Plan) -> dict[str, Any]:
         "models": [
             {
                 **attrs.asdict(
-                    m, filter=lambda a, _: a.name not in {"engine", "mesh", "objective"}
+                    m,
+                    filter=lambda a, _: a.name not in {"engine", "mesh", "objective", "training"},
                 ),
+                "trained": m.trained,
                 "engine": m.engine.name,
                 "objective": m.objective and m.objective.plugin.name,
                 "mesh": {axis: size for axis, size in m.mesh.axes.items() if size > 1},

@@ -29,5 +29,6 @@ from .training import (
     EngineSection as EngineSection,
     OptimSection as OptimSection,
     RefSection as RefSection,
+    RoleSection as RoleSection,
     TrainingSection as TrainingSection,
 )

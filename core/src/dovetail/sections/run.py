@@ -7,6 +7,7 @@ Plugins extend the base of their kind. Nothing here imports torch.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -25,7 +26,12 @@ from dovetail.sections.fields import (
 from dovetail.sections.placement import RuntimeSection
 from dovetail.sections.profile import ProfileSection
 from dovetail.sections.rollout import RolloutSection
-from dovetail.sections.training import ActorSection, CriticSection, RefSection
+from dovetail.sections.training import (
+    ActorSection,
+    CriticSection,
+    RefSection,
+    RoleSection,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -161,6 +167,19 @@ class PreflightSection:
     """Ids of rules to leave out, such as `kl_twice`: a list, or one as a bare string."""
 
 
+_OWN_SECTIONS = ("actor", "ref", "critic")
+
+
+def _role_names(_section: Any, _attribute: attrs.Attribute[Any], roles: Mapping[str, Any]) -> None:
+    for name in roles:
+        if name in _OWN_SECTIONS:
+            raise ValueError(f"roles.{name}: this role has a section of its own, {name}")
+        if name == "rollout" or not re.fullmatch("[a-z][a-z0-9_]*", name):
+            raise ValueError(
+                f"roles.{name}: expected a name of lower-case letters, digits and _, other than rollout"
+            )
+
+
 @attrs.frozen(kw_only=True)
 class RunConfig:
     """A whole config."""
@@ -187,6 +206,8 @@ class RunConfig:
     """The value model."""
     ref: RefSection = attrs.field(factory=RefSection)
     """The reference policy."""
+    roles: dict[str, RoleSection] = attrs.field(factory=dict, validator=_role_names)
+    """Further models by the names of their roles, such as `{teacher: {path: DIRECTORY}}`, for the stages that compute with them."""
     algorithm: AlgorithmSection = attrs.field(factory=AlgorithmSection)
     """Estimator, loss, KL."""
     reward: RewardSection = attrs.field(factory=RewardSection)
@@ -203,3 +224,14 @@ class RunConfig:
     """What is checked before a run."""
     profile: ProfileSection = attrs.field(factory=ProfileSection)
     """What is profiled."""
+
+    @property
+    def role_sections(
+        self,
+    ) -> Mapping[str, ActorSection | CriticSection | RefSection | RoleSection]:
+        """The section of every role that has a model, by the role's name."""
+        return {name: getattr(self, name) for name in _OWN_SECTIONS} | self.roles
+
+    def role_key(self, role: str) -> str:
+        """Return the key path of a role's section."""
+        return f"roles.{role}" if role in self.roles else role

@@ -134,6 +134,26 @@ class CriticSection(TrainingSection):
 
 
 @attrs.frozen(kw_only=True)
+class RoleSection(TrainingSection):
+    """A further model of the run. It is trained where it has an objective, and frozen where not."""
+
+    engine: EngineSection | None = plugin_field("engine", None)
+    """What scores with it and trains it; the actor's engine where absent."""
+    objective: PluginSection | None = plugin_field("objective", None)
+    """What it minimises in every step; absent: it is frozen, without an adapter."""
+    path: str | None = None
+    """Its checkpoint; the actor's starting weights where absent."""
+    head: Literal["lm", "value"] = "lm"
+    """What it ends in: a language model's head, or one value a token."""
+    mini_batch_size: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(COUNT)
+    )
+    """Prompts an optimizer step; None means the whole batch of a step."""
+    epochs: int = attrs.field(default=1, validator=COUNT)
+    """Passes over the batch of each step."""
+
+
+@attrs.frozen(kw_only=True)
 class RefSection:
     """The frozen reference policy; it exists only where something requires `ref_log_probs`."""
 

@@ -22,6 +22,8 @@ def check_outputs(
     head: Literal["lm", "value"],
     role: str,
     wanted: Iterable[str | OutputSpec],
+    *,
+    trained: bool = True,
 ) -> None:
     """Refuse outputs that the model of a role can't give.
 
@@ -31,13 +33,14 @@ def check_outputs(
         head: what the role's model ends in.
         role: of the model.
         wanted: names, or specs where dtype and shape must fit, too.
+        trained: whether the model is trained.
 
     Raises:
         ConfigError: names the output, and what there is.
     """
     given = dict(engine.outputs(config, head))
-    if role == "ref":
-        # The reference is scored without an adapter, whatever the config of the engine that it shares.
+    if not trained:
+        # It is scored without an adapter, whatever the config of the engine that it shares.
         given.pop("ref_log_probs", None)
     for output in sorted(wanted, key=lambda one: one if isinstance(one, str) else one.name):
         name = output if isinstance(output, str) else output.name

@@ -6,30 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from dovetail.sections import RunConfig
-
 
 class Residency:
     """Brings worker groups onto the accelerator when they are needed, and lets them go afterwards.
 
     Args:
-        config: says which roles are offloaded between their phases (`actor.offload`, …).
-        groups: the worker groups that there are, by role.
+        groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
         phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
     """
 
     def __init__(
         self,
-        config: RunConfig,
         groups: Mapping[str, Any],
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._phase = phase
-        self._groups = {
-            role: group
-            for role, group in groups.items()
-            if group is not None and getattr(config, role).offload
-        }
+        self._phase, self._groups = phase, groups
         self._away: set[str] = set()
 
     def settle(self) -> None:

@@ -18,8 +18,6 @@ from dovetail.sections import (
     check_environments,
 )
 
-KNOWN_ROLES = ("actor", "critic", "ref", "rollout")
-
 METHODS_OF_ENGINES = (
     "forward",
     "update",
@@ -68,7 +66,7 @@ class PoolSection:
     """Some ranks and the roles that share them; what is absent is as the runtime's own."""
 
     roles: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
-    """Who lives here: `actor`, `critic`, `ref`, `rollout`; each role in one pool only."""
+    """Who lives here: `actor`, `critic`, `ref`, `rollout`, or a name of `roles`; each role in one pool only."""
     nodes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Machines; absent: `runtime.nodes`."""
     gpus_per_node: int | None = attrs.field(default=None, validator=_COUNT)
@@ -246,16 +244,11 @@ def _check_roles(name: str, named: Sequence[str], roles: Sequence[str]) -> None:
     for role in named:
         if role in roles:
             continue
-        if role in KNOWN_ROLES:
-            raise PlanError(
-                f"runtime.pools.{name} is for {role!r}, but this run has no {role}; "
-                f"it has {', '.join(roles)}",
-                hint=f"take {role!r} out of runtime.pools.{name}.roles",
-            )
         near = nearest(role, roles)
         raise PlanError(
-            f"runtime.pools.{name} names an unknown role {role!r}; the roles of this run are {', '.join(roles)}",
-            hint=f"did you mean {near!r}?" if near else None,
+            f"runtime.pools.{name} is for {role!r}, but this run has no {role}; it has {', '.join(roles)}",
+            hint=(f"did you mean {near!r}? Else " if near else "")
+            + f"take {role!r} out of runtime.pools.{name}.roles",
         )
     if len(set(named)) < len(named):
         raise PlanError(f"runtime.pools.{name}.roles names a role twice: {', '.join(named)}")

@@ -225,7 +225,10 @@ class Fsdp2Engine(TrainEngine):
         return self.context.role or "actor"
 
     def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
-        check_outputs(type(self), self.config, self.context.head, self._role, wanted)
+        context = self.context
+        check_outputs(
+            type(self), self.config, context.head, self._role, wanted, trained=context.trained
+        )
 
     @property
     def _training(self) -> TrainingSection:

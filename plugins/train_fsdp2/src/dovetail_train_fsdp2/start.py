@@ -55,7 +55,7 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
 def load_scorer(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
 ) -> tuple[Scorer, Sharding | None]:
-    """Load the context's model onto its device. The role `ref` is frozen: it gets no adapter.
+    """Load the context's model onto its device. One that is not trained gets no adapter.
 
     One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
 
@@ -67,7 +67,7 @@ def load_scorer(
     section = context.model
     if section is None:
         raise ModelError("the training engine was given no model", hint="set model.path")
-    if section.dtype == "float16" and context.role != "ref":
+    if section.dtype == "float16" and context.trained:
         raise ModelError(
             "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
             hint="use model.dtype=bfloat16",
@@ -185,6 +185,6 @@ def _after_probing(scorer: Scorer, config: Fsdp2Config, context: PluginContext) 
 
 
 def _adapter(trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext) -> Adapter | None:
-    if config.lora is None or context.role == "ref":
+    if config.lora is None or not context.trained:
         return None
     return Adapter(trunk, config.lora, seed=context.seed)

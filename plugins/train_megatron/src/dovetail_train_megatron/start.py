@@ -40,7 +40,7 @@ def load_network(
     ranks: Ranks,
     seed: int,
 ) -> tuple[Network, Table]:
-    """This rank's part of the model, filled, and which rank holds what. Collective. The role `ref` gets no adapter.
+    """This rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
 
     The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
 
@@ -56,7 +56,7 @@ def load_network(
         architecture = Architecture(section, config, parallel, context.head)
         device = torch.device(context.device)
         network = Network(architecture, config, parallel, device, context.head)
-        if config.lora is not None and context.role != "ref":
+        if config.lora is not None and context.trained:
             network.adapter = Adapter(network, config.lora, seed=context.seed)
     table = Table(network, context.rank)
     with ranks.together():

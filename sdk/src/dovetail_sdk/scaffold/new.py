@@ -41,7 +41,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
         licence: one of `LICENCES`.
 
     Raises:
-        PluginError: there is no such kind or licence, the name is no plain word, or the directory exists.
+        PluginError: there is no such kind or licence, the name is no plain word, or the directory exists or can't be made.
     """
     check_words(kind, name)
     if licence not in LICENCES:
@@ -54,6 +54,12 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
         raise PluginError(
             f"{directory} exists already", hint="choose another name or --directory, or remove it"
         )
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise PluginError(
+            f"{directory} can't be made: {error.strerror}", hint="choose another --directory"
+        ) from error
     package = f"dovetail_{name}"
     words = {"distribution": directory.name, "licence": licence, "extensions": EXTENSIONS}
     for file, text in rendered((kind, _COMMON), kind, name, package, **words).items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dovetail.batch import Batch
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
-from dovetail.numerics import all_finite, mean_metric, on_device, sum_by_sample
+from dovetail.numerics import all_finite, mean_metric, on_device, pair_rows, sum_by_sample
 
 
 class PairMargin(Objective):
@@ -28,7 +28,7 @@ class PairMargin(Objective):
         return (OUTPUTS["log_probs"],)
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        own = np.array([np.count_nonzero(mini_batch["chosen"])], np.float64)
+        own = np.array([len(mini_batch) / 2], np.float64)
         return {"pairs": float(reduction.sum(own)[0])}
 
     def term(
@@ -42,10 +42,8 @@ class PairMargin(Objective):
         mask_T = on_device(mask.values, outputs["log_probs"])
         log_probs_T = outputs["log_probs"].masked_fill(~mask_T, 0)
         sums_N = sum_by_sample(log_probs_T, on_device(mask.offsets, log_probs_T))
-        _, pair_N = np.unique(micro_batch["pair_id"], return_inverse=True)
-        signs_N = on_device(np.where(micro_batch["chosen"], 1.0, -1.0), sums_N).to(sums_N.dtype)
-        margins_P = sums_N.new_zeros(len(mask) // 2)
-        margins_P = margins_P.index_add(0, on_device(pair_N, sums_N), signs_N * sums_N)
+        chosen_P, rejected_P = (sums_N[on_device(rows, sums_N)] for rows in pair_rows(micro_batch))
+        margins_P = chosen_P - rejected_P
         loss = torch.nn.functional.softplus(-margins_P).sum() / (denominators["pairs"] or 1.0)
         return ObjectiveTerm(
             loss=loss,

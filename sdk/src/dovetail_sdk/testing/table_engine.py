@@ -102,7 +102,8 @@ class TableEngine(TrainEngine):
 
     def _scores(self, batch: Batch, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
         """float32 [T] each."""
-        check_outputs(type(self), self.config, self.context.head, self.context.role, outputs)
+        role, head, trained = self.context.role, self.context.head, self.context.trained
+        check_outputs(type(self), self.config, head, role, outputs, trained=trained)
         responses = batch["response_ids"]
         temperature_T = torch.from_numpy(
             np.repeat(np.asarray(batch["temperature"]), np.diff(responses.offsets))

@@ -62,6 +62,7 @@ class TestBradleyTerry(ObjectiveConformance):
 
     plugin = BradleyTerry
     config = BradleyTerryConfig(name="bradley_terry")
+    tolerance = 1e-6
 
     def mini_batch(self, seed: int) -> Batch:
         """The first token of every response has mask 1."""
@@ -70,3 +71,19 @@ class TestBradleyTerry(ObjectiveConformance):
         first_T = np.zeros(len(mask.values), np.bool_)
         first_T[mask.offsets[:-1]] = True
         return batch.with_columns({"response_mask": mask.with_values(first_T)})
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """−log σ(r_w − r_l), pair by pair."""
+        values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
+        places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
+        loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2
+        for pair in range(pairs):
+            (better,) = places_N[(mini_batch["pair_id"] == pair) & chosen_N]
+            (worse,) = places_N[(mini_batch["pair_id"] == pair) & ~chosen_N]
+            margin = values_T[better] - values_T[worse]
+            loss += np.log1p(np.exp(-margin)) / pairs
+            gradient_T[better] = -1 / (1 + np.exp(margin)) / pairs
+            gradient_T[worse] = -gradient_T[better]
+        return float(loss), {"values": gradient_T}

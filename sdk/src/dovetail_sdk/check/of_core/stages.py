@@ -17,6 +17,7 @@ from dovetail.stages.score_critic import ScoreCritic
 from dovetail.stages.score_ref import ScoreRef
 from dovetail.stages.update_actor import UpdateActor
 from dovetail.stages.update_critic import UpdateCritic
+from dovetail.stages.update_roles import UpdateRoles
 from dovetail_sdk.testing.conformance import StageConformance
 
 _OLD = {"old_log_probs": "the policy loss"}
@@ -124,6 +125,7 @@ class TestEstimateAdvantages(CoreStageConformance):
     """One advantage a sample, [N]."""
 
     plugin = EstimateAdvantages
+    required = {"advantages": "the policy loss"}  # noqa: RUF012
 
 
 class TestEstimateAdvantagesAndReturns(CoreStageConformance):
@@ -139,6 +141,14 @@ class TestUpdateCritic(CoreStageConformance):
 
     plugin = UpdateCritic
     overrides = ("algorithm.advantage=gae",)
+    required = _VALUES
+
+
+class TestUpdateRoles(CoreStageConformance):
+    """A further model with an objective."""
+
+    plugin = UpdateRoles
+    overrides = ("roles={second: {head: value, objective: value}}",)
     required = _VALUES
 
 

@@ -1,0 +1,64 @@
+"""UpdateRoles: trains the models of `roles` that have an objective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.plugins.objectives import objective_spec
+from dovetail.stages.mini_batches import train_role
+from dovetail.stages.wording import with_settings
+
+
+class UpdateRoles(Stage):
+    """Takes the optimizer steps of further roles, one role after another, before the actor's.
+
+    The objective's metrics take the role's name: `critic/value_loss` becomes `judge/value_loss`.
+    """
+
+    name = "update_roles"
+    api = ">=1.0,<2"
+    phase = "update"
+
+    @classmethod
+    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+        return {
+            column: facts.plugins[f"roles.{role}.objective"].title
+            for role, objective in role_objectives(facts).items()
+            for column in sorted(objective.requires)
+        }
+
+    @classmethod
+    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+        words = (
+            f"{role} minimises {with_settings(facts.plugins[f'roles.{role}.objective'])}"
+            for role in cls.roles(config, facts)
+        )
+        return "; ".join(words) or None
+
+    @classmethod
+    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+        roles = facts.config.roles
+        return tuple(role for role, section in roles.items() if section.objective is not None)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        for role, objective in role_objectives(step.facts).items():
+            section = step.config.roles[role]
+            metrics, _ = train_role(
+                role,
+                batch,
+                step,
+                objective,
+                prompts=section.mini_batch_size or step.config.data.train_batch_size,
+                epochs=section.epochs,
+            )
+            step.metrics |= {f"{role}/{name.partition('/')[2]}": v for name, v in metrics.items()}
+        return batch
+
+
+def role_objectives(facts: PlanFacts) -> dict[str, ObjectiveSpec]:
+    """Return what each further role minimises, of those that are trained."""
+    sections = facts.config.roles.items()
+    return {role: objective_spec(own) for role, s in sections if (own := s.objective) is not None}
