@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from dovetail.batch import Batch, Ragged
@@ -21,6 +22,7 @@ from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
 from dovetail.metrics import values
 from dovetail.plugins import load_plugin_class, objective_spec
 from dovetail.plugins.index import default_index
+from dovetail.run.run import train
 from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
 from dovetail_sdk.testing import ProcessRanks
 
@@ -63,7 +65,7 @@ def pairs(seed: int = 0) -> Batch:
             "temperature": np.ones(2 * PAIRS, np.float32),
             "ref_log_probs": mask.with_values(rng.uniform(-7, -5, tokens).astype(np.float32)),
             "pair_id": np.tile(np.arange(PAIRS), 2),
-            "dpokit.chosen": np.repeat([True, False], PAIRS),
+            "chosen": np.repeat([True, False], PAIRS),
             "sample_id": [f"s{row}" for row in range(2 * PAIRS)],
         }
     ).take(rng.permutation(2 * PAIRS))
@@ -165,6 +167,33 @@ def test_half_a_pair_is_refused(tiny: Path, tmp_path: Path) -> None:
             tmp_path / "half",
             lambda group: group.update(pairs().slice(0, 5), objective_spec("dpo")).result(),
         )
+
+
+def test_a_run_trains_it_on_a_datasets_pairs(tiny: Path, tmp_path: Path) -> None:
+    """Nothing but the config names the package: no reward, no rollout."""
+    rows = [
+        {"prompt": f"{a} + {b}?", "chosen": f"{a + b}, gladly", "rejected": f"{a + b}, no"}
+        for a in range(4)
+        for b in range(4)
+    ]
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {
+        "output_dir": str(tmp_path / "runs"),
+        "model": {"path": str(tiny), "dtype": "float32"},
+        "data": {"train_files": str(data), "train_batch_size": 8, "max_response_length": 16},
+        "actor": {"objective": "dpo", "optim": {"lr": 1e-2}, "mini_batch_size": 4},
+        "trainer": {"name": "supervised", "examples": "preferences", "total_epochs": 3},
+        "tracking": ["jsonl"],
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(document))
+    summary = train(tmp_path / "config.yaml")
+    lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["dpo/loss"] for line in lines]
+    # Two updates a step: the second one's margins are not 0 any more.
+    assert losses[0] == pytest.approx(np.log(2), abs=0.2)
+    assert len(losses) == 6
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_the_check_finds_its_suite(dovetail: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,8 @@ def home(root: Path, tmp_path: Path) -> Path:
     text = (root / "docs" / "writing-objectives.md").read_text()
     shown = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL)
     assert text.count("```python") == len(shown) == 3
-    for file, code in shown:
+    (sft,) = re.findall(r"```yaml\n(# sft\.yaml\n.*?)```", text, re.DOTALL)
+    for file, code in (*shown, ("sft.yaml", sft)):
         (tmp_path / file).write_text(code)
     return tmp_path
 
@@ -31,6 +33,21 @@ def test_the_loss_falls(home: Path, tiny: Path) -> None:
     )
     first, second, third = map(float, done.stdout.split())
     assert third < second < first
+
+
+def test_a_run_on_conversations_learns_them(home: Path, tiny: Path) -> None:
+    rows = [{"prompt": f"{a} + {b} =", "response": str(a + b)} for a in range(4) for b in range(4)]
+    (home / "conversations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    subprocess.run(
+        [sys.executable, "-m", "dovetail", "train", "sft.yaml", f"model.path={tiny}"],
+        cwd=home,
+        capture_output=True,
+        check=True,
+    )
+    lines = (home / "runs" / "dovetail" / "default" / "metrics.jsonl").read_text().splitlines()
+    first, *_, last = (json.loads(line)["actor/nll"] for line in lines)
+    assert len(lines) == 4
+    assert last < first
 
 
 def test_the_suite_passes(home: Path) -> None:

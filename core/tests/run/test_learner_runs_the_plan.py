@@ -17,8 +17,8 @@ from dovetail.data.ledger import Ledger
 from dovetail.dispatch import Future
 from dovetail.interfaces import PluginContext, StepContext
 from dovetail.metrics import Last
+from dovetail.planning.initial_columns import initial_columns
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.planning.stage_list import rollout_columns
 from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
 from dovetail.run.build import _plugins_of_stages
@@ -121,7 +121,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
         publisher=SimpleNamespace(moved=False),  # type: ignore[arg-type]
         ledger=Ledger(),
     )
-    batch = rollout_batch(rollout_columns(plan.facts) | learner.asks(1))
+    batch = rollout_batch(initial_columns(plan.facts) | learner.asks(1))
     step = StepContext(
         number=1,
         facts=plan.facts,

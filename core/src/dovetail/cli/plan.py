@@ -11,10 +11,11 @@ import click
 from dovetail.cli import render as rendering
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dovetail.interfaces.preflight import Finding
-    from dovetail.planning.plan import Plan
+    from dovetail.planning.plan import Plan, PlannedPart
+    from dovetail.planning.stage_list import PlannedStage
     from dovetail.sections import RunConfig
 
 
@@ -111,12 +112,8 @@ def render(made: Plan, config: RunConfig) -> None:
     if preset is not None:
         console.print(f"algorithm: preset {preset.name!r}")
     table = Table("phase", "stage", "who", "because", box=SIMPLE_HEAD, pad_edge=False)
-    for part in made.collection:
-        table.add_row("collect", part.name, part.who, part.because)
-    for stage in made.stages:
-        table.add_row(stage.phase, stage.name, stage.who, stage.because)
-    sync = made.publication
-    table.add_row("publish", sync.name, sync.who, sync.because)
+    for phase, part in _parts(made):
+        table.add_row(phase, part.name, part.who, part.because)
     console.print(table)
     for model in made.models:
         verb = "trained" if model.trained else "frozen"
@@ -134,6 +131,14 @@ def render(made: Plan, config: RunConfig) -> None:
     for line in made.placement.lines(made.models):
         console.print(f"placement: {line}")
     console.print(f"seed {config.seed}")
+
+
+def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:
+    """All that a step does, each with its phase."""
+    yield from (("collect", part) for part in made.collection)
+    yield from ((stage.phase, stage) for stage in made.stages)
+    if made.publication is not None:
+        yield "publish", made.publication
 
 
 def render_columns(made: Plan) -> None:

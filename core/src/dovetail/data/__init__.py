@@ -1,1 +1,1 @@
-"""Prompts: read from files, tokenised, put in order, and accounted for one by one."""
+"""Prompts and examples: read from files, tokenised, put in order, and accounted for one by one."""

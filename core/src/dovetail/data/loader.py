@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from dovetail.data.example_rows import Example
 from dovetail.data.ledger import Ledger
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, Sampler
@@ -145,13 +146,17 @@ class PromptLoader:
         return self._order[1:]
 
     def _fingerprint(self) -> str:
-        """Of the prompts' rows, tokens and images, in order."""
+        """Of the prompts' rows, tokens and images, and of examples' answers, in order."""
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=8)
             for prompt in self._prompts:
                 digest.update(prompt.index.to_bytes(8, "little"))
                 digest.update(len(prompt.prompt_ids).to_bytes(8, "little"))
                 digest.update(np.ascontiguousarray(prompt.prompt_ids, dtype=np.int64).data)
+                for answer in prompt.answers if isinstance(prompt, Example) else ():
+                    for values in (answer.ids, answer.mask):
+                        digest.update(len(values).to_bytes(8, "little"))
+                        digest.update(values.data)
                 for reference in prompt.media:
                     digest.update(reference.digest.encode())
             self._digest = digest.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -65,33 +65,77 @@ def load_prompts(
             model takes none.
         ConfigError: the chat template has arguments, and raw prompts do not go through it.
     """
-    rows = source.read(paths)
-    if not len(rows):
-        raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+    rows = read_rows(source, paths)
     _check_columns(rows, section.prompt_key, paths)
     parsed = _parse(rows, section)
     raw = section.plain_prompts == "raw" and isinstance(parsed[0].prompt, str)
-    if raw and section.chat_template_args:
-        raise ConfigError(
-            "data.chat_template_args has no effect: data.plain_prompts=raw, and raw prompts do not go through the chat template",
-            hint="leave data.chat_template_args out, or set data.plain_prompts=user_message",
-        )
+    if raw:
+        check_template_args(section)
     keep_in = media_dir or Path(section.media_dir or "media")
     render = _renderer(tokenizer, section, model, parsed)
     prompts: list[Prompt] = []
     overlong: list[int] = []
-    for index, rendered in _rendered(render, parsed, rows):
+    # Of images, whose bytes are large, one by one.
+    at_once = 1 if any(row.images for row in parsed) else ROWS_AT_ONCE
+    for index, rendered in in_batches(render, parsed, rows, at_once):
+        place = where(rows, index)
+        if not rendered.ids:
+            raise DataError(f"{place}: the prompt has no tokens", hint="leave the row out")
         if len(rendered.ids) > section.max_prompt_length:
             if section.overlong_prompts == "error":
-                raise _too_long(where(rows, index), rendered, section.max_prompt_length)
+                tokens = rendered.image_tokens if rendered.images else 0
+                limit = section.max_prompt_length
+                raise too_long(
+                    place, "prompt", len(rendered.ids), "data.max_prompt_length", limit, tokens
+                )
             overlong.append(len(rendered.ids))
             continue
-        prompts.append(_prompt(index, rendered, parsed[index], where(rows, index), keep_in))
+        prompts.append(_prompt(index, rendered, parsed[index], place, keep_in))
     if not prompts:
         raise _all_too_long(overlong, paths, section.max_prompt_length)
     if check is not None:
         _check_prompts(prompts, check)
     return PromptSet(prompts=tuple(prompts), filtered_overlong=len(overlong))
+
+
+def read_rows(source: DatasetSource, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    """All rows of these files; see `DatasetSource.read`.
+
+    Raises:
+        DataError: there are none.
+    """
+    rows = source.read(paths)
+    if not len(rows):
+        raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+    return rows
+
+
+def check_template_args(section: DataSection) -> None:
+    """Refuse arguments of a chat template where raw texts do not go through it.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if section.chat_template_args:
+        raise ConfigError(
+            "data.chat_template_args has no effect: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+            hint="leave data.chat_template_args out, or set data.plain_prompts=user_message",
+        )
+
+
+def check_template(tokenizer: Any, model: ModelSection) -> None:
+    """Check that messages can become text.
+
+    Raises:
+        ModelError: the tokenizer has no chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(
+            f"the tokenizer of {model.tokenizer_path or model.path!r} has no chat template, so that "
+            "messages can't become a prompt",
+            hint="set model.chat_template to a template or its file; or, where prompts are plain "
+            "strings, data.plain_prompts=raw",
+        )
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], key: str, paths: Sequence[str]) -> None:
@@ -160,13 +204,7 @@ def _text_renderer(
     """The chat template, or for raw texts the tokenizer alone."""
     if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
         return lambda rows: _raw_ids(tokenizer, [str(row.prompt) for row in rows])
-    if not getattr(tokenizer, "chat_template", None):
-        raise ModelError(
-            f"the tokenizer of {model.tokenizer_path or model.path!r} has no chat template, so that "
-            "messages can't become a prompt",
-            hint="set model.chat_template to a template or its file; or, where prompts are plain "
-            "strings, data.plain_prompts=raw",
-        )
+    check_template(tokenizer, model)
     return lambda rows: _templated_ids(tokenizer, [_messages(row) for row in rows])
 
 
@@ -189,29 +227,39 @@ def _raw_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
 
 
-def _rendered(
-    render: Render, parsed: list[RawRow], rows: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[int, Rendered]]:
-    """Row number, token ids and images of every row, in batches for speed; of images, whose bytes are large, one by one."""
-    at_once = 1 if any(row.images for row in parsed) else ROWS_AT_ONCE
+Row = TypeVar("Row")
+Made = TypeVar("Made")
+
+
+def in_batches(
+    render: Callable[[Sequence[Row]], Sequence[Made]],
+    parsed: Sequence[Row],
+    rows: Sequence[Mapping[str, Any]],
+    at_once: int = ROWS_AT_ONCE,
+) -> Iterator[tuple[int, Made]]:
+    """Yield the number of every row and what `render` makes of it.
+
+    Args:
+        render: makes it of several rows.
+        parsed: the rows.
+        rows: as the source gave them, for messages.
+        at_once: rows that are rendered together.
+
+    Raises:
+        DataError: a row can't be rendered; names it.
+    """
     for start in range(0, len(parsed), at_once):
         batch = parsed[start : start + at_once]
         try:
-            rendered_rows = render(batch)
+            rendered = render(batch)
         except Exception as error:  # templates and tokenizers raise what they like
             raise _bad_row(render, batch, start, rows, error) from error
-        for offset, rendered in enumerate(rendered_rows):
-            if not rendered.ids:
-                raise DataError(
-                    f"{where(rows, start + offset)}: the prompt has no tokens",
-                    hint="leave the row out",
-                )
-            yield start + offset, rendered
+        yield from enumerate(rendered, start)
 
 
 def _bad_row(
-    render: Render,
-    batch: list[RawRow],
+    render: Callable[[Sequence[Row]], object],
+    batch: Sequence[Row],
     start: int,
     rows: Sequence[Mapping[str, Any]],
     error: Exception,
@@ -224,7 +272,7 @@ def _bad_row(
             return DataError(f"{where(rows, start + offset)}: {own.message}", hint=own.hint)
         except Exception as own:  # noqa: BLE001 - as above
             return DataError(
-                f"{where(rows, start + offset)}: the chat template or tokenizer refused its prompt: "
+                f"{where(rows, start + offset)}: the chat template or tokenizer refused its messages or text: "
                 f"{type(own).__name__}: {own}",
                 hint="mend the row, or set model.chat_template to a template that takes such messages",
             )
@@ -246,12 +294,14 @@ def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: 
     )
 
 
-def _too_long(place: str, rendered: Rendered, limit: int) -> DataError:
-    of_images = f", {rendered.image_tokens} of them its images'" if rendered.images else ""
+def too_long(
+    place: str, what: str, tokens: int, key: str, limit: int, of_images: int = 0
+) -> DataError:
+    """The error about a part of a row that has more tokens than its limit."""
+    images = f", {of_images} of them its images'" if of_images else ""
     return DataError(
-        f"{place}: the prompt has {len(rendered.ids)} tokens{of_images}, more than "
-        f"data.max_prompt_length={limit}",
-        hint="raise data.max_prompt_length, or set data.overlong_prompts=filter",
+        f"{place}: the {what} has {tokens} tokens{images}, more than {key}={limit}",
+        hint=f"raise {key}, or set data.overlong_prompts=filter",
     )
 
 

@@ -50,9 +50,9 @@ def parse_row(
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
     if data_source is not None and not isinstance(data_source, str):
-        raise _wrong(where, "data_source", data_source, "text")
+        raise wrong_value(where, "data_source", data_source, "text")
     prompt, images = with_images(
-        _prompt(row.get(prompt_key), prompt_key, where),
+        text_or_messages(row.get(prompt_key), prompt_key, where),
         images_in(row.get(image_key), image_key, where),
         where,
     )
@@ -66,7 +66,12 @@ def parse_row(
     )
 
 
-def _prompt(value: Any, key: str, where: str) -> list[dict[str, Any]] | str:
+def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] | str:
+    """Check the value of a column.
+
+    Raises:
+        DataError: it is null, empty or of another type, or has a bad message; names the row.
+    """
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{where}: {key!r} is an empty text", hint="leave the row out")
@@ -74,7 +79,7 @@ def _prompt(value: Any, key: str, where: str) -> list[dict[str, Any]] | str:
     if isinstance(value, np.ndarray):  # as pandas reads a list
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
-        raise _wrong(
+        raise wrong_value(
             where,
             key,
             value,
@@ -108,9 +113,14 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def check_column(
-    rows: Sequence[Mapping[str, Any]], key: str, columns: Sequence[str], where: str
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    columns: Sequence[str],
+    where: str,
+    *,
+    hint: str | None = None,
 ) -> None:
-    """Refuse rows of which none has the prompt's column.
+    """Refuse rows of which none has a column; the prompt's, where no other hint is given.
 
     Raises:
         DataError: names the columns present, and the nearest.
@@ -122,8 +132,8 @@ def check_column(
     close = nearest(key, columns)
     raise DataError(
         f"{where} has no column {key!r}; its columns: {', '.join(columns) or 'none'}",
-        hint=f"set data.prompt_key={close}"
-        if close
+        hint=hint or f"set data.prompt_key={close}"
+        if hint or close
         else "set data.prompt_key to the column that holds the prompt",
     )
 
@@ -131,11 +141,12 @@ def check_column(
 def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, Any] | None:
     value = row.get(column)
     if value is not None and not isinstance(value, Mapping):
-        raise _wrong(where, column, value, "a mapping")
+        raise wrong_value(where, column, value, "a mapping")
     return value
 
 
-def _wrong(where: str, column: str, value: Any, wanted: str) -> DataError:
+def wrong_value(where: str, column: str, value: Any, wanted: str) -> DataError:
+    """The error about a value of a wrong type."""
     what = "null or missing" if value is None else _shown(value)
     return DataError(
         f"{where}: {column!r} is {what}; it must be {wanted}", hint="mend the row, or leave it out"

@@ -103,7 +103,7 @@ from .task_workers import (
     load_target as load_target,
 )
 from .tracker import Tracker as Tracker
-from .trainer import Trainer as Trainer
+from .trainer import Examples as Examples, Trainer as Trainer
 from .transport import (
     NODE_ADDRESS as NODE_ADDRESS,
     AdapterSpec as AdapterSpec,

@@ -73,7 +73,8 @@ class Run(ABC):
 
     @abstractmethod
     def admit(self, groups: int | None = None) -> None:
-        """Begin to generate and score samples to the next prompts, with the weights that the rollout holds, and return at once.
+        """Begin to generate and score samples to the next prompts, with the weights that the rollout holds, and return at once. Nothing
+        in a run on a dataset's examples.
 
         Later calls of `collect` take them, in this order. Nothing where the steps that are left have all their prompts.
 
@@ -88,7 +89,8 @@ class Run(ABC):
     @abstractmethod
     def collect(self, step: StepContext) -> None:
         """Take the samples of a step, and set `step.experience`: those that were admitted first, and where these are too few, others
-        that are generated and scored now.
+        that are generated and scored now. In a run on a dataset's examples (`Trainer.examples`): take the step's examples, as many as
+        `data.train_batch_size`.
 
         Raises:
             PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
@@ -109,7 +111,7 @@ class Run(ABC):
     @abstractmethod
     def publish_weights(self) -> None:
         """Send the actor's weights to every rollout replica as a new version; nothing where they have not moved. Requests that are
-        running end before.
+        running end before. Nothing in a run on a dataset's examples.
 
         Raises:
             WeightSyncError: a replica did not take them, though it was started again.
@@ -117,7 +119,8 @@ class Run(ABC):
 
     @abstractmethod
     def validate(self) -> Mapping[str, float]:
-        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none.
+        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none,
+        and in a run on a dataset's examples.
 
         Raises:
             PluginBrokenError: a step is under way: validate after its block; or the rollout's weights are too old, as for `collect`.

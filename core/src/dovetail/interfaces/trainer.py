@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from dovetail.interfaces.run import Run
 
-TRAINER_API = "2.0"
+TRAINER_API = "2.1"
+
+Examples = Literal["prompts", "conversations", "preferences"]
+"""What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.
+`preferences`: pairs of answers to one prompt, of which one is preferred."""
 
 
 class Trainer(Plugin):
@@ -24,6 +28,15 @@ class Trainer(Plugin):
         rollout correction, losses take the rollout's policy for the old one.
         """
         return 0
+
+    @classmethod
+    def examples(cls, config: Any) -> Examples:
+        """Return what a step of its runs is made of.
+
+        Without prompts a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset, and
+        `admit`, `publish_weights` and `validate` do nothing.
+        """
+        return "prompts"
 
     @abstractmethod
     def run(self, run: Run) -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import attrs
 
 from dovetail.errors import PlanError
+from dovetail.interfaces.trainer import Examples
 from dovetail.sections import RunConfig
+
+NAMES: dict[Examples, str] = {
+    "prompts": "prompts",
+    "conversations": "conversations",
+    "preferences": "preference pairs",
+}
+"""What examples are called."""
 
 
 @attrs.frozen(kw_only=True)
 class Counts:
-    """Resolved counts. A sample is one response to a prompt; a step is one rollout batch."""
+    """Resolved counts. A sample is one response to a prompt; a step is one rollout batch, or one of a dataset's examples, which count
+    as prompts here.
+    """
 
+    kind: Examples = "prompts"
     prompts_per_step: int
     samples_per_prompt: int
     prompts_per_mini_batch: int
@@ -60,20 +71,13 @@ class Counts:
 
     def rows(self) -> list[tuple[str, str]]:
         """For people: what is counted, and how many."""
-        n = self.samples_per_prompt
         rows = [
-            (
-                "a step",
-                f"{self.prompts_per_step:,} prompts × {n} = {self.samples_per_step:,} samples",
-            ),
-            (
-                "a mini-batch",
-                f"{self.prompts_per_mini_batch:,} prompts × {n} = {self.samples_per_mini_batch:,} samples",
-            ),
+            ("a step", self._samples(self.prompts_per_step)),
+            ("a mini-batch", self._samples(self.prompts_per_mini_batch)),
             ("optimizer steps a step", f"{self.updates_per_step:,}"),
         ]
         if self.train_prompts is not None:
-            rows.append(("training prompts", f"{self.train_prompts:,}"))
+            rows.append((f"training {NAMES[self.kind]}", f"{self.train_prompts:,}"))
         if self.steps is not None:
             plural = "" if self.total_updates == 1 else "s"
             rows.append(
@@ -81,24 +85,38 @@ class Counts:
             )
         return rows
 
+    def _samples(self, prompts: int) -> str:
+        n, name = self.samples_per_prompt, NAMES[self.kind]
+        if self.kind == "prompts":
+            return f"{prompts:,} {name} × {n} = {prompts * n:,} samples"
+        return f"{prompts:,} {name}" + (f" = {prompts * n:,} answers" if n > 1 else "")
 
-def count(config: RunConfig, prompts: int | None) -> Counts:
+
+def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") -> Counts:
     """Resolve the counts of a config.
+
+    Args:
+        config: the whole config.
+        prompts: to train on, after filtering; None where the data has not been read.
+        kind: what the prompts are, if not prompts.
 
     Raises:
         PlanError: there are fewer training prompts than one step takes, or no step at all.
     """
-    batch, n = config.data.train_batch_size, config.rollout.n
+    batch = config.data.train_batch_size
+    n = {"prompts": config.rollout.n, "conversations": 1, "preferences": 2}[kind]
     if prompts is not None and prompts < batch:
+        samples = f" ({batch * n} samples)" if kind == "prompts" else ""
         raise PlanError(
-            f"data.train_batch_size is {batch} prompts ({batch * n} samples), but there are only "
-            f"{prompts} training prompts after filtering",
+            f"data.train_batch_size is {batch} {NAMES[kind]}{samples}, but there are only "
+            f"{prompts} training {NAMES[kind]} after filtering",
             hint=f"set data.train_batch_size={max(prompts, 1)} or less, or add training files",
         )
     steps = None if prompts is None else prompts * config.trainer.total_epochs // batch
     if config.trainer.total_steps is not None:
         steps = config.trainer.total_steps
     return Counts(
+        kind=kind,
         prompts_per_step=batch,
         samples_per_prompt=n,
         prompts_per_mini_batch=config.actor.mini_batch_size or batch,

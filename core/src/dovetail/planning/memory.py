@@ -33,7 +33,7 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
     """
     taken = {role.role: dict(_training(config, role)) for role in plan.models}
-    if not plan.placement.joined:
+    if plan.generates and not plan.placement.joined:
         taken[ROLLOUT] = dict(_generation(config, plan))
     pools = [
         {what: size for role in pool.roles for what, size in taken.get(role, {}).items()}

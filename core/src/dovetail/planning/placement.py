@@ -77,26 +77,32 @@ class Placement:
 def place(
     config: RunConfig, chosen: Mapping[str, SelectedPlugin], models: Sequence[ModelRole]
 ) -> tuple[Placement, tuple[ModelRole, ...]]:
-    """Where everything goes: pools and replicas, and the models with their meshes.
+    """Where everything goes: pools and, where there is a rollout, its replicas; and the models with their meshes.
 
     Raises:
         PlanError: sizes that do not fit each other, a weight transport that can't reach the rollout, weights of a
             kind that the rollout can't take, or a rollout that is to sleep and can't.
     """
-    pools = config.runtime.pools_for((*(model.role for model in models), ROLLOUT))
+    generates = ROLLOUT in chosen
+    roles = tuple(model.role for model in models) + ((ROLLOUT,) if generates else ())
     placement = Placement(
-        pools=pools,
-        replicas=_replicas(config, next(pool for pool in pools if ROLLOUT in pool.roles)),
+        pools=config.runtime.pools_for(roles),
+        replicas=0,
         runtime=chosen["runtime"].ref.name,
         in_process=config.runtime.in_process,
         environments=config.runtime.environments,
-        joined=config.rollout.joined,
-        engine_ranks=None if config.rollout.in_process else config.rollout.ranks_per_replica(),
-        ends_meet="ends_meet" in chosen["rollout.weight_transport"].cls.capabilities,
     )
-    _check_transport(config, chosen["rollout.weight_transport"], chosen["rollout"])
-    _check_kind(config.rollout, models, chosen["rollout"])
-    _check_offload(config, chosen["rollout"])
+    if generates:
+        placement = attrs.evolve(
+            placement,
+            replicas=_replicas(config, placement.pool(ROLLOUT)),
+            joined=config.rollout.joined,
+            engine_ranks=None if config.rollout.in_process else config.rollout.ranks_per_replica(),
+            ends_meet="ends_meet" in chosen["rollout.weight_transport"].cls.capabilities,
+        )
+        _check_transport(config, chosen["rollout.weight_transport"], chosen["rollout"])
+        _check_kind(config.rollout, models, chosen["rollout"])
+        _check_offload(config, chosen["rollout"])
     return placement, tuple(
         attrs.evolve(model, mesh=_mesh(model, placement.pool(model.role))) for model in models
     )

@@ -10,19 +10,15 @@ import attrs
 from dovetail.errors import PlanError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
-from dovetail.planning.counts import Counts, count
+from dovetail.planning.counts import NAMES, Counts, count
 from dovetail.planning.images import check_images
+from dovetail.planning.initial_columns import REWARD_COLUMNS, initial_columns
 from dovetail.planning.models import ModelRole, models_of
 from dovetail.planning.placement import Placement, place
-from dovetail.planning.resolved_plugins import choose, refs_of
-from dovetail.planning.stage_list import (
-    REWARD_COLUMNS,
-    PlannedStage,
-    list_stages,
-    rollout_columns,
-)
+from dovetail.planning.resolved_plugins import choose, examples_of_config, refs_of
+from dovetail.planning.stage_list import PlannedStage, list_stages
 from dovetail.sections import RunConfig
-from dovetail.stages.algorithm import uses_critic
+from dovetail.stages.algorithm import examples_of, uses_critic
 from dovetail.stages.sampling import ON_REQUEST
 
 
@@ -44,8 +40,8 @@ class Plan:
     """How the samples of a step come about."""
     stages: tuple[PlannedStage, ...]
     """What the learner executes, in this order."""
-    publication: PlannedPart
-    """How the rollout gets the weights."""
+    publication: PlannedPart | None
+    """How the rollout gets the weights; None without a rollout."""
     facts: PlanFacts
     """What the stages were asked with; `facts.required` has every column that something requires, and what requires it."""
     models: tuple[ModelRole, ...]
@@ -54,6 +50,11 @@ class Plan:
     counts: Counts
     placement: Placement
     """Where everything lives."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is a rollout; else a step takes examples of the dataset."""
+        return self.counts.kind == "prompts"
 
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
@@ -98,7 +99,14 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
         PlanError: a requirement that nothing meets, or counts that do not fit. Names both sides.
     """
     chosen = choose(config)
-    counts = count(config, prompts)
+    kind = examples_of_config(config)
+    if kind != "prompts" and config.algorithm.sample_filters:
+        raise PlanError(
+            f"algorithm.sample_filters leave out samples of a rollout, and trainer {chosen['trainer'].ref.name!r} trains on {kind} "
+            "of the dataset",
+            hint="leave algorithm.sample_filters out",
+        )
+    counts = count(config, prompts, kind)
     facts, stages = list_stages(config, chosen, counts.updates_per_step)
     if any(stage.name == "advantage" for stage in stages):
         _check_group_size(config, chosen["algorithm.advantage"])
@@ -111,11 +119,7 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
     return Plan(
         collection=tuple(_collection(facts)),
         stages=stages,
-        publication=PlannedPart(
-            name="weight_sync",
-            who=chosen["rollout.weight_transport"].ref.name,
-            because="the rollout follows the actor",
-        ),
+        publication=_publication(chosen) if kind == "prompts" else None,
         facts=facts,
         models=models,
         refs=refs_of(chosen) | {f"stages.{stage.name}": stage.ref for stage in stages},
@@ -124,11 +128,24 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
     )
 
 
+def _publication(chosen: Mapping[str, SelectedPlugin]) -> PlannedPart:
+    transport = chosen["rollout.weight_transport"].ref.name
+    return PlannedPart(name="weight_sync", who=transport, because="the rollout follows the actor")
+
+
 def _collection(facts: PlanFacts) -> Iterator[PlannedPart]:
-    """Rollout, greedy baselines, rewards, filters."""
+    """Rollout, greedy baselines, rewards, filters; or the dataset's examples."""
     config, required = facts.config, facts.required
+    columns, kind = initial_columns(facts), examples_of(facts)
+    if kind != "prompts":
+        yield PlannedPart(
+            name=kind,
+            who=facts.plugins["data.source"].ref.name,
+            because=f"trainer {facts.plugins['trainer'].ref.name} takes {NAMES[kind]} of the dataset",
+            provides=columns,
+        )
+        return
     rollout = facts.plugins["rollout"].ref.name
-    columns = rollout_columns(facts)
     asked = sorted(columns & ON_REQUEST.keys())
     yield PlannedPart(
         name="rollout",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
+from dovetail.errors import PlanError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import SelectedPlugin
+from dovetail.interfaces.trainer import Examples
 from dovetail.plugins.index import default_index
+from dovetail.plugins.titles import called
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.sections.placement import (
     TRANSPORT_BETWEEN_ACCELERATORS,
@@ -16,7 +20,8 @@ from dovetail.sections.placement import (
 
 
 def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
-    """Resolve and import every plugin that the config selects, by key path.
+    """Resolve and import every plugin that the config selects, by key path; without those of rollout and rewards where the trainer
+    trains on a dataset's examples.
 
     Raises:
         PluginError: a plugin can't be found or loaded.
@@ -24,7 +29,8 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     chosen = {}
-    waiting = deque(_sections(config))
+    unused = () if examples_of_config(config) == "prompts" else ("rollout", "reward.")
+    waiting = deque(section for section in _sections(config) if not section[0].startswith(unused))
     while waiting:
         path, kind, section = waiting.popleft()
         if section is None:
@@ -35,6 +41,26 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
             inner = chosen[path].cls.selects(section)
             waiting += [(f"{path}.{key}", *selected) for key, selected in inner.items()]
     return chosen
+
+
+def examples_of_config(config: RunConfig) -> Examples:
+    """What a step of the run is made of, by its trainer.
+
+    Raises:
+        PluginError: the trainer can't be found or loaded.
+        PlanError: it names no kind of example.
+    """
+    from dovetail.plugins.load import load_plugin_class, ref_for
+
+    section = config.trainer
+    ref = ref_for("trainer", section)
+    trainer = SelectedPlugin("trainer", ref, load_plugin_class(ref), section)
+    kind: Examples = called(lambda: f"`examples` of {trainer.title}", trainer.cls.examples, section)
+    if kind not in get_args(Examples):
+        raise PlanError(
+            f"`examples` of {trainer.title} returned {kind!r}; expected one of {', '.join(map(repr, get_args(Examples)))}"
+        )
+    return kind
 
 
 def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:

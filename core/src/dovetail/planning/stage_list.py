@@ -1,6 +1,6 @@
 """The list of a step's stages: which are active, in which order, and which version of each column every stage reads.
 
-The columns of the rollout and its rewards are there when the first stage runs. Stages of core are active where their `because`
+The columns of the rollout and its rewards, or of the dataset's examples, are there when the first stage runs. Stages of core are active where their `because`
 says so, those that the config names always, and a stage that is installed where it alone declares a column that something
 requires, before the first stage that does. A stage of the config that has the name of one of core's takes its place. As a
 stage's needs may depend on what others require, all are asked again until nothing changes.
@@ -17,35 +17,21 @@ from dovetail.batch.columns import glossary
 from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
+from dovetail.planning.initial_columns import (
+    PAIR_COLUMNS,
+    REWARD_COLUMNS,
+    ROLLOUT_COLUMNS,
+    initial_columns,
+)
 from dovetail.planning.stage_order import IN_CONFIG, Candidate, in_order, ordered, phase_of, whose
 from dovetail.sections import PluginSection, RunConfig
-from dovetail.stages.rollout_correction import filters_mask
+from dovetail.stages.algorithm import examples_of
 from dovetail.stages.sampling import ON_REQUEST
 from dovetail.stages.score_critic import VALUE_HEAD
 
 if TYPE_CHECKING:
     from dovetail.plugins.entry import PluginEntry
 
-ROLLOUT_COLUMNS = frozenset(
-    [
-        "sample_id",
-        "epoch",
-        "prompt_id",
-        "attempt",
-        "sample_index",
-        "group_id",
-        "trajectory_id",
-        "prompt_ids",
-        "response_ids",
-        "response_mask",
-        "token_weight_versions",
-        "finish_reason",
-        "temperature",
-    ]
-)
-"""What every rollout gives without being asked."""
-REWARD_COLUMNS = frozenset({"scores", "token_rewards", "reward_components"})
-"""What scoring gives."""
 CORE_STAGES = (
     "old_log_probs_from_rollout",
     "score_actor",
@@ -121,22 +107,6 @@ def list_stages(
     return facts, tuple(_checked(facts, in_order(active)))
 
 
-def rollout_columns(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns of a step's batch before its first stage."""
-    columns = set(ROLLOUT_COLUMNS | REWARD_COLUMNS)
-    capabilities = facts.plugins["rollout"].cls.capabilities
-    columns |= {
-        column
-        for column, needed in ON_REQUEST.items()
-        if column in facts.required and needed in capabilities
-    }
-    if "baseline_scores" in facts.required:
-        columns.add("baseline_scores")
-    if filters_mask(facts):
-        columns.add("loss_mask")
-    return frozenset(columns)
-
-
 def _core_stage(name: str) -> Candidate:
     from dovetail.plugins.load import load_plugin_class, ref_for
 
@@ -190,7 +160,7 @@ def _installed_providers(
     """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
-    there = rollout_columns(facts).union(*(stage.provides(facts) for stage in active))
+    there = initial_columns(facts).union(*(stage.provides(facts) for stage in active))
     names = {stage.name for stage in active}
     for column in sorted(required.keys() - there - glossary().keys()):
         offers = [entry for entry in _declaring(column) if entry.name not in names]
@@ -261,8 +231,10 @@ class _Columns:
             for plugin in (*facts.plugins.values(), *(stage.plugin for stage in stages))
             for column in plugin.cls.columns
         )
-        self._versions = dict.fromkeys(rollout_columns(facts), 1)
-        self._providers = dict.fromkeys(self._versions, "the rollout and its rewards")
+        self._versions = dict.fromkeys(initial_columns(facts), 1)
+        kind = examples_of(facts)
+        source = "the rollout and its rewards" if kind == "prompts" else f"the {kind}"
+        self._providers = dict.fromkeys(self._versions, source)
         self._rewriters: dict[str, list[Candidate]] = {}
 
     def read(self, column: str, reader: str, stage: Candidate | None) -> int:
@@ -384,6 +356,11 @@ def _no_provider(
 
 
 def _why_not(facts: PlanFacts, column: str, owner: str) -> str:
+    kind = examples_of(facts)
+    of_others = ROLLOUT_COLUMNS | REWARD_COLUMNS | PAIR_COLUMNS | ON_REQUEST.keys()
+    if kind != "prompts" and column in of_others:
+        trainer = facts.plugins["trainer"].ref.name
+        return f"trainer {trainer!r} takes {kind} of the dataset, which have none"
     if column in ON_REQUEST:
         lacks, capability = facts.plugins["rollout"], ON_REQUEST[column]
     elif column == "values":

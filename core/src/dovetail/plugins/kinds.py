@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
         _kind("reward_manager", "reward:RewardManager", api="1.2"),
         _kind("reward_function", "reward:RewardFunction", api="1.1"),
         _kind("stage", "stage:Stage"),
-        _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.0"),
+        _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.1"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.3"),
         _kind("weight_transport", "transport:WeightTransport", api="1.4"),
         _kind("tracker", "tracker:Tracker"),

@@ -68,7 +68,7 @@ class EnvironmentMissing(PreflightRule):
 
         if plan is None:
             return
-        roles = ["rollout", *(model.role for model in plan.models)]
+        roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]
         for role in roles:
             ref = _refs(plan, role)[0]
             if role in config.runtime.roles_apart or ref.path is not None:
@@ -96,5 +96,6 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
     (model,) = (model for model in plan.models if model.role == role)
     own = [model.engine, *([model.objective.plugin] if model.objective else [])]
     besides = [plan.refs[path] for path in _TRAINING if path in plan.refs]
-    transport = [plan.refs["rollout.weight_transport"]] if role == "actor" else []
+    sends = role == "actor" and plan.generates
+    transport = [plan.refs["rollout.weight_transport"]] if sends else []
     return [*own, *transport, *besides]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
-from dovetail.preflight.selected import selected
+from dovetail.preflight.selected import generates, selected
 from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class GroupOfOne(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         estimator = selected("advantage", config.algorithm.advantage)
-        if estimator is None:
+        if estimator is None or not generates(config):
             return
         n, least = config.rollout.n, estimator.cls.min_group_size(estimator.config)
         if n < least:
@@ -57,7 +57,7 @@ class FilterWithoutRefill(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         algorithm = config.algorithm
-        if algorithm.max_generation_rounds > 1:
+        if algorithm.max_generation_rounds > 1 or not generates(config):
             return
         for i, section in enumerate(algorithm.sample_filters):
             chosen = selected("sample_filter", section)

@@ -10,6 +10,7 @@ import attrs
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.selected import (
     correction_of,
+    generates,
     policy_loss_of,
     ratio_columns,
     selected,
@@ -52,7 +53,9 @@ class CorrectionWithoutLogProbs(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         correction = correction_of(config)
         engine = selected("rollout", config.rollout)
-        if correction is None or engine is None or "logprobs" in engine.cls.capabilities:
+        if correction is None or engine is None or not generates(config):
+            return
+        if "logprobs" in engine.cls.capabilities:
             return
         yield self.error(
             f"algorithm.rollout_correction = {correction.name} compares the rollout's log-probabilities with the "
@@ -101,6 +104,8 @@ class GateNeverFires(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         gate = config.algorithm.gate
         key = "algorithm.gate"
+        if not generates(config):
+            return
         if gate.warn_above >= 1:
             yield self.warning(
                 f"{key}.warn_above = {gate.warn_above:g} is never passed: two probabilities differ by less than 1",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.models import model_directory, text_config
+from dovetail.preflight.selected import generates
 from dovetail.sections import ModelSection, RunConfig
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class RolloutTooShort(PreflightRule):
         prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
         sample = f"data.max_prompt_length + {key} = {prompt} + {response} = {prompt + response}"
         length: int | None = getattr(config.rollout, "max_model_len", None)
+        length = length if generates(config) else None
         positions, where = _positions(config.model)
         if positions is not None and positions < prompt + response:
             shorter = (
@@ -61,7 +63,7 @@ class RolloutLayout(PreflightRule):
         from dovetail.serving.section import ServingSection
 
         rollout = config.rollout
-        if not isinstance(rollout, ServingSection) or rollout.joined:
+        if not isinstance(rollout, ServingSection) or rollout.joined or not generates(config):
             return
         spread = getattr(rollout, "expert_parallel_size", None) or 1
         try:
@@ -78,6 +80,8 @@ class OffloadFreesNothing(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if plan is None or not config.rollout.offload or config.rollout.joined:
+            return
+        if not plan.generates:
             return
         if not _on_accelerators(config, plan):
             yield self.warning(

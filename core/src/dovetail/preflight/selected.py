@@ -35,6 +35,12 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
         return None
 
 
+def generates(config: RunConfig) -> bool:
+    """Whether a step's samples are generated; else they are examples of the dataset, and there is neither rollout nor reward."""
+    trainer = selected("trainer", config.trainer)
+    return trainer is None or trainer.cls.examples(trainer.config) == "prompts"
+
+
 def policy_loss_of(config: RunConfig) -> Selected | None:
     """The policy loss; None where the actor minimises an objective of its own."""
     own = config.actor.objective is not None

@@ -46,7 +46,9 @@ class PartialRolloutUnused(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is not None and config.rollout.partial_rollout and not staleness(plan.facts):
+        if plan is None or not plan.generates:
+            return
+        if config.rollout.partial_rollout and not staleness(plan.facts):
             yield self.warning(
                 f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
                 "of a step before it learns",

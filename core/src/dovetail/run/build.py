@@ -24,6 +24,7 @@ from dovetail.run.collector import Collector
 from dovetail.run.data import Data
 from dovetail.run.data_checks import check_sampler
 from dovetail.run.evaluator import Evaluator
+from dovetail.run.example_collector import ExampleCollector, NoRollout
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
@@ -69,9 +70,14 @@ def build(
     from dovetail.scoring.functions import configured_functions
     from dovetail.scoring.rows import check_sources
 
+    if reward is not None and not plan.generates:
+        raise ConfigError(
+            f"a reward function is given, and a run on {plan.counts.kind} of the dataset scores nothing",
+            hint="leave it out",
+        )
     refs = plan.refs
     functions = configured_functions(config.reward, PluginContext(seed=config.seed), given=reward)
-    for prompts in (data.train, data.val):
+    for prompts in (data.train, data.val) if plan.generates else ():
         if prompts is not None:
             check_sources(functions, prompts.prompts)
     context = PluginContext(
@@ -89,12 +95,6 @@ def build(
         started.callback(runtime.close)
         runtime.start()
         runtime.place(plan.placement.pools)
-        rollout = WorkerSpec(
-            role="rollout",
-            plugin=refs["rollout"],
-            context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
-            transport=refs["rollout.weight_transport"],
-        )
 
         def train() -> dict[str, Any]:
             groups = {
@@ -104,19 +104,30 @@ def build(
             check_profile(config, groups, run_directory.path)
             return groups
 
-        groups, replicas = start_roles(
-            config,
-            plan,
-            run_directory.path,
-            train=train,
-            generate=lambda: runtime.rollout_replicas(rollout, plan.placement.replicas),
-            logger=logger,
-        )
-        pool = RolloutPool(replicas, restart=runtime.restart_replica)
-        started.callback(pool.close)
-        manager: Any = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
-        started.callback(manager.close)
-        manager.start()
+        pool: RolloutPool | None = None
+        manager: Any = None
+        if not plan.generates:
+            groups = train()
+        else:
+            rollout = WorkerSpec(
+                role="rollout",
+                plugin=refs["rollout"],
+                context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
+                transport=refs["rollout.weight_transport"],
+            )
+            groups, replicas = start_roles(
+                config,
+                plan,
+                run_directory.path,
+                train=train,
+                generate=lambda: runtime.rollout_replicas(rollout, plan.placement.replicas),
+                logger=logger,
+            )
+            pool = RolloutPool(replicas, restart=runtime.restart_replica)
+            started.callback(pool.close)
+            manager = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
+            started.callback(manager.close)
+            manager.start()
         plugins = _plugins_of_stages(plan, context)
         stages: list[Any] = [make_plugin(stage.ref, context) for stage in plan.stages]
         for stage in stages:
@@ -135,7 +146,7 @@ def build(
             ledger=ledger,
             plugins={
                 "trainer": trainer,
-                "reward.manager": manager,
+                **({} if manager is None else {"reward.manager": manager}),
                 **plugins,
                 **{f"algorithm.sample_filters.{name}": kept for name, kept in filters.items()},
                 **{f"stages.{stage.name}": stage for stage in stages},
@@ -157,56 +168,36 @@ def build(
             stop=stop or StopSwitch(),
         )
         residency = Residency(_offloaded(plan, groups), record.phase)
-        service = RolloutService(
-            pool=pool,
-            manager=manager,
-            scorer=Scorer(
-                manager,
-                timeout=config.reward.timeout,
-                retries=config.reward.retries,
-                concurrency=config.reward.concurrency,
-            ),
-            tokenizer=data.tokenizer,
-            seed=config.seed,
-            partial=config.rollout.partial_rollout,
-            continues=staleness(plan.facts) > 0,
-            check_stop=record.stop.check,
-        )
-        started.callback(service.close)
-        publisher = WeightPublisher(
-            record,
-            actor=groups["actor"],
-            service=service,
-            pool=pool,
-            residency=residency,
-            tokenizer=data.tokenizer,
-        )
-        collector = Collector(
-            record,
-            publisher,
-            service,
-            pool=pool,
-            whole=manager.unit == "group",
-            loader=loader,
-            ledger=ledger,
-            filters=filters,
-        )
-        checkpoints.keep("experience", collector)
-        return TrainingRun(
-            record=record,
-            service=service,
-            collector=collector,
-            learner=Learner(
-                record, stages, residency=residency, publisher=publisher, ledger=ledger
-            ),
-            publisher=publisher,
-            evaluator=Evaluator(
+        if pool is None:
+            none = NoRollout()
+            parts: dict[str, Any] = {
+                "service": None,
+                "collector": ExampleCollector(
+                    record, loader=loader, ledger=ledger, tokenizer=data.tokenizer
+                ),
+                "publisher": none,
+                "evaluator": none,
+            }
+        else:
+            parts = _generation(
                 record,
-                publisher,
-                service,
+                data,
+                groups["actor"],
                 pool=pool,
-                prompts=data.val.prompts if data.val else (),
-                store=checkpoints.store,
+                manager=manager,
+                residency=residency,
+                checkpoints=checkpoints,
+                loader=loader,
+                ledger=ledger,
+                filters=filters,
+            )
+            checkpoints.keep("experience", parts["collector"])
+            started.callback(parts["service"].close)
+        return TrainingRun(
+            **parts,
+            record=record,
+            learner=Learner(
+                record, stages, residency=residency, publisher=parts["publisher"], ledger=ledger
             ),
             checkpoints=checkpoints,
             loader=loader,
@@ -216,6 +207,68 @@ def build(
             runtime=runtime,
             started=started.pop_all(),
         )
+
+
+def _generation(
+    record: RunRecord,
+    data: Data,
+    actor: Any,
+    *,
+    pool: RolloutPool,
+    manager: Any,
+    residency: Residency,
+    checkpoints: RunCheckpoints,
+    loader: PromptLoader,
+    ledger: Ledger,
+    filters: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What generates and scores, and sends weights to where that is done."""
+    config = record.config
+    service = RolloutService(
+        pool=pool,
+        manager=manager,
+        scorer=Scorer(
+            manager,
+            timeout=config.reward.timeout,
+            retries=config.reward.retries,
+            concurrency=config.reward.concurrency,
+        ),
+        tokenizer=data.tokenizer,
+        seed=config.seed,
+        partial=config.rollout.partial_rollout,
+        continues=staleness(record.plan.facts) > 0,
+        check_stop=record.stop.check,
+    )
+    publisher = WeightPublisher(
+        record,
+        actor=actor,
+        service=service,
+        pool=pool,
+        residency=residency,
+        tokenizer=data.tokenizer,
+    )
+    return {
+        "service": service,
+        "publisher": publisher,
+        "collector": Collector(
+            record,
+            publisher,
+            service,
+            pool=pool,
+            whole=manager.unit == "group",
+            loader=loader,
+            ledger=ledger,
+            filters=filters,
+        ),
+        "evaluator": Evaluator(
+            record,
+            publisher,
+            service,
+            pool=pool,
+            prompts=data.val.prompts if data.val else (),
+            store=checkpoints.store,
+        ),
+    }
 
 
 def _offloaded(plan: Plan, groups: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +347,7 @@ def _worker_group(
             total_steps=plan.total_updates(model.role),
         ),
         # The weights of the other roles go nowhere.
-        transport=plan.refs["rollout.weight_transport"] if model.role == "actor" else None,
+        transport=plan.refs.get("rollout.weight_transport") if model.role == "actor" else None,
     )
     return runtime.worker_group(spec, model.mesh)
 

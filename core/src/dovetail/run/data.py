@@ -9,6 +9,8 @@ import attrs
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.trainer import Examples
+from dovetail.planning.resolved_plugins import examples_of_config
 from dovetail.run.data_checks import CheckedDataset
 from dovetail.sections import RunConfig
 
@@ -18,11 +20,13 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Data:
-    """Tokenizer and prompts."""
+    """Tokenizer and prompts, or what the trainer takes of the dataset in their place."""
 
     tokenizer: Any
     train: PromptSet
     val: PromptSet | None
+    kind: Examples = "prompts"
+    """What they are."""
 
     @property
     def has_images(self) -> bool:
@@ -35,8 +39,10 @@ def load_data(config: RunConfig) -> Data:
 
     Raises:
         DataError, ModelError: what is missing or wrong, with file and row.
-        ConfigError: no training files are named, or the chat template does not read an argument that is given.
+        ConfigError: no training files are named, the chat template does not read an argument that is given, or held-out files are
+            named for examples.
     """
+    from dovetail.data.examples import load_examples
     from dovetail.data.prompts import load_prompts
     from dovetail.data.tokenizer import load_tokenizer
     from dovetail.plugins.load import make_plugin, ref_for
@@ -46,6 +52,12 @@ def load_data(config: RunConfig) -> Data:
         raise ConfigError(
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
         )
+    kind = examples_of_config(config)
+    if kind != "prompts" and config.data.val_files:
+        raise ConfigError(
+            f"data.val_files names held-out files, and a run on {kind} of the dataset validates nothing",
+            hint="leave data.val_files out",
+        )
     tokenizer = load_tokenizer(config.model, chat_template_args=config.data.chat_template_args)
     made: Any = make_plugin(
         ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
@@ -53,6 +65,8 @@ def load_data(config: RunConfig) -> Data:
     source = CheckedDataset(made)
 
     def read(paths: tuple[str, ...]) -> PromptSet:
+        if kind != "prompts":
+            return load_examples(source, paths, tokenizer, config.data, config.model, kind)
         media_dir = Path(config.data.media_dir or Path(config.output_dir) / "media")
         return load_prompts(
             source, paths, tokenizer, config.data, config.model, media_dir=media_dir
@@ -60,7 +74,7 @@ def load_data(config: RunConfig) -> Data:
 
     train = read(config.data.train_files)
     val = read(config.data.val_files) if config.data.val_files else None
-    return Data(tokenizer=tokenizer, train=train, val=val)
+    return Data(tokenizer=tokenizer, train=train, val=val, kind=kind)
 
 
 def _no_progress_bars() -> None:

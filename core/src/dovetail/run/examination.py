@@ -12,7 +12,9 @@ from dovetail.config.load import LoadedConfig, raise_problems
 from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
+from dovetail.planning.counts import NAMES
 from dovetail.planning.plan import Plan, make_plan
+from dovetail.planning.resolved_plugins import examples_of_config
 from dovetail.run.build import run_path
 from dovetail.run.data import Data, load_data
 from dovetail.sections import RunConfig
@@ -177,12 +179,13 @@ class _Examiner:
     def run(self) -> None:
         self._try("run_directory", lambda: run_path(self.config))
         data = self._data()
-        self._rewards(data)
+        if self._generates:
+            self._rewards(data)
         plan = self._plan(data)
         if plan is not None:
             self._runtime(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
-            joined = frozenset({"rollout"} if self.config.rollout.joined else ())
+            joined = frozenset({"rollout"} if plan.placement.joined else ())
             self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | joined)
         found = rule_findings(self.config, plan)
         better = [f.instead_of for f in found if f.instead_of is not None]
@@ -191,6 +194,14 @@ class _Examiner:
             for f in self.findings
             if f.rule != "plan" or not any(words in f.message for words in better)
         ] + found
+
+    @property
+    def _generates(self) -> bool:
+        """Whether the run has a rollout and rewards, as far as its trainer can be asked."""
+        try:
+            return examples_of_config(self.config) == "prompts"
+        except DovetailError:
+            return True
 
     def _data(self) -> Data | None:
         config, section = self.config, self.config.data
@@ -213,14 +224,18 @@ class _Examiner:
                 self._try("data", lambda: load_data(attrs.evolve(config, data=swapped)))
             return None
         held_out = len(data.val.prompts) if data.val else 0
+        name = NAMES[data.kind]
         self.notes.append(
-            f"data: {len(data.train.prompts):,} training prompts, {held_out:,} held out"
+            f"data: {len(data.train.prompts):,} training {name}"
+            + (f", {held_out:,} held out" if self._generates else "")
         )
         for what, prompts in (("training", data.train), ("held-out", data.val)):
             if prompts is not None and prompts.filtered_overlong:
+                limit = f"{self.config.data.max_prompt_length} tokens"
+                if not self._generates:
+                    limit += f" before what is trained on, or {self.config.data.max_response_length} from there on,"
                 self.notes.append(
-                    f"data: {prompts.filtered_overlong:,} {what} prompts longer than "
-                    f"{self.config.data.max_prompt_length} tokens are left out"
+                    f"data: {prompts.filtered_overlong:,} {what} {name} longer than {limit} are left out"
                 )
         return data
 

@@ -16,6 +16,7 @@ from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins.titles import called, describe, title_of
+from dovetail.run.example_collector import NoRollout
 from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
@@ -47,7 +48,7 @@ class Learner:
         stages: Sequence[Stage],
         *,
         residency: Residency,
-        publisher: WeightPublisher,
+        publisher: WeightPublisher | NoRollout,
         ledger: Ledger,
     ) -> None:
         self._record, self._residency = record, residency

@@ -159,17 +159,20 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
         data: its rows find reward functions by their `data_source`; None leaves those out.
     """
     found: list[PluginRef] = []
-    if data is not None:
+    if data is not None and plan.generates:
         sets = [prompts.prompts for prompts in (data.train, data.val) if prompts is not None]
         found = functions_found_by_rows(config.reward, itertools.chain.from_iterable(sets))
     return lock.lock_for([*_used(plan), *found], config.runtime.environments)
 
 
 def _used(plan: Plan) -> list[PluginRef]:
-    """The plugins that take part in the run: a section of a critic takes none where there is no critic."""
+    """The plugins that take part in the run: none of a role that there is not, or of a policy loss that nobody minimises."""
     there = {model.role for model in plan.models}
-    without = tuple(f"{role}." for role in plan.facts.config.role_sections if role not in there)
-    return [ref for path, ref in plan.refs.items() if not path.startswith(without)]
+    without = [f"{role}." for role in plan.facts.config.role_sections if role not in there]
+    without += [] if plan.has_stage("advantage") else ["algorithm.advantage"]
+    if plan.facts.config.actor.objective is not None:
+        without += ["algorithm.policy_loss", "algorithm.loss_aggregation"]
+    return [ref for path, ref in plan.refs.items() if not path.startswith(tuple(without))]
 
 
 def _run(run: TrainingRun) -> dict[str, Any]:
@@ -208,9 +211,10 @@ def _next_commands(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
             f"config show {path}/config.yaml",
         ]
     else:
+        other = "algorithm.advantage=rloo" if run.record.plan.generates else "actor.optim.lr=1e-5"
         commands = [
             f"plan {path}/config.yaml",
-            f"train {path}/config.yaml experiment=another algorithm.advantage=rloo",
+            f"train {path}/config.yaml experiment=another {other}",
             "plugins list",
         ]
     return [f"{dovetail} {command}" for command in commands]
@@ -250,7 +254,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             }
             for stage in plan.stages
         ],
-        "publication": _part(plan.publication),
+        "publication": plan.publication and _part(plan.publication),
         "models": [
             {
                 **attrs.asdict(

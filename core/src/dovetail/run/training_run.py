@@ -20,6 +20,7 @@ from dovetail.plugins.titles import title_of
 from dovetail.run.checkpoints import RunCheckpoints
 from dovetail.run.collector import Collector
 from dovetail.run.evaluator import Evaluator
+from dovetail.run.example_collector import ExampleCollector, NoRollout
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
@@ -33,11 +34,12 @@ class TrainingRun(Run):
     """Composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
 
     record: RunRecord
-    service: RolloutService
-    collector: Collector
+    service: RolloutService | None
+    """None in a run on a dataset's examples."""
+    collector: Collector | ExampleCollector
     learner: Learner
-    publisher: WeightPublisher
-    evaluator: Evaluator
+    publisher: WeightPublisher | NoRollout
+    evaluator: Evaluator | NoRollout
     checkpoints: RunCheckpoints
     loader: PromptLoader
     trainer: Trainer
@@ -112,6 +114,8 @@ class TrainingRun(Run):
 
     def admit(self, groups: int | None = None) -> None:
         """Begin to generate samples that later steps take; see `Run.admit`."""
+        if self.service is None or isinstance(self.collector, ExampleCollector):
+            return
         batch = self.record.config.data.train_batch_size
         current = self._current
         collected = current is not None and current.collected is not None

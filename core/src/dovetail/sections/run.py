@@ -81,19 +81,20 @@ class DataSection:
     """Directory in which images that have no file of their own are kept, by their content. All processes of a run read
     it. None: `media` in `output_dir`."""
     train_batch_size: int = attrs.field(default=128, validator=COUNT)
-    """Prompts a step; samples a step are this times rollout.n."""
+    """Prompts a step; samples a step are this times rollout.n. Or examples a step, where the trainer takes them of a dataset."""
     val_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Longest prompt in tokens."""
+    """Longest prompt in tokens; of an example, what stands before the first token that is trained on."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Most tokens generated for a response."""
+    """Most tokens generated for a response, or of an example's from the first token that is trained on."""
     overlong_prompts: Literal["filter", "error"] = "filter"
-    """What happens to longer prompts: filtered and counted, or refused."""
+    """What happens to longer prompts, and to examples with a longer response: filtered and counted, or refused."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
-    """How a plain-string prompt reaches the model: as a user message, or as it stands."""
+    """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
+    assistant's message, or as it stands."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_values)
     """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads.
     Exported models keep them, as defaults in their chat template."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
+from dovetail.interfaces.trainer import Examples
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
@@ -16,6 +17,13 @@ def staleness(facts: PlanFacts) -> int:
     """Return from how many steps ago the weights may be that generated a step's samples."""
     trainer = facts.plugins.get("trainer")
     return 0 if trainer is None else int(trainer.cls.max_staleness(trainer.config))
+
+
+def examples_of(facts: PlanFacts) -> Examples:
+    """Return what a step is made of."""
+    trainer = facts.plugins.get("trainer")
+    kind: Examples = "prompts" if trainer is None else trainer.cls.examples(trainer.config)
+    return kind
 
 
 def rollout_is_old(facts: PlanFacts) -> bool:

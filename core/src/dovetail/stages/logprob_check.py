@@ -102,8 +102,9 @@ class LogProbCheck(Stage):
 
 
 def comparable(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns that the rollout engine can give for the comparison; none where it has no log-probabilities."""
-    capabilities = facts.plugins["rollout"].cls.capabilities
+    """Return the columns that the rollout engine can give for the comparison; none where it has no log-probabilities, or there is none."""
+    rollout = facts.plugins.get("rollout")
+    capabilities = frozenset() if rollout is None else rollout.cls.capabilities
     if "logprobs" not in capabilities:
         return frozenset()
     return frozenset(column for column, needed in ON_REQUEST.items() if needed in capabilities)

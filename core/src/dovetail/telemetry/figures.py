@@ -103,6 +103,10 @@ ACCURACY = Figure(
 """Where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
 SCORE = Figure("Validation score", "score", r"val/mean@\d+", pattern=True, unless=_ACCURACY)
 """The mean score, where it does not: a number, since a score need not be a share."""
+LOSS = Figure(
+    "Loss", "loss", "actor/loss", others=("actor/nll",), unless=r"reward/failures", always=False
+)
+"""Where there is no reward."""
 KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
 """In nats a token, from the loss's KL term or else from the penalty in the reward."""
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
@@ -131,6 +135,7 @@ KEY_FIGURES = (
     REWARD,
     ACCURACY,
     SCORE,
+    LOSS,
     KL,
     ENTROPY,
     LENGTH,

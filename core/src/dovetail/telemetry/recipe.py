@@ -18,7 +18,7 @@ _CRITIC = re.compile(r"^critic:.*\n(?:[ \t].*\n?|\n)*", re.MULTILINE)
 
 
 def algorithm_line(config: str) -> str:
-    """The algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`.
+    """The algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`; or the actor's own objective.
 
     Args:
         config: YAML; may be torn or empty, which gives an empty line.
@@ -29,7 +29,13 @@ def algorithm_line(config: str) -> str:
         document = yaml.safe_load(config)
     except yaml.YAMLError:
         return ""
-    section = document.get("algorithm") if isinstance(document, Mapping) else None
+    if not isinstance(document, Mapping):
+        return ""
+    actor = document.get("actor")
+    if isinstance(actor, Mapping) and (objective := actor.get("objective")):
+        whole = objective if isinstance(objective, Mapping) else {}
+        return f"objective {_name(objective) or whole.get('attribute')}"
+    section = document.get("algorithm")
     if not isinstance(section, Mapping):
         return ""
     named = ((template, _name(section.get(key))) for key, template in _PARTS)

@@ -25,6 +25,7 @@ _CHARTS = (
     figures.REWARD,
     figures.ACCURACY,
     figures.SCORE,
+    figures.LOSS,
     figures.KL,
     figures.LENGTH,
     figures.ENTROPY,
@@ -69,6 +70,7 @@ def _content(directory: Path) -> dict[str, Any]:
     summary = {**summarise(directory), **_known(_read_json(directory / "summary.json"))}
     metric = accuracy_metric(directory, history)
     config = _read_text(directory / "config.yaml")
+    scored = "actor/updates" not in history.names or "reward/failures" in history.names
     return {
         "title": "/".join(directory.resolve().parts[-2:]),
         "status": str(summary.get("status", "unfinished")),
@@ -80,7 +82,7 @@ def _content(directory: Path) -> dict[str, Any]:
             _chart(history, figure, metric)
             for figure in _CHARTS
             if history.find(figure) is not None
-            or (figure.always and not figure.outdone(history.names))
+            or (figure.always and scored and not figure.outdone(history.names))
         ],
         "plus_minus": PLUS_MINUS,
         "validation": validation_table(history),
@@ -104,7 +106,7 @@ def _known(summary: Any) -> dict[str, Any]:
 
 def _trained_no_critic(history: History) -> bool:
     """Whether steps were logged and none of them had a critic."""
-    trained = "reward/mean" in history.names
+    trained = any(name in history.names for name in ("reward/mean", "actor/updates"))
     return trained and not any(name.startswith("critic/") for name in history.names)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from dovetail.sections import TrainerSection
@@ -10,3 +12,12 @@ from dovetail.sections import TrainerSection
 @attrs.frozen(kw_only=True)
 class OnPolicyConfig(TrainerSection):
     """On-policy training."""
+
+
+@attrs.frozen(kw_only=True)
+class SupervisedConfig(TrainerSection):
+    """Training on the examples of a dataset. Keys of validation do nothing."""
+
+    examples: Literal["conversations", "preferences"] = "conversations"
+    """What the rows are: conversations (`messages`, or `prompt` and `response`), or preference pairs (`prompt`, `chosen`,
+    `rejected`)."""

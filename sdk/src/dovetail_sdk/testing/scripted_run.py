@@ -14,6 +14,7 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError, StopRequested
 from dovetail.interfaces import (
     Completion,
+    Examples,
     FinishReason,
     PlanFacts,
     Prompt,
@@ -93,6 +94,7 @@ class ScriptedRun(Run):
         *,
         step: int = 0,
         max_staleness: int = 0,
+        examples: Examples = "prompts",
         stop_at: int | None = None,
         learn_error: Exception | None = None,
         fails_in: int = 1,
@@ -104,6 +106,7 @@ class ScriptedRun(Run):
             total_steps: steps of the whole run.
             step: finished steps; above 0 it is resumed from a checkpoint.
             max_staleness: the trainer's.
+            examples: the trainer's. Without prompts nothing is generated: weights are not followed, and validation is empty.
             stop_at: the call that raises StopRequested before it does anything; the first is 1. None for none.
             learn_error: what `learn` raises once, in step `fails_in`.
             fails_in: number of that step.
@@ -114,6 +117,7 @@ class ScriptedRun(Run):
         self.saved: list[int] = [step] if step else []
         self._step, self._total_steps = step, total_steps
         self._max_staleness, self._stop_at = max_staleness, stop_at
+        self._generates = examples == "prompts"
         self._learn_error, self._fails_in = learn_error, fails_in
         self._validation = {"val/mean@1": 0.5} if validation is None else dict(validation)
         self._validated = step > 0
@@ -154,13 +158,16 @@ class ScriptedRun(Run):
                 )
         finally:
             self._current = None
-            if step.collected is not None and not self._counts(step):
-                self._admitted.extendleft(_versions(step.collected.batch()))
+            undone = step.collected is not None and not self._counts(step)
+            if undone and self._generates:
+                self._admitted.extendleft(_versions(step.experience.batch()))
             if self._counts(step):
                 self._step, self._validated = step.number, True
 
     def admit(self, groups: int | None = None) -> None:
         self._note("admit")
+        if not self._generates:
+            return
         step = self._current
         collected = step is not None and step.collected is not None
         learning = step is not None and collected and not self._counts(step)
@@ -186,7 +193,11 @@ class ScriptedRun(Run):
         while len(self._admitted) < PROMPTS:
             self._admitted.append(self._version)
         versions = [self._admitted.popleft() for _ in range(PROMPTS)]
-        step.collected = ScriptedExperience.of(_columns(step.number, versions))
+        collected = ScriptedExperience.of(_columns(step.number, versions))
+        if not self._generates:
+            columns = collected.columns.drop(["token_weight_versions", "scores"])
+            collected = attrs.evolve(collected, samples=(), columns=columns)
+        step.collected = collected
 
     def learn(self, step: StepContext) -> None:
         self._note("learn")
@@ -206,6 +217,8 @@ class ScriptedRun(Run):
 
     def publish_weights(self) -> None:
         self._note("publish_weights")
+        if not self._generates:
+            return
         if self._unpublished or not self._published:
             self._published, self._unpublished = True, 0
             self._version += 1
@@ -213,6 +226,8 @@ class ScriptedRun(Run):
     def validate(self) -> Mapping[str, float]:
         self._note("validate")
         self._check_between_steps("validate")
+        if not self._generates:
+            return {}
         self._check_published()
         self._validated = True
         return dict(self._validation)
@@ -238,7 +253,8 @@ class ScriptedRun(Run):
             )
 
     def _check_published(self) -> None:
-        if not self._published or self._unpublished > self._max_staleness:
+        stale = not self._published or self._unpublished > self._max_staleness
+        if self._generates and stale:
             raise PluginBrokenError(
                 f"the rollout holds weights from {self._unpublished} steps ago, or none that were published; "
                 f"max_staleness is {self._max_staleness}",

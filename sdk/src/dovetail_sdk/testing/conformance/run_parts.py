@@ -6,13 +6,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
 
 from dovetail.errors import DataError, NumericsError, StopRequested
-from dovetail.interfaces import DatasetSource, KlController, Run, Sampler, Tracker, Trainer
+from dovetail.interfaces import (
+    DatasetSource,
+    Examples,
+    KlController,
+    Run,
+    Sampler,
+    Tracker,
+    Trainer,
+)
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.resumed import resumed_state
 from dovetail_sdk.testing.scripted_run import ScriptedRun
@@ -178,8 +186,17 @@ class TrainerConformance(PluginConformance):
 
     def scripted(self, **settings: Any) -> ScriptedRun:
         """A run for the trainer; for `settings` see `ScriptedRun`."""
-        stale = self.plugin.max_staleness(self.make_config())
-        return ScriptedRun(**{"total_steps": self.steps, "max_staleness": stale, **settings})
+        config = self.make_config()
+        of_trainer = {
+            "max_staleness": self.plugin.max_staleness(config),
+            "examples": self.plugin.examples(config),
+        }
+        return ScriptedRun(**{"total_steps": self.steps, **of_trainer, **settings})
+
+    def skip_without_rollout(self) -> None:
+        """Skip the test of a trainer whose runs generate nothing."""
+        if self.plugin.examples(self.make_config()) != "prompts":
+            pytest.skip("its runs have no rollout")
 
     def test_it_takes_every_step_in_order(self) -> None:
         run = self.trained()
@@ -193,11 +210,16 @@ class TrainerConformance(PluginConformance):
     def test_a_finished_run_takes_no_further_step(self) -> None:
         assert self.trained(step=self.steps).learned == []
 
+    def test_it_names_the_kind_of_its_examples(self) -> None:
+        assert self.plugin.examples(self.make_config()) in get_args(Examples)
+
     def test_weights_are_published_before_the_first_samples(self) -> None:
+        self.skip_without_rollout()
         calls = self.trained().calls
         assert "publish_weights" in calls[: calls.index("collect")]
 
     def test_weights_are_published_after_each_learn(self) -> None:
+        self.skip_without_rollout()
         if self.plugin.max_staleness(self.make_config()):
             pytest.skip("its rollout may hold older weights")
         order = ("collect", "learn", "publish_weights")

@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.batch import Batch, Column
+from dovetail.batch import Batch
 from dovetail.errors import ColumnError
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
 from dovetail.metrics import Mean
 from dovetail.numerics import all_finite, mean_metric, on_device, sum_by_sample, token_column
 from dpokit.config import DpoConfig
-
-CHOSEN = "dpokit.chosen"
 
 
 class Dpo(Objective):
@@ -26,18 +24,17 @@ class Dpo(Objective):
     api = ">=1.0,<2"
     Config = DpoConfig
     unit = "pair"
-    columns = (Column(CHOSEN, "bool", "dense", "whether it is its pair's better response", "data"),)
 
     @classmethod
     def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"response_mask", "ref_log_probs", CHOSEN})
+        return frozenset({"response_mask", "ref_log_probs", "chosen"})
 
     @classmethod
     def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
         return (OUTPUTS["log_probs"],)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        pair_N, chosen_N = mini_batch["pair_id"], mini_batch[CHOSEN]
+        pair_N, chosen_N = mini_batch["pair_id"], mini_batch["chosen"]
         if sorted(pair_N[chosen_N]) != sorted(set(pair_N)) or 2 * sum(chosen_N) != len(chosen_N):
             raise ColumnError("a pair has not one chosen and one rejected response")
         return mini_batch
@@ -58,7 +55,7 @@ class Dpo(Objective):
         ref_T = token_column(micro_batch, "ref_log_probs", mask, mask_T, log_probs_T)
         rewards_N = sum_by_sample(log_probs_T - ref_T, on_device(mask.offsets, log_probs_T))
         # The chosen responses and the rejected ones, each in the order of their pairs.
-        order_N = np.lexsort((micro_batch["pair_id"], ~micro_batch[CHOSEN]))
+        order_N = np.lexsort((micro_batch["pair_id"], ~micro_batch["chosen"]))
         chosen_P, rejected_P = rewards_N[on_device(order_N, rewards_N)].reshape(
             2, len(order_N) // 2
         )

@@ -10,7 +10,7 @@ from dovetail.batch import Batch
 def dpo(batch: Batch, log_probs_T: np.ndarray, beta: float) -> tuple[float, np.ndarray]:
     """Return the loss, and its gradient by the log-probabilities, float64 [T]."""
     mask, ref_T = batch["response_mask"], batch["ref_log_probs"].values.astype(np.float64)
-    chosen_N, pair_N = batch["dpokit.chosen"], batch["pair_id"]
+    chosen_N, pair_N = batch["chosen"], batch["pair_id"]
     away_T = np.where(mask.values, log_probs_T.astype(np.float64) - ref_T, 0)
     rewards_N = [float(row.sum()) for row in mask.with_values(away_T)]
     loss, slopes_N, pairs = 0.0, np.zeros(len(mask)), len(mask) // 2

@@ -1,0 +1,234 @@
+"""One row of examples, checked: a conversation, or a preference pair, in the formats of TRL and verl.
+
+| kind | columns |
+|---|---|
+| conversations | `messages`, of which every assistant turn is trained on |
+| conversations | `prompt`, and `response` or `completion` |
+| preferences | `prompt`, `chosen`, `rejected` |
+| preferences | `chosen`, `rejected`: whole conversations, whose common beginning is the prompt |
+
+Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.data.rows import FileRows, Rows
+from dovetail.data.schema import check_column, text_or_messages, wrong_value
+from dovetail.errors import DataError
+from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.trainer import Examples
+from dovetail.sections import DataSection
+
+Turns = list[dict[str, Any]]
+ASSISTANT = "assistant"
+_MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen", "rejected")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Answer:
+    """What follows a prompt."""
+
+    ids: np.ndarray
+    """int64 [T]; the last one is trained on."""
+    mask: np.ndarray
+    """bool [T], True on the tokens that are trained on."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Example(Prompt):
+    """A row ready to train on. Its prompt is what stands before the first token that is trained on."""
+
+    answers: tuple[Answer, ...]
+    """One of a conversation; of a preference pair the chosen one and the rejected one."""
+
+
+@attrs.frozen(kw_only=True)
+class RawExample:
+    """A row's parts; nothing is tokenised yet. All of them are messages, or all are texts."""
+
+    prompt: Turns | str
+    responses: tuple[Turns | str, ...]
+
+    def trained(self, response: Turns) -> list[int]:
+        """The turns that are trained on, as places in the prompt's messages and the response's together."""
+        return [i for i, turn in enumerate(response, len(self.prompt)) if _is_assistant(turn)]
+
+
+def row_parser(
+    rows: Sequence[Mapping[str, Any]], kind: Examples, section: DataSection, paths: Sequence[str]
+) -> Callable[[Mapping[str, Any], str], RawExample]:
+    """Return what checks one row, given its place for messages.
+
+    Args:
+        rows: of all files.
+        kind: of example.
+        section: names the prompt's column, and says what becomes of texts.
+        paths: of the files.
+
+    Raises:
+        DataError: a file lacks a column; names those that it has.
+    """
+    files = rows.files if isinstance(rows, Rows) else [FileRows(path=", ".join(paths), rows=rows)]
+    there = {column for file in files for column in file.columns}
+    responses: tuple[str, ...] = _SIDES
+    needed: tuple[str, ...] = _SIDES
+    if kind == "conversations":
+        responses = tuple(name for name in _RESPONSES if name in there)[:1]
+        if _MESSAGES in there or not (responses or section.prompt_key in there):
+            responses, needed = (), (_MESSAGES,)
+        else:
+            responses = responses or _RESPONSES[:1]
+            needed = (section.prompt_key, *responses)
+    for file in files:
+        for column in needed:
+            check_column(file.rows, column, file.columns, file.path, hint=_formats(kind, section))
+
+    def parse(row: Mapping[str, Any], where: str) -> RawExample:
+        _check_text_alone(row, section, where)
+        example = _parts(row, responses, section, where)
+        for name, response in zip(responses or needed, example.responses, strict=True):
+            if not isinstance(response, str):
+                _check_turns(example, response, name, where)
+        if kind == "preferences":
+            _check_pair(example, where)
+        return example
+
+    return parse
+
+
+def _formats(kind: Examples, section: DataSection) -> str:
+    prompt = section.prompt_key
+    if kind == "conversations":
+        return f"conversations are in the column 'messages', or in {prompt!r} and 'response'"
+    return f"preference pairs are in the columns {prompt!r}, 'chosen' and 'rejected'; data.prompt_key names the first"
+
+
+def _parts(
+    row: Mapping[str, Any], names: Sequence[str], section: DataSection, where: str
+) -> RawExample:
+    if not names:
+        turns = text_or_messages(row.get(_MESSAGES), _MESSAGES, where)
+        if isinstance(turns, str):
+            raise wrong_value(where, _MESSAGES, turns, "a list of messages")
+        return RawExample(prompt=[], responses=(turns,))
+    responses = [text_or_messages(row.get(name), name, where) for name in names]
+    prompt = row.get(section.prompt_key)
+    if names == _SIDES and _is_implicit(prompt, responses):
+        return _divided(responses, where)
+    prompt = text_or_messages(prompt, section.prompt_key, where)
+    texts = isinstance(prompt, str) and all(isinstance(response, str) for response in responses)
+    if texts and section.plain_prompts == "raw":
+        return RawExample(prompt=prompt, responses=tuple(responses))
+    return RawExample(
+        prompt=_turns(prompt, "user"), responses=tuple(_turns(r, ASSISTANT) for r in responses)
+    )
+
+
+def _turns(value: Turns | str, role: str) -> Turns:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def _is_implicit(prompt: Any, sides: Sequence[Turns | str]) -> bool:
+    """Whether the prompt is the sides' common beginning. Some datasets repeat its text in a column, which is not read then."""
+    whole = (isinstance(side, list) and not _is_assistant(side[0]) for side in sides)
+    return prompt is None or (isinstance(prompt, str) and all(whole))
+
+
+def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
+    """A pair whose prompt is the messages with which both sides begin."""
+    chosen, rejected = sides
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        raise DataError(
+            f"{where}: there is no prompt, and 'chosen' and 'rejected' are not both lists of messages, whose common "
+            "beginning would be the prompt",
+            hint="add a column with the prompt; data.prompt_key names it",
+        )
+    if chosen == rejected:
+        raise _equal(where)
+    same = next(
+        (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+        min(len(chosen), len(rejected)),
+    )
+    both = dict(zip(_SIDES, (chosen, rejected), strict=True))
+    for name, side in both.items():
+        if same == len(side):
+            raise DataError(
+                f"{where}: {name!r} has no answer of its own: all of its messages are the other's, too",
+                hint="mend the row, or leave it out",
+            )
+    for name, side in both.items():
+        if not same or not _is_assistant(side[same]):
+            raise DataError(
+                f"{where}: the prompts of 'chosen' and 'rejected' differ: message {same} is not the same, and {name!r} has "
+                f"one of the role {side[same]['role']!r} there",
+                hint="mend the row, or leave it out: a pair is two answers to one prompt",
+            )
+    return RawExample(prompt=chosen[:same], responses=(chosen[same:], rejected[same:]))
+
+
+def _check_turns(example: RawExample, response: Turns, name: str, where: str) -> None:
+    """Check that there is something to train on, and something before it."""
+    places = [place - len(example.prompt) for place in example.trained(response)]
+    if not places:
+        roles = ", ".join(repr(turn["role"]) for turn in response)
+        raise DataError(
+            f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's (roles: {roles})",
+            hint="name the role 'assistant', or leave the row out",
+        )
+    if not example.prompt and not places[0]:
+        raise DataError(
+            f"{where}: {name!r} begins with a message of the assistant's; expected one of another role before it",
+            hint="mend the row, or leave it out",
+        )
+    for place in places:
+        turn = response[place]
+        content = turn.get("content")
+        said = content.strip() if isinstance(content, str) else content
+        if not said and not turn.get("tool_calls"):
+            raise DataError(
+                f"{where}: message {place} of {name!r} is an empty answer", hint="leave the row out"
+            )
+
+
+def _check_pair(example: RawExample, where: str) -> None:
+    if example.responses[0] == example.responses[1]:
+        raise _equal(where)
+    for name, response in zip(_SIDES, example.responses, strict=True):
+        if not isinstance(response, str) and not _is_assistant(response[0]):
+            raise DataError(
+                f"{where}: {name!r} begins with a message of the role {response[0]['role']!r}; expected the assistant's answer "
+                "to the prompt",
+                hint="leave the prompt's messages out of 'chosen' and 'rejected', or leave the prompt's column out",
+            )
+
+
+def _check_text_alone(row: Mapping[str, Any], section: DataSection, where: str) -> None:
+    for column in (section.image_key, "videos", "tools"):
+        value = row.get(column)
+        if value is not None and len(value):
+            raise DataError(
+                f"{where}: it has {column!r}; examples are text alone",
+                hint="leave such rows out, or the column",
+            )
+
+
+def _equal(where: str) -> DataError:
+    return DataError(
+        f"{where}: 'chosen' and 'rejected' are equal; a pair prefers one answer to another",
+        hint="leave the row out",
+    )
+
+
+def _is_assistant(turn: Mapping[str, Any]) -> bool:
+    return bool(turn["role"] == ASSISTANT)
+
+
+def count_tokens(examples: Iterable[Example]) -> int:
+    """Tokens of prompts and answers; a pair's prompt counts with each of its answers."""
+    return sum(len(e.prompt_ids) + len(answer.ids) for e in examples for answer in e.answers)

@@ -1,0 +1,243 @@
+"""Rows to examples: conversations and preference pairs as token ids, with a mask on what is trained on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.data.example_rows import Answer, Example, RawExample, Turns, row_parser
+from dovetail.data.prompts import (
+    PromptSet,
+    check_template,
+    check_template_args,
+    in_batches,
+    read_rows,
+    too_long,
+)
+from dovetail.data.rows import where
+from dovetail.errors import DataError
+from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces.trainer import Examples
+from dovetail.sections import DataSection, ModelSection
+
+_PROMPT, _RESPONSE = "data.max_prompt_length", "data.max_response_length"
+
+
+def load_examples(
+    source: DatasetSource,
+    paths: Sequence[str],
+    tokenizer: Any,
+    section: DataSection,
+    model: ModelSection,
+    kind: Examples,
+) -> PromptSet:
+    """Read, check, template and tokenise every row.
+
+    Args:
+        source: reads the files.
+        paths: files or patterns.
+        tokenizer: a Hugging Face tokenizer.
+        section: the limits and what happens beyond them, the prompt's column, plain prompts.
+        model: for messages.
+        kind: `conversations` or `preferences`.
+
+    Returns:
+        Examples, as its prompts.
+
+    Raises:
+        DataError: a file, column or row is bad, the chat template writes earlier turns anew, an example is too long where that
+            is refused, or none is left.
+        ModelError: messages are to be templated, and the tokenizer has no chat template.
+        ConfigError: the chat template has arguments, and raw texts do not go through it.
+    """
+    rows = read_rows(source, paths)
+    parse = row_parser(rows, kind, section, paths)
+    parsed = [parse(row, where(rows, index)) for index, row in enumerate(rows)]
+    if any(isinstance(example.prompt, str) for example in parsed):
+        check_template_args(section)
+    if not all(isinstance(example.prompt, str) for example in parsed):
+        check_template(tokenizer, model)
+    examples: list[Example] = []
+    overlong = 0
+    for index, parts in in_batches(lambda batch: _tokenised(tokenizer, batch), parsed, rows):
+        place = where(rows, index)
+        example = _example(index, parsed[index], parts, place)
+        if beyond := _beyond(example, section):
+            if section.overlong_prompts == "error":
+                raise too_long(place, *beyond)
+            overlong += 1
+        else:
+            examples.append(example)
+    if not examples:
+        raise DataError(
+            f"all {overlong} {kind} of {', '.join(paths)} were filtered out: they are longer than "
+            f"{_PROMPT}={section.max_prompt_length} or {_RESPONSE}={section.max_response_length} tokens",
+            hint=f"raise {_PROMPT} or {_RESPONSE}",
+        )
+    return PromptSet(prompts=tuple(examples), filtered_overlong=overlong)
+
+
+Parts = list[list[int]]
+"""Token ids of a text, in parts: the prompt; what is trained on; what is not, and what is, in turn."""
+
+
+def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) -> Example:
+    if not parts[0][0]:
+        raise DataError(f"{place}: the prompt has no tokens", hint="leave the row out")
+    answers = [
+        Answer(
+            ids=np.array([token for part in answer for token in part], np.int64),
+            mask=np.repeat(np.arange(len(answer)) % 2 == 0, [len(part) for part in answer]),
+        )
+        for _, *answer in parts
+    ]
+    return Example(
+        index=index,
+        prompt_ids=np.array(parts[0][0], np.int64),
+        raw=_before(raw),
+        where=place,
+        answers=tuple(answers),
+    )
+
+
+def _before(raw: RawExample) -> Turns | str:
+    """What stands before the first turn that is trained on."""
+    (first, *_) = raw.responses
+    if isinstance(raw.prompt, str) or isinstance(first, str):
+        return raw.prompt
+    return [*raw.prompt, *first][: raw.trained(first)[0]]
+
+
+def _beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:
+    """Which part is too long, its tokens, and the limit by key and value; None where none is."""
+    prompt, response = (
+        len(example.prompt_ids),
+        max(len(answer.ids) for answer in example.answers),
+    )
+    if prompt > section.max_prompt_length:
+        return "prompt", prompt, _PROMPT, section.max_prompt_length
+    if response > section.max_response_length:
+        return "response", response, _RESPONSE, section.max_response_length
+    return None
+
+
+@attrs.frozen
+class _Text:
+    """An answer with its prompt."""
+
+    text: str
+    cuts: tuple[int, ...]
+    """Where its parts begin, without the first; see `Parts`."""
+
+    @property
+    def parts(self) -> list[str]:
+        return [self.text[a:b] for a, b in pairwise((0, *self.cuts, len(self.text)))]
+
+
+def _tokenised(tokenizer: Any, examples: Sequence[RawExample]) -> list[list[Parts]]:
+    """The parts of every example's answers, each with its prompt."""
+    templated = _templated(tokenizer, examples)
+    texts = [
+        _plain(tokenizer, example.prompt, response)
+        if isinstance(example.prompt, str)
+        else next(templated)
+        for example in examples
+        for response in example.responses
+    ]
+    parts = iter(_encoded(tokenizer, texts))
+    return [[next(parts) for _ in example.responses] for example in examples]
+
+
+def _plain(tokenizer: Any, prompt: str, response: Any) -> _Text:
+    """A text as it stands, between the tokenizer's beginning of sequence, where it writes one, and its end of sequence."""
+    bos, eos = (getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token"))
+    writes = bos and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    if writes and not prompt.startswith(bos):
+        prompt = bos + prompt
+    return _Text(prompt + response + eos, (len(prompt),))
+
+
+def _templated(tokenizer: Any, examples: Sequence[RawExample]) -> Iterator[_Text]:
+    """The texts of all examples of messages, by the prefix method: a turn is what it adds to the text of the turns before it.
+
+    Raises:
+        DataError: the template writes earlier turns anew once a turn follows them.
+    """
+    turns: list[tuple[Turns, int, bool]] = []
+    for example in examples:
+        for response in example.responses:
+            if not isinstance(example.prompt, str) and not isinstance(response, str):
+                places = example.trained(response)
+                whole = [*example.prompt, *response]
+                turns += [(whole, place, place == places[-1]) for place in places]
+    if not turns:
+        return
+    before, after = (
+        tokenizer.apply_chat_template(
+            [whole[: place + more] for whole, place, _ in turns],
+            add_generation_prompt=not more,
+            tokenize=False,
+        )
+        for more in (0, 1)
+    )
+    ends = tuple(_end_tokens(tokenizer))
+    text, cuts = "", list[int]()
+    for (_, place, last), asked, answered in zip(turns, before, after, strict=True):
+        if not (asked.startswith(text) and answered.startswith(asked)):
+            raise DataError(
+                f"the chat template rewrites earlier turns: the text of the messages before message {place} is not the beginning "
+                "of the text with it",
+                hint="end each row's conversation with the one turn to train on, or set model.chat_template to a template that "
+                "only ever appends",
+            )
+        # What a template writes after an end of turn, no model generates.
+        end = answered.rstrip()
+        text = end if ends and end.endswith(ends) else answered
+        cuts += [len(asked), len(text)]
+        if last:
+            yield _Text(text, tuple(cuts[:-1]))
+            text, cuts = "", []
+
+
+def _end_tokens(tokenizer: Any) -> set[str]:
+    """Texts of the special tokens."""
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_tokens, *(str(t) for t in added.values() if t.special)} - {""}
+
+
+def _encoded(tokenizer: Any, texts: Sequence[_Text]) -> list[Parts]:
+    """The token ids of every text's parts.
+
+    A prompt has the ids that it has alone, as in generation. Where a token of the whole text would reach across a cut, the parts
+    are tokenised one by one.
+    """
+
+    def ids(strings: list[str], **how: Any) -> Any:
+        return tokenizer(strings, add_special_tokens=False, **how)
+
+    prompts = ids([text.text[: text.cuts[0]] for text in texts])["input_ids"]
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    whole = ids([text.text for text in texts], return_offsets_mapping=True) if fast else None
+    encoded = []
+    for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        split = whole and _split(
+            whole["input_ids"][number], whole["offset_mapping"][number], text.cuts
+        )
+        if not split or split[0] != prompt:
+            split = [list(prompt), *ids(text.parts[1:])["input_ids"]]
+        encoded.append(split)
+    return encoded
+
+
+def _split(ids: list[int], offsets: Sequence[tuple[int, int]], cuts: Sequence[int]) -> Parts | None:
+    """The ids of each part; None where a token reaches across a cut."""
+    starts = [start for start, _ in offsets]
+    places = [bisect_left(starts, cut) for cut in cuts]
+    if any(place and offsets[place - 1][1] > cut for place, cut in zip(places, cuts, strict=True)):
+        return None
+    return [ids[a:b] for a, b in pairwise((0, *places, len(ids)))]

@@ -1,0 +1,52 @@
+"""The columns of a step before its first stage: of the rollout and its rewards, or of the dataset's examples."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.stage import PlanFacts
+from dovetail.stages.algorithm import examples_of
+from dovetail.stages.rollout_correction import filters_mask
+from dovetail.stages.sampling import ON_REQUEST
+
+ROLLOUT_COLUMNS = frozenset(
+    [
+        "sample_id",
+        "epoch",
+        "prompt_id",
+        "attempt",
+        "sample_index",
+        "group_id",
+        "trajectory_id",
+        "prompt_ids",
+        "response_ids",
+        "response_mask",
+        "token_weight_versions",
+        "finish_reason",
+        "temperature",
+    ]
+)
+"""What every rollout gives without being asked."""
+EXAMPLE_COLUMNS = ROLLOUT_COLUMNS - {"token_weight_versions", "finish_reason"}
+"""What a dataset's examples have."""
+PAIR_COLUMNS = frozenset({"pair_id", "chosen"})
+"""What preference pairs have besides."""
+REWARD_COLUMNS = frozenset({"scores", "token_rewards", "reward_components"})
+"""What scoring gives."""
+
+
+def initial_columns(facts: PlanFacts) -> frozenset[str]:
+    """Return the columns of a step's batch before its first stage."""
+    kind = examples_of(facts)
+    if kind != "prompts":
+        return EXAMPLE_COLUMNS | (PAIR_COLUMNS if kind == "preferences" else frozenset())
+    columns = set(ROLLOUT_COLUMNS | REWARD_COLUMNS)
+    capabilities = facts.plugins["rollout"].cls.capabilities
+    columns |= {
+        column
+        for column, needed in ON_REQUEST.items()
+        if column in facts.required and needed in capabilities
+    }
+    if "baseline_scores" in facts.required:
+        columns.add("baseline_scores")
+    if filters_mask(facts):
+        columns.add("loss_mask")
+    return frozenset(columns)

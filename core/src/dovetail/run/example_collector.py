@@ -1,0 +1,147 @@
+"""ExampleCollector: the examples of a step, from the dataset; and what stands in for a rollout where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.data.example_rows import Example, count_tokens
+from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.stage import StepContext
+from dovetail.run.record import RunRecord
+
+if TYPE_CHECKING:
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import PromptLoader
+
+_SIDES = ("chosen", "rejected")
+
+
+@attrs.frozen(eq=False)
+class StepExamples:
+    """The examples of a step, as its experience."""
+
+    examples: Sequence[Example]
+
+    samples: Sequence[Sample] = ()
+    """None is generated."""
+    reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
+    """All of them are trained on."""
+
+    def batch(self) -> Batch:
+        """Return the columns: a row for each answer, those of a pair one after the other."""
+        rows = [(e, answer) for e in self.examples for answer in e.answers]
+        examples = [example for example, _ in rows]
+        counts = [len(example.answers) for example in self.examples]
+        group_N = np.repeat(np.arange(len(self.examples), dtype=np.int64), counts)
+        index_N = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+        columns: dict[str, Any] = {
+            "sample_id": [_name(e, int(i)) for e, i in zip(examples, index_N, strict=True)],
+            "epoch": np.array([e.epoch for e in examples], np.int64),
+            "prompt_id": np.array([e.index for e in examples], np.int64),
+            "attempt": np.array([e.attempt for e in examples], np.int64),
+            "sample_index": index_N,
+            "group_id": group_N,
+            "trajectory_id": np.arange(len(rows), dtype=np.int64),
+            "prompt_ids": Ragged.from_list([e.prompt_ids for e in examples], dtype=np.int64),
+            "response_ids": Ragged.from_list([answer.ids for _, answer in rows], dtype=np.int64),
+            "response_mask": Ragged.from_list([answer.mask for _, answer in rows], dtype=np.bool_),
+            "temperature": np.ones(len(rows), np.float32),
+        }
+        if max(counts) > 1:
+            columns |= {"pair_id": group_N, "chosen": index_N == 0}
+        return Batch(columns)
+
+
+class ExampleCollector:
+    """Takes a step's examples.
+
+    Args:
+        record: of the run.
+        loader: gives the examples.
+        ledger: accounts for each.
+        tokenizer: of the run.
+    """
+
+    def __init__(
+        self, record: RunRecord, *, loader: PromptLoader, ledger: Ledger, tokenizer: Any
+    ) -> None:
+        self._record, self._tokenizer = record, tokenizer
+        self._loader, self._ledger = loader, ledger
+        self._given_back: list[Example] = []
+        self._taken: list[Example] = []
+
+    def collect(self, step: StepContext, asked: Collection[str]) -> StepExamples:
+        """Take the next examples, first those that a step has given back."""
+        wanted = self._record.config.data.train_batch_size
+        again, self._given_back = self._given_back, []
+        issued: Any = self._loader.next_batch(wanted - len(again))
+        examples: list[Example] = [*again, *issued]
+        for example in examples:
+            epoch, row, attempt = example.key
+            self._ledger.take(epoch, row, attempt, step=step.number)
+        self._taken = examples
+        step.tokens = count_tokens(examples)
+        step.metrics |= _metrics(examples)
+        self._show(examples, step)
+        return StepExamples(examples)
+
+    def give_back(self, step: int, *, sound: bool) -> None:
+        """A step has ended early: its examples are the next step's."""
+        self._ledger.give_back(step)
+        self._given_back, self._taken = self._taken, []
+
+    def _show(self, examples: Sequence[Example], step: StepContext) -> None:
+        """Write some answers for reading."""
+        limit = self._record.config.trainer.samples_per_step
+        rows: list[dict[str, Any]] = []
+        for example in examples:
+            for number, answer in enumerate(example.answers):
+                if 0 <= limit <= len(rows):
+                    break
+                text = self._tokenizer.decode(answer.ids.tolist())
+                row = {"sample_id": _name(example, number), "prompt": example.raw, "response": text}
+                rows.append(row | ({"side": _SIDES[number]} if len(example.answers) > 1 else {}))
+        self._record.directory.write_samples(step.number, rows)
+        self._record.trackers.samples(step.number, rows)
+
+
+class NoRollout:
+    """Stands in for the publisher and the evaluator of a run that generates nothing."""
+
+    moved = stale = False
+
+    def rest(self) -> None:
+        """Nothing is on the accelerator besides the training roles."""
+
+    def publish(self) -> None:
+        """Nobody follows the actor's weights."""
+
+    def validate(self) -> dict[str, float]:
+        """Nothing is held out."""
+        return {}
+
+
+def _name(example: Example, number: int) -> str:
+    epoch, row, attempt = example.key
+    return f"train.e{epoch}.p{row}.a{attempt}.s{number}"
+
+
+def _metrics(examples: Sequence[Example]) -> dict[str, float]:
+    """Figures of a step's examples, in the names of a rollout's where they are the same."""
+    answers = [answer for example in examples for answer in example.answers]
+    lengths = np.array([len(answer.ids) for answer in answers], np.float64)
+    prompts = np.array([len(example.prompt_ids) for example in examples], np.float64)
+    return {
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/min": float(lengths.min()),
+        "prompt_length/mean": float(prompts.mean()),
+        "prompt_length/max": float(prompts.max()),
+        "data/trained_tokens": float(sum(answer.mask.sum() for answer in answers)),
+    }

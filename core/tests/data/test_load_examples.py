@@ -1,0 +1,359 @@
+"""Rows to examples: which tokens are trained on, in every format; limits; and what each bad row says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dovetail.config.builtin import FilesConfig, SequentialConfig
+from dovetail.data.example_rows import Answer, Example
+from dovetail.data.examples import load_examples
+from dovetail.data.files import FilesSource
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
+from dovetail.data.prompts import load_prompts
+from dovetail.data.samplers import SequentialSampler
+from dovetail.data.tokenizer import load_tokenizer
+from dovetail.errors import ConfigError, DataError, ModelError
+from dovetail.interfaces import DatasetSource, Examples, PluginContext
+from dovetail.sections import DataSection, ModelSection
+
+END = "<|im_end|>"
+OWN_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As SmolLM2 and Qwen2.5 do: a system message of the template's own, where there is none."""
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen3 does: the last turn alone has a thinking part."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_directory: Path) -> Any:
+    return load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+
+
+@pytest.fixture
+def templated(tokenizer_directory: Path) -> Any:
+    """Makes a tokenizer with another chat template."""
+
+    def make(template: str | None) -> Any:
+        tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make
+
+
+class InMemory(DatasetSource):
+    """Gives the rows that it is made with."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        super().__init__(FilesConfig(), PluginContext())
+        self._rows = rows
+
+    def read(self, paths: Any) -> Any:
+        return self._rows
+
+
+def load(
+    tokenizer: Any, rows: list[dict[str, Any]], kind: Examples = "conversations", **section: Any
+) -> tuple[Example, ...]:
+    """The examples of rows, a `DataSection` besides."""
+    model = ModelSection(path="my/model")
+    data = DataSection(**section)
+    return load_examples(InMemory(rows), ["x"], tokenizer, data, model, kind).prompts  # type: ignore[return-value]
+
+
+def turns(*texts: str, first: str = "user") -> list[dict[str, str]]:
+    """Messages of user and assistant in turn."""
+    roles = ("user", "assistant") if first == "user" else ("assistant", "user")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def trained(tokenizer: Any, answer: Answer) -> str:
+    """The text of the tokens that are trained on, with | where there are others between them."""
+    cuts = np.flatnonzero(np.diff(answer.mask.astype(int))) + 1
+    parts = np.split(answer.ids, cuts)
+    flags = [bool(part[0]) for part in np.split(answer.mask, cuts)]
+    return "|".join(tokenizer.decode(p) for p, on in zip(parts, flags, strict=True) if on)
+
+
+def test_every_assistant_turn_is_trained_on_with_its_end_and_nothing_else(tokenizer) -> None:
+    (example,) = load(tokenizer, [{"messages": turns("2 + 2 =", "4", "and 1 more?", "5")}])
+    (answer,) = example.answers
+    assert tokenizer.decode(example.prompt_ids) == (
+        f"<|im_start|>user\n2 + 2 ={END}\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(answer.ids) == (
+        f"4{END}\n<|im_start|>user\nand 1 more?{END}\n<|im_start|>assistant\n5{END}"
+    )
+    assert trained(tokenizer, answer) == f"4{END}|5{END}"
+    assert (answer.ids.dtype, answer.mask.dtype) == (np.int64, np.bool_)
+    assert example.raw == turns("2 + 2 =")
+
+
+def test_what_follows_the_last_assistant_turn_is_left_out(tokenizer) -> None:
+    (with_more,) = load(tokenizer, [{"messages": turns("a", "b", "thanks")}])
+    (without,) = load(tokenizer, [{"messages": turns("a", "b")}])
+    assert with_more.answers[0].ids.tolist() == without.answers[0].ids.tolist()
+
+
+@pytest.mark.parametrize("column", ["response", "completion"])
+@pytest.mark.parametrize("as_messages", [True, False])
+def test_a_prompt_with_its_response_is_a_conversation_of_which_the_response_is_trained_on(
+    tokenizer, column, as_messages
+) -> None:
+    prompt, response = turns("a", "b", "c"), turns("d", first="assistant")
+    row = {"prompt": prompt, column: response if as_messages else "d"}
+    (example,) = load(tokenizer, [row])
+    assert trained(tokenizer, example.answers[0]) == f"d{END}"
+    whole = tokenizer.decode([*example.prompt_ids, *example.answers[0].ids])
+    assert whole == (
+        f"<|im_start|>user\na{END}\n<|im_start|>assistant\nb{END}\n<|im_start|>user\nc{END}\n<|im_start|>assistant\nd{END}"
+    )
+    (of_texts,) = load(tokenizer, [{"prompt": "c", column: "d"}])
+    (of_turns,) = load(tokenizer, [{"messages": turns("c", "d")}])
+    assert of_texts.prompt_ids.tolist() == of_turns.prompt_ids.tolist()
+
+
+def test_texts_may_stay_as_they_are_with_the_end_of_sequence(tokenizer, templated) -> None:
+    rows = [{"prompt": "2 + 2 =", "response": " 4"}]
+    (example,) = load(templated(None), rows, plain_prompts="raw")
+    assert tokenizer.decode(example.prompt_ids) == "2 + 2 ="
+    assert trained(tokenizer, example.answers[0]) == f" 4{tokenizer.eos_token}"
+    with pytest.raises(ConfigError):
+        load(tokenizer, rows, plain_prompts="raw", chat_template_args={"a": 1})
+    with pytest.raises(ModelError):
+        load(templated(None), rows)
+
+
+def test_a_prompt_has_the_ids_that_generation_gives_it(tokenizer, templated) -> None:
+    """Also where the answer begins with what a tokenizer would merge with the prompt's end."""
+    for template in (tokenizer.chat_template, OWN_SYSTEM):
+        other = templated(template)
+        row = {"prompt": turns("a"), "response": "\n\n b"}
+        (example,) = load(other, [row])
+        source, model = InMemory([row]), ModelSection(path="m")
+        (prompt,) = load_prompts(source, ["x"], other, DataSection(), model).prompts
+        assert example.prompt_ids.tolist() == prompt.prompt_ids.tolist()
+        assert trained(other, example.answers[0]) == f"\n\n b{END}"
+
+
+def test_where_a_token_reaches_across_a_cut_the_parts_are_tokenised_one_by_one(templated) -> None:
+    tokenizer = templated(None)
+    # Two letters of which the tokenizer makes one token.
+    pair = next(
+        text
+        for token in tokenizer.get_vocab()
+        if len(text := tokenizer.convert_tokens_to_string([token])) == 2 and text.isalpha()
+    )
+    assert len(tokenizer(f"x {pair}")["input_ids"]) < 1 + len(
+        tokenizer(f"x {pair[0]}")["input_ids"]
+    )
+    row = {"prompt": f"x {pair[0]}", "response": pair[1]}
+    (example,) = load(tokenizer, [row], plain_prompts="raw")
+    assert tokenizer.decode(example.prompt_ids) == row["prompt"]
+    assert trained(tokenizer, example.answers[0]) == f"{pair[1]}{tokenizer.eos_token}"
+
+
+WORDS = st.text("ab 1\n<|>é", min_size=1).filter(str.strip)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_masked_tokens_are_exactly_the_trained_ones(tokenizer, pairs, system, own) -> None:
+    before = tokenizer.chat_template
+    tokenizer.chat_template = OWN_SYSTEM if own else before
+    try:
+        messages = turns(*(text for pair in pairs for text in pair))
+        first = [{"role": "system", "content": "Be brief."}] if system else []
+        limits = {"max_prompt_length": 9999, "max_response_length": 9999}
+        (example,) = load(tokenizer, [{"messages": [*first, *messages]}], **limits)
+        (answer,) = example.answers
+        whole = tokenizer.apply_chat_template([*first, *messages], tokenize=False)
+    finally:
+        tokenizer.chat_template = before
+    assert trained(tokenizer, answer) == "|".join(said + END for _, said in pairs)
+    assert tokenizer.decode([*example.prompt_ids, *answer.ids]) == whole.rstrip()
+
+
+def test_a_template_that_rewrites_earlier_turns_is_one_error_that_names_the_row(templated) -> None:
+    tokenizer = templated(THINKING)
+    single = {"messages": turns("a", "b")}
+    (example,) = load(tokenizer, [single])
+    assert trained(tokenizer, example.answers[0]) == f"<think>\n\n</think>\n\nb{END}"
+    with pytest.raises(
+        DataError, match=r"^row 1: the chat template rewrites earlier turns"
+    ) as caught:
+        load(tokenizer, [single, {"messages": turns("a", "b", "c", "d")}])
+    assert "before message 3" in caught.value.message
+
+
+# Preference pairs
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "good", "rejected": "bad"},
+        {"prompt": turns("q"), "chosen": turns("good", first="assistant"), "rejected": "bad"},
+        {"chosen": turns("q", "good"), "rejected": turns("q", "bad")},
+        {"prompt": "q", "chosen": turns("q", "good"), "rejected": turns("q", "bad")},
+    ],
+    ids=["texts", "messages", "implicit prompt", "implicit prompt with a copy of its text"],
+)
+def test_a_pair_has_one_prompt_and_two_answers_the_chosen_one_first(tokenizer, row) -> None:
+    (example,) = load(tokenizer, [row], "preferences")
+    assert (
+        tokenizer.decode(example.prompt_ids) == f"<|im_start|>user\nq{END}\n<|im_start|>assistant\n"
+    )
+    assert [trained(tokenizer, answer) for answer in example.answers] == [f"good{END}", f"bad{END}"]
+
+
+def test_answers_of_several_turns_are_trained_on_in_the_assistants_turns(tokenizer) -> None:
+    row = {"chosen": turns("q", "a", "b", "c"), "rejected": turns("q", "d")}
+    (example,) = load(tokenizer, [row], "preferences")
+    assert [trained(tokenizer, answer) for answer in example.answers] == [
+        f"a{END}|c{END}",
+        f"d{END}",
+    ]
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"),
+    [({"max_prompt_length": 20}, "prompt"), ({"max_response_length": 20}, "response")],
+)
+def test_longer_ones_are_counted_and_left_out_or_refused(tokenizer, limits, part) -> None:
+    rows = [{"messages": turns("a", "b")}, {"messages": turns("a" * 30, "b" * 30)}]
+    source, model = InMemory(rows), ModelSection(path="m")
+    found = load_examples(source, ["x"], tokenizer, DataSection(**limits), model, "conversations")
+    assert [example.index for example in found.prompts] == [0]
+    assert found.filtered_overlong == 1
+    with pytest.raises(
+        DataError, match=f"^row 1: the {part} has .* tokens, more than data.max_{part}"
+    ):
+        load(tokenizer, rows, overlong_prompts="error", **limits)
+    with pytest.raises(DataError, match="all 1 conversations of x were filtered out"):
+        load(tokenizer, rows[1:], **limits)
+
+
+def test_a_pair_is_too_long_where_one_of_its_answers_is(tokenizer) -> None:
+    rows = [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": "q", "chosen": "a", "rejected": "b" * 40},
+    ]
+    found = load(tokenizer, rows, "preferences", max_response_length=20)
+    assert [example.index for example in found] == [0]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": turns("a")}, "has no turn to train on: .*roles: 'user'"),
+        ({"messages": [{"role": "gpt", "content": "b"}]}, "has no turn to train on: .*'gpt'"),
+        ({"messages": turns("b", first="assistant")}, "begins with a message of the assistant's"),
+        ({"messages": turns("a", " ")}, "message 1 of 'messages' is an empty answer"),
+        ({"messages": "text"}, "'messages' is 'text' .*a list of messages"),
+        ({"messages": None}, "'messages' is null or missing"),
+        ({"messages": turns("a", "b"), "tools": [{}]}, "it has 'tools'; examples are text alone"),
+        ({"messages": turns("a", "b"), "images": ["x.png"]}, "it has 'images'"),
+    ],
+)
+def test_a_bad_conversation_is_refused_with_its_row(tokenizer, row, says) -> None:
+    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
+        load(tokenizer, [{"messages": turns("a", "b")}, row])
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "a", "response": ""}, "'response' is an empty text"),
+        ({"prompt": "a", "response": None}, "'response' is null or missing"),
+        ({"prompt": None, "response": "b"}, "'prompt' is null or missing"),
+        ({"prompt": "a", "response": turns("b")}, "'response' has no turn to train on"),
+    ],
+)
+def test_a_bad_response_is_refused_with_its_row(tokenizer, row, says) -> None:
+    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
+        load(tokenizer, [{"prompt": "a", "response": "b"}, row])
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "q", "chosen": "a"}, "'rejected' is null or missing"),
+        ({"prompt": "q", "chosen": None, "rejected": "b"}, "'chosen' is null or missing"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "'chosen' and 'rejected' are equal"),
+        ({"chosen": turns("q", "a"), "rejected": turns("q", "a")}, "are equal"),
+        (
+            {"chosen": turns("q", "a"), "rejected": turns("p", "b")},
+            "the prompts .* differ: message 0",
+        ),
+        (
+            {"chosen": turns("q", "a", "r", "b"), "rejected": turns("q", "a", "s", "b")},
+            "the prompts .* differ: message 2",
+        ),
+        (
+            {"chosen": turns("q", "a", "r", "b"), "rejected": turns("q", "a")},
+            "'rejected' has no answer of its own",
+        ),
+        ({"chosen": "a", "rejected": "b"}, "there is no prompt"),
+        (
+            {"prompt": turns("q"), "chosen": turns("q", "a"), "rejected": turns("q", "b")},
+            "'chosen' begins with a message of the role 'user'",
+        ),
+        ({"prompt": "q", "chosen": turns("a", " ", first="assistant"), "rejected": " "}, "empty"),
+    ],
+)
+def test_a_bad_pair_is_refused_with_its_row(tokenizer, row, says) -> None:
+    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
+        load(tokenizer, [{"prompt": "q", "chosen": "a", "rejected": "b"}, row], "preferences")
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "lacks"),
+    [
+        ({"text": "a"}, "conversations", "messages"),
+        ({"prompt": "a", "answer": "b"}, "conversations", "response"),
+        ({"question": "a", "response": "b"}, "conversations", "prompt"),
+        ({"prompt": "a", "chosen": "b"}, "preferences", "rejected"),
+    ],
+)
+def test_a_missing_column_names_those_that_there_are(tokenizer, write, row, kind, lacks) -> None:
+    path = write("x.jsonl", [row])
+    source, model = FilesSource(FilesConfig(), PluginContext()), ModelSection(path="m")
+    with pytest.raises(DataError, match=f"x.jsonl has no column '{lacks}'") as caught:
+        load_examples(source, [path], tokenizer, DataSection(), model, kind)
+    assert f"its columns: {', '.join(row)}" in caught.value.message
+    assert caught.value.hint
+
+
+# The loader
+
+
+def test_a_resume_on_other_answers_to_the_same_prompts_is_refused(tokenizer) -> None:
+    def loader(answer: str) -> PromptLoader:
+        sampler = SequentialSampler(SequentialConfig(), PluginContext())
+        examples = load(tokenizer, [{"prompt": "a", "response": answer}])
+        return PromptLoader(examples, sampler, 1, Ledger())
+
+    state = loader("b").state()
+    loader("b").load_state(state)
+    with pytest.raises(DataError):
+        loader("c").load_state(state)

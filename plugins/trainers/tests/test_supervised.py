@@ -1,0 +1,43 @@
+"""The supervised trainer: steps over a dataset's examples, and when it saves."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from dovetail.interfaces import PluginContext
+from dovetail_sdk.testing import ScriptedRun
+from dovetail_trainers.config import SupervisedConfig
+from dovetail_trainers.supervised import SupervisedTrainer
+
+Kind = Literal["conversations", "preferences"]
+
+
+def calls(steps: int, *, done: int = 0, **settings: Any) -> list[str]:
+    """What the trainer asks of a run."""
+    config = SupervisedConfig(name="supervised", **settings)
+    run = ScriptedRun(steps, step=done, examples=SupervisedTrainer.examples(config))
+    SupervisedTrainer(config, PluginContext()).run(run)
+    return run.calls
+
+
+STEP = ["step", "collect", "learn"]
+
+
+def test_a_step_collects_and_learns_and_nothing_is_published_or_validated() -> None:
+    assert calls(2) == [*STEP, *STEP, "save"]
+
+
+def test_a_resumed_run_takes_the_steps_that_are_left() -> None:
+    assert calls(3, done=2, save_last=False) == STEP
+
+
+def test_it_saves_when_the_config_says_so() -> None:
+    assert calls(4, save_every=2, save_last=False) == [*STEP, *STEP, "save", *STEP, *STEP]
+
+
+@pytest.mark.parametrize("kind", ["conversations", "preferences"])
+def test_the_config_says_what_its_examples_are(kind: Kind) -> None:
+    config = SupervisedConfig(name="supervised", examples=kind)
+    assert SupervisedTrainer.examples(config) == kind
