@@ -14,16 +14,21 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.batch import Batch, Ragged
+from dovetail.config import load_config
 from dovetail.dispatch import Mesh
 from dovetail.errors import ColumnError
 from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
 from dovetail.metrics import values
-from dovetail.plugins import load_plugin_class, objective_spec
+from dovetail.plugins import load_plugin_class, make_plugin, objective_spec
 from dovetail.plugins.index import default_index
 from dovetail.run.run import train
 from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
+from dovetail_demo.data import needs_carry, problems
+from dovetail_demo.prepare import prepare
+from dovetail_demo.warm_start import worked_answer
 from dovetail_sdk.testing import ProcessRanks
 
 BETA = 0.5
@@ -194,6 +199,71 @@ def test_a_run_trains_it_on_a_datasets_pairs(tiny: Path, tmp_path: Path) -> None
     assert losses[0] == pytest.approx(np.log(2), abs=0.2)
     assert len(losses) == 6
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["fsdp2", "{name: fsdp2, lora: {rank: 16}}"])
+def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: str) -> None:
+    """Its warm start prefers answers that forget the carry; held-out answers are judged by transformers."""
+    demo = tmp_path / "seed_1"
+    prepare(demo, 1)
+
+    def answers(pair: tuple[int, int]) -> list[str]:
+        return [worked_answer(*pair, carries=carries) for carries in (True, False)]
+
+    shown, held_out = ([p for p in part if needs_carry(*p)] for part in problems(1))
+    columns = ("prompt", "chosen", "rejected")
+    rows = [dict(zip(columns, (f"{a}+{b}=?", *answers((a, b))), strict=True)) for a, b in shown]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {
+        "output_dir": str(tmp_path / "runs"),
+        "model": {"path": str(demo / "model"), "dtype": "float32"},
+        "data": {
+            "train_files": str(tmp_path / "pairs.jsonl"),
+            "train_batch_size": 64,
+            "max_prompt_length": 64,
+            "max_response_length": 64,
+        },
+        "actor": {"engine": yaml.safe_load(engine), "objective": "dpo", "optim": {"lr": 1e-3}},
+        "trainer": {"name": "supervised", "examples": "preferences", "total_steps": 60},
+        "tracking": ["jsonl"],
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(document))
+    run = Path(train(tmp_path / "config.yaml")["directory"])
+    plugin = PluginRef(
+        kind="engine", name="fsdp2", config=load_config(run / "config.yaml").config.actor.engine
+    )
+    context = PluginContext(
+        role="actor", model=ModelSection(path=str(demo / "model"), dtype="float32")
+    )
+    trained: Any = make_plugin(plugin, context)
+    trained.start()
+    try:
+        trained.load(run / "checkpoints" / "step_60" / "actor")
+        trained.export(tmp_path / "trained")
+    finally:
+        trained.close()
+
+    def preferred(directory: Path) -> float:
+        """The share of held-out problems whose right answer is likelier than the wrong one."""
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(demo / "model")
+        won = 0
+        for a, b in held_out[:64]:
+            turns = [{"role": "user", "content": f"{a}+{b}=?"}]
+            start = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            likely = []
+            for answer in answers((a, b)):
+                whole = tokenizer(start + answer, add_special_tokens=False, return_tensors="pt")
+                logits = model(**whole).logits[0, :-1].log_softmax(-1)
+                log_probs = logits.gather(1, whole["input_ids"][0, 1:, None])
+                likely.append(log_probs[len(tokenizer(start)["input_ids"]) - 1 :].sum().item())
+            won += likely[0] > likely[1]
+        return won / 64
+
+    assert preferred(demo / "model") < 0.3
+    assert preferred(tmp_path / "trained") > 0.95
 
 
 def test_the_check_finds_its_suite(dovetail: Callable[..., Any]) -> None:
