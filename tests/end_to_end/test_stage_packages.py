@@ -120,7 +120,9 @@ def test_its_plugins_are_listed(here: Callable[..., Result]) -> None:
     found = json.loads(here("plugins", "list", "--kind", "stage", "--json").stdout)["plugins"]
     found += json.loads(here("plugins", "list", "--kind", "trainer", "--json").stdout)["plugins"]
     states = {p["name"]: p["state"] for p in found if p["distribution"] == "stagekit"}
-    assert states == dict.fromkeys([*STAGES, "sparse", "one_step_off"], "compatible")
+    assert states == dict.fromkeys(
+        [*STAGES, "from_teacher", "sparse", "one_step_off"], "compatible"
+    )
 
 
 def test_the_plan_puts_its_stages_into_their_phases_with_the_versions_that_they_read(
@@ -211,6 +213,7 @@ def test_a_step_that_its_stages_refuse_changes_no_weight(
         "trainer/one_step_off",
         pytest.param("trainer/sparse", marks=pytest.mark.nightly),
         pytest.param("stage/clip_advantages", marks=pytest.mark.nightly),
+        pytest.param("stage/from_teacher", marks=pytest.mark.nightly),
     ],
 )
 def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
@@ -270,6 +273,40 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
         again = [row for n in (2, 3) for row in lines(run, f"samples/step_{n}.jsonl")]
         assert {row["response_length"] for row in again} == {80}, done.stdout
         assert [r["sample_id"] for r in again] == [r["sample_id"] for r in rows[16:]]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_student_learns_from_a_frozen_teacher_alone(
+    dovetail: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's model and task, without any reward: the teacher was shown right answers only, the student mostly wrong ones."""
+    from dovetail_demo import CONFIG
+    from dovetail_demo.data import make_data
+    from dovetail_demo.prepare import prepare
+    from dovetail_demo.warm_start import warm_start
+
+    demo = tmp_path / "demo" / "seed_1"
+    prepare(demo, 1)
+    train_file, _ = make_data(demo / "data", 1)
+    monkeypatch.setattr("dovetail_demo.warm_start.FORGETS_CARRY", 0.0)
+    warm_start(demo / "base", train_file, demo / "teacher", 1)
+    text = CONFIG.read_text().replace("demo/", f"{tmp_path}/demo/")
+    (tmp_path / "config.yaml").write_text(text)
+    dovetail(
+        "train",
+        str(tmp_path / "config.yaml"),
+        "trainer.total_steps=60",
+        "algorithm.stages=[from_teacher]",
+        "algorithm.kl.in_loss=null",
+        f"roles.teacher.path={demo}/teacher",
+    )
+    run = tmp_path / "demo" / "runs" / "arithmetic" / "seed_1"
+    summary = json.loads((run / "summary.json").read_text())
+    far = [row["teacher/reverse_kl"] for row in lines(run, "metrics.jsonl") if "time/step" in row]
+    assert sum(far[-5:]) < 0.3 * sum(far[:5])
+    assert summary["accuracy_before"] < 0.4
+    assert summary["accuracy_after"] > 0.7
 
 
 @pytest.mark.ray

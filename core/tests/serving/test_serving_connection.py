@@ -258,3 +258,37 @@ def test_cancelling_a_call_ends_it_on_the_server(fake: Any, answers: Any) -> Non
     (found,) = results(fake, call(), then=cancel)
     assert isinstance(found, asyncio.CancelledError)
     assert named["ended"] == named["asked"]
+
+
+def read_lines(fake: Any, take: Any) -> None:
+    async def act() -> None:
+        connection = ServerConnection(fake.url, engine="Engine")
+        try:
+            await connection.lines("/v1/completions", {"prompt": [5]}, take)
+        finally:
+            await connection.close()
+
+    asyncio.run(act())
+
+
+def test_lines_of_a_long_answer_are_handed_over_until_no_more_are_wanted(
+    fake: Any, answers: Any
+) -> None:
+    fake.answers["/v1/completions"] = lambda request: answers.reply(request, 200, b"a\nb\nc\n")
+    whole: list[str] = []
+    read_lines(fake, lambda line: whole.append(line) or True)
+    assert whole == ["a", "b", "c"]
+    some: list[str] = []
+    read_lines(fake, lambda line: some.append(line) or line != "b")
+    assert some == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "said", [{"message": "too long", "code": 400}, {"error": "too long"}, ["too long"]]
+)
+def test_a_refused_json_request_is_an_error_with_the_servers_message(
+    fake: Any, answers: Any, said: Any
+) -> None:
+    fake.answers["/v1/completions"] = answers.words(said, 400)
+    with pytest.raises(RolloutError, match=r"/v1/completions with status 400: .*too long"):
+        read_lines(fake, lambda _: True)

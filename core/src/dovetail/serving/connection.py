@@ -134,6 +134,36 @@ class ServerConnection:
 
         await self._watched(streaming())
 
+    async def lines(self, path: str, body: Mapping[str, Any], take: Callable[[str], bool]) -> None:
+        """Hand over each line of the answer to a JSON request to one of the engine's own paths, as it arrives.
+
+        Args:
+            path: such as `/v1/completions`.
+            body: the request.
+            take: called with each line; returns whether more are wanted. Where not, the connection is closed.
+
+        Raises:
+            RolloutError: the server refused, with its message; failed in between; or is dead.
+        """
+        import httpx2
+
+        async def streaming() -> None:
+            try:
+                async with self._http.stream("POST", path, json=dict(body)) as response:
+                    if response.status_code != httpx2.codes.OK:
+                        await response.aread()
+                        raise RolloutError(
+                            f"the {self.engine} server at {self.url} answered {path} with status "
+                            f"{response.status_code}: {_message(response)}"
+                        )
+                    async for line in response.aiter_lines():
+                        if not take(line):
+                            return
+            except httpx2.HTTPError as error:
+                raise await self._broken(error) from error
+
+        await self._watched(streaming())
+
     async def health(self, timeout: float = CONNECT_SECONDS) -> int:
         """The status of the engine's own health path: 200 where it is well, 503 where its engine died.
 
@@ -284,3 +314,12 @@ class ServerConnection:
 
 def _has_frames(response: httpx2.Response) -> bool:
     return response.status_code == 200 and response.headers.get("content-type") == MEDIA_TYPE
+
+
+def _message(response: httpx2.Response) -> str:
+    """The message of an OpenAI-compatible server's error; the beginning of its text where it has another form."""
+    try:
+        found = json.loads(response.content)
+        return str(found.get("message") or found["error"])
+    except (ValueError, AttributeError, KeyError):
+        return response.text[:500]

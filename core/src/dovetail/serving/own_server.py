@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,15 @@ class OwnServer:
         self._failures, self._config, self._turn = failures, config, turn
         self._process = ServerProcess(command, log=log, environment=environment)
 
-    async def ready(self, connection: ServerConnection) -> None:
+    async def ready(
+        self, connection: ServerConnection, prove: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         """Wait until it answers.
+
+        Args:
+            connection: to it.
+            prove: asks it something once it is healthy, which an error of `httpx2` shows not to be answered yet; None asks
+                Dovetail's own path for its description.
 
         Raises:
             RolloutError: it ended, or took longer than `start_timeout`.
@@ -84,7 +91,7 @@ class OwnServer:
                 raise self._failure(RuntimeError(f"the server {how}"))
             try:
                 if await connection.health() == httpx2.codes.OK:
-                    await connection.ask("describe")
+                    await (connection.ask("describe") if prove is None else prove())
                     return
             except httpx2.HTTPError:
                 pass  # it does not listen yet

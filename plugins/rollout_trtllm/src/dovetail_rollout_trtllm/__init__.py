@@ -1,1 +1,1 @@
-"""Dovetail rollouts by TensorRT-LLM: built against its source, not run on the real engine yet."""
+"""Dovetail rollouts by TensorRT-LLM's own server, `trtllm-serve`. Not run on the real engine yet."""

@@ -1,63 +1,250 @@
-"""TrtllmBackend: TensorRT-LLM behind HTTP, a server of the replica's own or one that was started by hand."""
+"""TrtllmBackend: a `trtllm-serve` process of the replica's own, started again for every weight update."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from dovetail.interfaces import PluginContext
-from dovetail.metrics import Metric
+import numpy as np
+import torch
+
+from dovetail.errors import DovetailError, RolloutError, WeightSyncError
+from dovetail.interfaces import PluginContext, WeightManifest
+from dovetail.metrics import Max, Mean, Metric, Sum
 from dovetail.serving import (
-    LOOPBACK,
+    Backend,
+    Counters,
+    Growth,
+    LoopThread,
     OwnServer,
-    ServerBackend,
+    SampleCall,
+    SampleResult,
     ServerConnection,
+    WeightEnd,
+    free_bytes,
     log_path,
+    model_of,
+    outcome_of,
     port_for,
+    visible_devices,
 )
+from dovetail_rollout_trtllm.calls import TokenStream, request_of
+from dovetail_rollout_trtllm.checkpoint import write_checkpoint
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
-from dovetail_rollout_trtllm.failures import FAILURES
-from dovetail_rollout_trtllm.figures import figures
-from dovetail_rollout_trtllm.joining import join
-from dovetail_rollout_trtllm.server_command import server_command
-from dovetail_rollout_trtllm.surroundings import TOKEN_VARIABLE, variables
-from dovetail_rollout_trtllm.versions import DESCRIBED, require
+from dovetail_rollout_trtllm.server import ENGINE, FAILURES, server_command
 
 
-class TrtllmBackend(ServerBackend):
-    """One engine in a process of its own, which its workers start from."""
+class TrtllmBackend(Backend):
+    """One server on the loopback interface, and the checkpoint that it was started on.
 
-    engine = "TensorRT-LLM"
-    token_variable = TOKEN_VARIABLE
+    Requests go through an event loop of the backend's own, which alone touches what runs.
+
+    Args:
+        config: the rollout's.
+        context: the rollout's; where weights follow, the server is started by the first update.
+    """
+
+    _loop: LoopThread
+    _updates: Path
+    _name: str
 
     def __init__(self, config: TrtllmRolloutConfig, context: PluginContext) -> None:
-        super().__init__(config, context)
-        self._figures = figures()
+        self._config, self._context = config, context
+        self._own: OwnServer | None = None
+        self._connection: ServerConnection | None = None
+        self._end: WeightEnd | None = None
+        self._running: dict[str, tuple[TokenStream, asyncio.Task[None]]] = {}
+        # Each sample is a connection: those that the server would only queue wait here.
+        self._room = asyncio.Semaphore(config.max_num_seqs)
+        self._served: str | None = None if context.weights_follow else model_of(context).path
+        self._asleep: frozenset[str] = frozenset()
+        self._counters = Counters("new_tokens", "samples")
+        self._growth = Growth("rollout/trtllm/", "samples", _metrics)
 
-    def start_server(self, token: str) -> OwnServer:
-        release = require()
-        context = self.context
-        if release > DESCRIBED:
-            context.logger.warning(
-                "TensorRT-LLM %s is newer than the source that this plugin was built against (%s)",
-                release,
-                DESCRIBED,
-            )
+    def start(self) -> None:
+        config, context = self._config, self._context
         context.logger.warning("rollout 'trtllm' has not been tried on the real TensorRT-LLM yet")
-        port = port_for(self.config.port, context.rank, self.engine)
-        log = log_path("trtllm", context)
-        server = OwnServer(
-            server_command(self.config, context, host=LOOPBACK, port=port),
+        place = config.checkpoint_directory or context.run_directory
+        if place is not None:
+            Path(place).mkdir(parents=True, exist_ok=True)
+        self._updates = Path(tempfile.mkdtemp(prefix=f"trtllm-{context.rank}-", dir=place))
+        self._loop = LoopThread(f"{ENGINE}-server-{context.rank}")
+        try:
+            self._command = server_command(config, context, self._updates / "options.yaml")
+            if context.transport is not None:
+                self._end = WeightEnd(context.transport)
+            self._serve()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    async def generate(self, call: SampleCall) -> SampleResult:
+        return await self._loop.run(self._generate(call))
+
+    async def _generate(self, call: SampleCall) -> SampleResult:
+        tokenizer = self._context.tokenizer
+        stream = TokenStream(call, None if tokenizer is None else tokenizer.decode)
+        body = request_of(call, self._name)
+
+        async def ask() -> None:
+            async with self._room:
+                with self._counters.running():
+                    await self._reach().lines("/v1/completions", body, stream.take)
+
+        asking = asyncio.create_task(ask())
+        self._running[call.call_id] = stream, asking
+        try:
+            await asking
+        except asyncio.CancelledError:
+            # The server ends a sample whose connection is closed.
+            if not stream.aborted:
+                raise
+        finally:
+            del self._running[call.call_id]
+        result = stream.result()
+        self._counters.add(new_tokens=len(result.response_ids), samples=1)
+        return result
+
+    async def abort(self, call_ids: Sequence[str]) -> None:
+        await self._loop.run(self._abort(call_ids))
+
+    async def _abort(self, call_ids: Sequence[str]) -> None:
+        for name in call_ids:
+            if name in self._running:
+                stream, asking = self._running[name]
+                stream.aborted = True
+                asking.cancel()
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        raise RolloutError("rollout 'trtllm' does not score given tokens: trtllm-serve has no way")
+
+    async def reset_cache(self) -> None:
+        """Do nothing: a server that was started on new weights has no cached prefixes."""
+
+    # -- weights and memory ------------------------------------------------------------------------
+
+    def load(self, version: int, manifest: WeightManifest) -> None:
+        """Write the weights to disk while the server still has the old ones, then start it again on them."""
+        assert self._end is not None  # without a transport, no update gets here
+        end, written = self._end, self._updates / f"version-{version}-{manifest.update_id}"
+
+        def write() -> None:
+            with end.taking(manifest):
+                tensors = end.receiver.receive(manifest)
+                write_checkpoint(written, model_of(self._context), tensors)
+
+        failure = outcome_of(write).failure()
+        if failure is not None:
+            shutil.rmtree(written, ignore_errors=True)
+            raise failure
+        self._served = str(written)
+        self._stop()
+        try:
+            self._serve()
+        except DovetailError as error:
+            raise WeightSyncError(
+                f"weight update {version} broke off: {error.message}", hint=error.hint
+            ) from error
+        finally:
+            for old in set(self._updates.glob("version-*")) - {written}:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
+        """End the server: its weights are on disk, and all of its memory is free then."""
+        self._asleep |= tags
+        device = torch.device(self._context.device)
+        before = free_bytes(device)
+        self._stop()
+        return max(free_bytes(device) - before, 0)
+
+    def wake(self, tags: frozenset[str]) -> None:
+        self._asleep -= tags
+        self._serve()
+
+    def alive(self) -> bool:
+        return self._connection is None or self._connection.alive
+
+    def figures(self) -> Mapping[str, Metric]:
+        return self._growth.since(self._counters.totals())
+
+    def close(self) -> None:
+        self._stop()
+        self._loop.close()
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        shutil.rmtree(self._updates, ignore_errors=True)
+
+    # -- the server --------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Start a server and wait until it answers, unless one runs, some of it sleeps, or no weights have come yet.
+
+        Raises:
+            RolloutError: it ended, did not answer in time, or another program answers; says what it printed.
+            DovetailError: what its start failed of, where that is known.
+        """
+        if self._own is not None or self._asleep or self._served is None:
+            return
+        config, context = self._config, self._context
+        # A server's name for its model is the last part of a directory, or the hub id.
+        directory = Path(self._served)
+        self._name = directory.name if directory.is_dir() else self._served
+        port = port_for(config.port, context.rank, ENGINE)
+        program, arguments = self._command
+        ranks = config.tensor_parallel_size
+        own = self._own = OwnServer(
+            [program, self._served, *arguments, "--port", str(port)],
             port=port,
-            log=log,
-            environment=variables(self.config, context, token),
+            log=log_path("trtllm", context),
+            environment=visible_devices(ranks, context, "CUDA_VISIBLE_DEVICES"),
             failures=FAILURES,
-            config=self.config,
+            config=config,
         )
-        context.logger.info("TensorRT-LLM %s starts; it prints to %s", server.url, log)
-        return server
+        context.logger.info("trtllm-serve %s starts; it prints to %s", own.url, own.log)
 
-    async def join(self, connection: ServerConnection) -> None:
-        await join(connection, self.config, self.context)
+        async def ready() -> None:
+            self._connection = ServerConnection(
+                own.url, engine=ENGINE, ended=own.ended, died=own.death
+            )
+            await own.ready(self._connection, self._refuse_other_model)
 
-    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        return self._figures.since(totals)
+        self._loop.wait(ready())
+
+    async def _refuse_other_model(self) -> None:
+        """See that the server has this replica's model: another program may have taken its port."""
+        response = await self._reach().get("/v1/models")
+        if f'"{self._name}"' not in response.text:
+            raise RolloutError(
+                f"the server at {response.url} has the models {response.text[:200]}; expected {self._name!r}",
+                hint="another program answers there: set rollout.port to one that is kept free",
+            )
+
+    def _stop(self) -> None:
+        """End the server, where there is one."""
+        own, connection = self._own, self._connection
+        self._own = self._connection = None
+        if own is not None:
+            if connection is not None:
+                self._loop.wait(connection.close())
+            own.close()
+
+    def _reach(self) -> ServerConnection:
+        if self._connection is None:
+            raise RolloutError(f"the {ENGINE} server is not running", hint="wake it first")
+        return self._connection
+
+
+def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:
+    """Metrics of what was done since the last look; aborted samples' tokens count too."""
+    return {
+        "tokens_per_second": Mean(grown["new_tokens"], grown["busy_seconds"]),
+        "new_tokens": Sum(grown["new_tokens"]),
+        "running_requests": Mean(grown["sample_seconds"], grown["busy_seconds"]),
+        "running_requests_max": Max(totals["running_max"]),
+    }

@@ -1,18 +1,20 @@
-"""Calls: Dovetail's sampling parameters as TensorRT-LLM's, and what it returns as arrays."""
+"""Calls: a sample as a request to `/v1/completions`, and the stream of its tokens as arrays.
+
+Requests have the fields of `CompletionRequest`, answers those of `CompletionStreamResponse`, both in TensorRT-LLM's
+`tensorrt_llm/serve/openai_protocol.py` (at 0076e939); its server refuses fields that it does not know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
-from dovetail.serving import SampleResult
-from dovetail_rollout_trtllm.engine_types import ChosenToken, Output, Request
+from dovetail.serving import SampleCall, SampleResult
 
 _REASONS = {
     "stop": FinishReason.STOP,
@@ -21,126 +23,114 @@ _REASONS = {
 }
 
 
-def sampling_arguments(sampling: SamplingParams, processed: Any) -> dict[str, Any]:
-    """Arguments of TensorRT-LLM's `SamplingParams` for one sample.
+def request_of(call: SampleCall, model: str) -> dict[str, Any]:
+    """Return the body of a request for one sample.
 
     Args:
-        sampling: what is asked for; its stop tokens are all there are: end-of-sequence tokens among them.
-        processed: TensorRT-LLM's name for log-probabilities as drawn.
+        call: its stop tokens are all there are, end-of-sequence tokens among them.
+        model: the server's name for its model.
+
+    Raises:
+        RolloutError: it asks for log-probabilities that the server does not give.
     """
-    arguments: dict[str, Any] = {
+    sampling = call.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(call.prompt_ids),
         "max_tokens": sampling.max_new_tokens,
         "temperature": float(sampling.temperature),
-        "top_p": float(sampling.top_p),
-        "top_k": max(sampling.top_k, 0),
-        # The model's own end is among the stop tokens where it counts; -1 is no token.
-        "end_id": -1,
-        "pad_id": -1,
-        "stop_token_ids": list(sampling.stop_token_ids) or None,
-        # Of tokens as of strings: what ends a response is part of it.
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": True,
+        # Of tokens too: what ends a response is part of it.
         "include_stop_str_in_output": True,
-        "detokenize": bool(sampling.stop),
-        "skip_special_tokens": False,
         "add_special_tokens": False,
-    }
-    if sampling.temperature == 0:
-        # Greedy, whatever else is said; top_p and top_k would make it a draw again.
-        arguments |= {"top_p": None, "top_k": 1}
-    if sampling.stop:
-        arguments["stop"] = list(sampling.stop)
-    if sampling.log_probs or sampling.raw_log_probs:
-        arguments |= {"logprobs": 0, "logprobs_mode": processed}
-    return arguments
-
-
-def scoring_arguments() -> dict[str, Any]:
-    """Arguments of TensorRT-LLM's `SamplingParams` that ask for the logits of a prompt, and for one token more at least."""
-    return {
-        "max_tokens": 1,
-        "top_k": 1,
-        "end_id": -1,
-        "pad_id": -1,
+        # Token ids are returned only in place of text.
         "detokenize": False,
-        "add_special_tokens": False,
-        "return_context_logits": True,
+        # After an abort, the tokens so far are here.
+        "stream": True,
     }
+    if sampling.temperature > 0:
+        body |= {"top_p": float(sampling.top_p), "top_k": max(sampling.top_k, 0)}
+    if _wants_log_probs(sampling):
+        # The server's are of the model's own logits (`LogprobMode.RAW`), and no field asks for others.
+        if sampling.temperature != 1 or sampling.top_p != 1 or sampling.top_k > 0:
+            raise RolloutError(
+                "trtllm-serve gives log-probabilities only of temperature 1, without top_p and top_k",
+                hint="set rollout.temperature=1 rollout.top_p=1 rollout.top_k=-1",
+            )
+        body["logprobs"] = 1
+    return body
 
 
-def result_of(request: Request, *, log_probs: bool) -> SampleResult:
-    """A finished or aborted sample.
-
-    Args:
-        request: ended, with one output.
-        log_probs: whether they were asked for.
-
-    Raises:
-        RolloutError: TensorRT-LLM says that it failed, gave an unknown reason, or not one log-probability for each token.
-    """
-    output = _output(request)
-    ids_T = np.array(output.token_ids, dtype=np.int64)
-    reason = _REASONS.get(output.finish_reason or "")
-    if reason is None:
-        raise RolloutError(
-            f"TensorRT-LLM ended a sample for the reason {output.finish_reason!r}; {', '.join(_REASONS)} are known"
-        )
-    log_probs_T = None
-    if log_probs:
-        log_probs_T = chosen_log_probs(output.logprobs or (), ids_T)
-    return SampleResult(response_ids=ids_T, finish_reason=reason, log_probs=log_probs_T)
-
-
-def chosen_log_probs(
-    given: Sequence[Mapping[int, ChosenToken] | float], ids_T: np.ndarray
-) -> np.ndarray:
-    """float32 [T]: the log-probability of each token.
+class TokenStream:
+    """The tokens of one sample as they arrive.
 
     Args:
-        given: T numbers, or T entries by token id, the chosen token's among them.
-        ids_T: int64 [T].
+        call: the sample.
+        decode: token ids to text; needed for stop strings, which the server looks for only in text.
 
-    Raises:
-        RolloutError: there is another number of entries, or one without its token.
+    Attributes:
+        aborted: set by who ends it early.
     """
-    if len(given) != len(ids_T):
-        raise RolloutError(
-            f"TensorRT-LLM returned {len(given)} log-probabilities for {len(ids_T)} tokens"
+
+    def __init__(self, call: SampleCall, decode: Callable[[list[int]], str] | None) -> None:
+        self.aborted = False
+        self._sampling, self._decode = call.sampling, decode
+        self._ids: list[int] = []
+        self._log_probs: list[float] = []
+        self._reason: FinishReason | None = None
+        # A character has at most four tokens of one byte each.
+        self._window = 4 * (max(map(len, self._sampling.stop), default=0) + 1)
+        if self._sampling.stop and decode is None:
+            raise RolloutError("stop strings need the run's tokenizer, and there is none")
+
+    def take(self, line: str) -> bool:
+        """Take a line of the answer; return whether more are wanted.
+
+        Raises:
+            RolloutError: the server ended the sample for an unknown reason.
+        """
+        if not line.startswith("data: ") or line.startswith("data: [DONE]"):
+            return True
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            self._log_probs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+            for token in choice["token_ids"] or []:
+                self._ids.append(token)
+                if self._at_stop_string():
+                    self._reason = FinishReason.STOP
+                    return False
+            said = choice["finish_reason"]
+            if said is not None and said not in _REASONS:
+                raise RolloutError(f"finish_reason is {said!r}; expected {', '.join(_REASONS)}")
+            self._reason = _REASONS.get(said, self._reason)
+        return True
+
+    def result(self) -> SampleResult:
+        """Return the sample, or as much of it as there is after an abort.
+
+        Raises:
+            RolloutError: the answer ended before the sample did, or has no log-probability for a token.
+        """
+        reason = self._reason or (FinishReason.ABORT if self.aborted else None)
+        if reason is None:
+            raise RolloutError("TensorRT-LLM's answer ended without a finish_reason")
+        wanted = _wants_log_probs(self._sampling)
+        if wanted and len(self._log_probs) < len(self._ids):
+            raise RolloutError(
+                f"TensorRT-LLM returned {len(self._log_probs)} log-probabilities for {len(self._ids)} tokens"
+            )
+        return SampleResult(
+            response_ids=np.array(self._ids, dtype=np.int64),
+            finish_reason=reason,
+            log_probs=np.array(self._log_probs[: len(self._ids)], np.float32) if wanted else None,
         )
-    found = np.empty(len(ids_T), dtype=np.float32)
-    for position, (entry, token) in enumerate(zip(given, ids_T.tolist(), strict=True)):
-        if isinstance(entry, Mapping):
-            if token not in entry:
-                raise RolloutError(
-                    f"TensorRT-LLM returned no log-probability for token {token} at position {position}, but for "
-                    f"{sorted(entry)}"
-                )
-            found[position] = entry[token].logprob
-        else:
-            found[position] = entry
-    return found
+
+    def _at_stop_string(self) -> bool:
+        if not self._sampling.stop or self._decode is None:
+            return False
+        text = self._decode(self._ids[-self._window :])
+        return any(stop in text for stop in self._sampling.stop)
 
 
-def scores_of(request: Request, ids: Sequence[int]) -> np.ndarray:
-    """float32 [L − 1]: log-probabilities (full softmax, temperature 1) of every token of a prompt but the first.
-
-    Raises:
-        RolloutError: TensorRT-LLM says that it failed, or did not return logits for all L tokens.
-    """
-    _output(request)
-    logits_LV = request.context_logits
-    if logits_LV is None or logits_LV.shape[0] != len(ids):
-        rows = "none" if logits_LV is None else f"{logits_LV.shape[0]} rows"
-        raise RolloutError(
-            f"TensorRT-LLM was asked for the logits of {len(ids)} tokens and returned {rows}"
-        )
-    return _log_probs_of_next(logits_LV, torch.tensor(ids))
-
-
-def _log_probs_of_next(logits_LV: Tensor, ids_L: Tensor) -> np.ndarray:
-    log_probs_LV = logits_LV[:-1].float().cpu().log_softmax(dim=-1)
-    return log_probs_LV.gather(1, ids_L[1:, None])[:, 0].numpy()
-
-
-def _output(request: Request) -> Output:
-    if request.error:
-        raise RolloutError(f"TensorRT-LLM failed: {request.error}")
-    return request.outputs[0]
+def _wants_log_probs(sampling: SamplingParams) -> bool:
+    return sampling.log_probs or sampling.raw_log_probs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import attrs
 
@@ -11,24 +11,25 @@ from dovetail.errors import ConfigError
 from dovetail.sections import AT_LEAST_ONE
 from dovetail.serving import ServingSection, spread_over_ranks
 
-_FURTHER = ("pipeline_parallel_size", "context_parallel_size")
-"""Arguments of TensorRT-LLM that would take more accelerators than the run gives to a replica."""
-
 
 @attrs.frozen(kw_only=True)
 class TrtllmRolloutConfig(ServingSection):
-    """Generation by TensorRT-LLM with its PyTorch backend: an engine for every replica in a process of its own, started by
-    the run or by hand. Built against the engine's source; it has not run on the real engine.
+    """Generation by `trtllm-serve`: the run starts a server for every replica, and starts it again for every weight update.
+    Written from TensorRT-LLM's source; it has not run on the real engine.
     """
 
     lacks: ClassVar[Mapping[str, str]] = {
+        "mode": "a TensorRT-LLM replica is always a server that the run starts: leave it out",
         "gpu_memory_utilization": "TensorRT-LLM takes a share of what the weights leave: kv_cache_memory",
         "free_gpu_memory_fraction": "TensorRT-LLM's free_gpu_memory_fraction is kv_cache_memory here",
     }
 
-    mode: Literal["engine", "server"] = "engine"
-    """`engine` starts an engine for every replica, which answers the run alone; `server` starts one that answers
-    TensorRT-LLM's own OpenAI paths too, or joins those that `urls` names."""
+    executable: str = "trtllm-serve"
+    """Program that starts a server: a name in this interpreter's directory or on the PATH, or a path. It may be of another
+    environment."""
+    checkpoint_directory: str | None = None
+    """Where weight updates are written, one or two copies of the model a replica; None writes below the run's directory. A
+    directory in memory, such as one below `/dev/shm`, is faster."""
     expert_parallel_size: int | None = attrs.field(
         default=None, validator=[AT_LEAST_ONE, spread_over_ranks]
     )
@@ -38,19 +39,24 @@ class TrtllmRolloutConfig(ServingSection):
     )
     """Share for the KV cache of what is free on an accelerator once the weights are there (TensorRT-LLM's
     `free_gpu_memory_fraction`): unlike elsewhere, weights are not part of it."""
+    max_num_seqs: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+    """Most samples that run at once (TensorRT-LLM's `max_batch_size`); each is a connection to the server."""
     max_num_tokens: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Most tokens of a step, prompts and samples together; None leaves it to TensorRT-LLM."""
     start_timeout: float = attrs.field(default=900.0, validator=attrs.validators.gt(0))
-    """Seconds that an engine may take to start."""
+    """Seconds that a server may take to start."""
 
     def __attrs_post_init__(self) -> None:
-        ranks = self.tensor_parallel_size
-        for name in _FURTHER:
+        if self.urls:
+            raise ConfigError(
+                "rollout.urls is set, and trtllm-serve takes no weight updates while it runs",
+                hint="leave rollout.urls out: the run starts a server for every replica, and again for every update",
+            )
+        for name in ("pipeline_parallel_size", "context_parallel_size"):
             if self.engine_args.get(name, 1) != 1:
                 raise ConfigError(
-                    f"rollout.engine_args.{name}={self.engine_args[name]}: a replica has {ranks} "
-                    f"accelerator{'' if ranks == 1 else 's'} (rollout.tensor_parallel_size), and its updates reach no further: "
-                    "leave it out, and divide the model by rollout.tensor_parallel_size"
+                    f"rollout.engine_args.{name} is {self.engine_args[name]}; expected 1: a replica has no accelerators for it",
+                    hint="leave it out, and divide the model by rollout.tensor_parallel_size",
                 )
 
     def attention_ranks(self) -> int:

@@ -1,112 +1,99 @@
-"""The server of a replica: `python -m dovetail_rollout_trtllm.server --arguments JSON`. An engine, and what it answers over HTTP."""
+"""The command that starts `trtllm-serve`, its options, and what it prints where it fails."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
-import logging
-import os
-from collections.abc import Mapping, Sequence
+import re
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from dovetail.serving import shape_of
-from dovetail_rollout_trtllm.driver import Driver
-from dovetail_rollout_trtllm.engine_imports import make_engine, openai_app, start_ray
-from dovetail_rollout_trtllm.host import TrtllmHost
-from dovetail_rollout_trtllm.server_app import DovetailRoutes, OwnPaths
-from dovetail_rollout_trtllm.versions import require
-
-log = logging.getLogger("dovetail.trtllm")
-
-
-_NEEDED = (
-    "model",
-    "dtype",
-    "tensor_parallel_size",
-    "trust_remote_code",
-    "skip_tokenizer_init",
-    "ray_worker_extension_cls",
+from dovetail.errors import PluginNeedsError
+from dovetail.interfaces import PluginContext
+from dovetail.serving import (
+    LOOPBACK,
+    Failures,
+    ModelFacts,
+    merged_arguments,
+    model_of,
+    refuse_indivisible,
 )
-"""Arguments of an engine that a rollout asks about when it joins."""
+from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
+
+ENGINE = "TensorRT-LLM"
+"""What it is called in messages."""
+INSTALL = "pip install tensorrt-llm --extra-index-url https://pypi.nvidia.com"
+"""The vendor's wheels are on its own index; in an environment of their own, which `rollout.executable` names."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Start an engine and serve it until the process is ended."""
-    parser = _parser()
-    told = parser.parse_args(words)
-    arguments: dict[str, Any] = json.loads(told.arguments)
-    if lacking := [name for name in _NEEDED if name not in arguments]:
-        parser.error(
-            f"--arguments lacks {', '.join(lacking)}: a run whose rollout.urls name this server prints the whole command"
-        )
-    logging.basicConfig(
-        level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s"
-    )
-    require()
-    # Those of the run, where the replica is one of its actors, would lead to the run's own cluster.
-    for name in [name for name in os.environ if name.startswith("RAY_")]:
-        del os.environ[name]
-    os.environ |= {
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Tensors of an update are handed over on one stream, and are to be read on the same.
-        "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL": "1",
-    }
-    start_ray(int(arguments["tensor_parallel_size"]))
-    asyncio.run(serve(arguments, host=told.host, port=told.port, openai=told.openai))
+def program_of(executable: str) -> str | None:
+    """Return the path of a program that is in this interpreter's directory, on the PATH, or a path; None where it is not."""
+    beside = Path(sys.executable).parent / executable
+    return str(beside) if beside.is_file() else shutil.which(executable)
 
 
-async def serve(arguments: Mapping[str, Any], *, host: str, port: int, openai: bool) -> None:
-    """Serve an engine.
+def server_command(
+    config: TrtllmRolloutConfig, context: PluginContext, options: Path
+) -> tuple[str, list[str]]:
+    """Return the program of a replica's server, and what follows the model in its arguments but for the port.
 
     Args:
-        arguments: of `engine_args.engine_arguments`.
-        host: address to listen on.
-        port: port to listen on.
-        openai: whether TensorRT-LLM's own paths are served too.
+        config: the rollout's.
+        context: the rollout's.
+        options: the file of the server's options, written here.
+
+    Raises:
+        PluginNeedsError: there is no such program.
+        ModelError: there is no model, or no directory where the config says.
+        ConfigError: the replica's ranks can't divide the model.
     """
-    engine = make_engine(arguments)
-    try:
-        await engine.setup_async()
-        driver = Driver(engine, sleeps=arguments.get("sleep_config") is not None)
-        facts = model_facts(arguments)
-        below = openai_app(engine, str(arguments["model"])) if openai else None
-        app = DovetailRoutes(OwnPaths(driver, below), lambda: TrtllmHost(driver, arguments, facts))
-        settings = uvicorn.Config(
-            app, host=host, port=port, access_log=False, log_level="warning", lifespan="on"
+    program = program_of(config.executable)
+    if program is None:
+        raise PluginNeedsError(
+            f"rollout 'trtllm' needs the program {config.executable!r}, which is not found",
+            hint=f"set rollout.executable to its path, or install it: {INSTALL}",
         )
-        log.info("TensorRT-LLM serves %s at http://%s:%s", arguments["model"], host, port)
-        await uvicorn.Server(settings).serve()
-    finally:
-        engine.shutdown()
+    # JSON is YAML, in which trtllm-serve reads its options.
+    options.write_text(json.dumps(engine_options(config, context), indent=2))
+    model = model_of(context)
+    tokenizer = ["--tokenizer", model.tokenizer_path or model.path]
+    return program, ["--host", LOOPBACK, *tokenizer, "--extra_llm_api_options", str(options)]
 
 
-def model_facts(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Architecture and shape of the model, from its config: what a rollout that joins compares with its own."""
-    from transformers import AutoConfig
+def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
+    """Return the arguments of TensorRT-LLM's `LLM`: the user's `engine_args`, and ours over them; JSON values.
 
-    config = AutoConfig.from_pretrained(
-        arguments["model"],
-        revision=arguments.get("revision"),
-        trust_remote_code=arguments["trust_remote_code"],
-    )
-    return {
-        "architectures": list(config.architectures or ()),
-        "shape": shape_of(config.get_text_config()),
+    Raises:
+        ModelError: there is no model, or no directory where the config says.
+        ConfigError: the replica's ranks can't divide the model.
+    """
+    model = model_of(context)
+    spread = config.expert_parallel_size or 1
+    refuse_indivisible(model, ranks=config.attention_ranks(), spread=spread)
+    longest = ModelFacts.read(model, context.tokenizer, config.max_model_len).max_positions
+    known: dict[str, Any] = {
+        "dtype": model.dtype,
+        "revision": model.revision,
+        "trust_remote_code": model.trust_remote_code,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "moe_expert_parallel_size": config.expert_parallel_size,
+        "max_seq_len": longest,
+        # A limit of its own, which is 1,024 otherwise.
+        "max_input_len": longest,
+        "max_batch_size": config.max_num_seqs,
+        "max_num_tokens": config.max_num_tokens,
+        "kv_cache_config": {
+            "enable_block_reuse": config.prefix_caching,
+            "free_gpu_memory_fraction": config.kv_cache_memory,
+            "dtype": config.kv_cache_dtype,
+        },
     }
+    own = {name: value for name, value in known.items() if value is not None}
+    if config.enforce_eager:
+        own["cuda_graph_config"] = None
+    return merged_arguments(config.engine_args, own, context)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Serve TensorRT-LLM for Dovetail rollouts.")
-    parser.add_argument("--arguments", required=True, help="JSON of the engine's arguments")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--openai", action="store_true", help="serve TensorRT-LLM's own paths too")
-    return parser
-
-
-if __name__ == "__main__":
-    main()
+FAILURES = Failures(ENGINE, re.compile(r"^\[([\d/:\- ]+|TRT-LLM|[TDIWEF])\] "))
+"""What its server prints is shown without timestamps and levels; no cause is recognised before one was seen."""

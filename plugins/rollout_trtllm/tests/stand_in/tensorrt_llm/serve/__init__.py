@@ -1,5 +1,0 @@
-"""Part of the stand-in."""
-
-from tensorrt_llm.serve.openai_server import OpenAIServer
-
-__all__ = ["OpenAIServer"]
