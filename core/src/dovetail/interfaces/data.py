@@ -48,7 +48,9 @@ class Prompt:
 
 
 class DatasetSource(Plugin):
-    """Reads rows in verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`."""
+    """Reads rows in verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`. Or rows of examples,
+    where the trainer takes them: `messages`; `prompt` and `response`; `prompt`, `chosen` and `rejected`.
+    """
 
     @abstractmethod
     def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:

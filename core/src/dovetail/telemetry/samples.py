@@ -75,11 +75,18 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "prompt": _shorten(_text(row.get("prompt"))),
         "response": _shorten(_text(row.get("response"))),
-        "score": f"{score:.3g}" if is_number(score) else "none",
-        "good": is_number(score) and score > 0,
+        "score": _judged(row),
+        "good": (is_number(score) and score > 0) or row.get("side") == "chosen",
         "failure": str(failure) if failure else "",
         "truth": _shorten(_text(row.get("ground_truth"))),
     }
+
+
+def _judged(row: Mapping[str, Any]) -> str:
+    """A sample's score, or which answer of its pair it is; nothing of an example that is not compared."""
+    if "score" not in row:
+        return str(row.get("side", ""))
+    return f"score {row['score']:.3g}" if is_number(row["score"]) else "score none"
 
 
 def _text(value: Any) -> str:
