@@ -272,7 +272,7 @@ def _bad_row(
             return DataError(f"{where(rows, start + offset)}: {own.message}", hint=own.hint)
         except Exception as own:  # noqa: BLE001 - as above
             return DataError(
-                f"{where(rows, start + offset)}: the chat template or tokenizer refused its messages or text: "
+                f"{where(rows, start + offset)}: the chat template or tokenizer refused the row: "
                 f"{type(own).__name__}: {own}",
                 hint="mend the row, or set model.chat_template to a template that takes such messages",
             )
