@@ -1,4 +1,4 @@
-"""Plugins as they were written for 1.0 of an interface that has grown: they pass every gate, their suites, and core's calls."""
+"""Plugins as they were written for the first minor version of an interface that has grown: they pass every gate, their suites, and core's calls."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from dovetail.interfaces import (
     Sampler,
     Score,
     TokenLosses,
+    Trainer,
     WeightReceiver,
     WeightSender,
     WeightTransport,
 )
 from dovetail.plugins.contract import check_api, check_class, import_object
 from dovetail.plugins.kinds import KINDS
-from dovetail.sections import PluginSection, RuntimeSection
+from dovetail.sections import PluginSection, RuntimeSection, TrainerSection
 from dovetail.workers import WorkerHost
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.testing.conformance import (
@@ -142,6 +143,16 @@ class Backwards(Sampler):
         return np.arange(size, dtype=np.int64)[::-1].copy()
 
 
+class Schedule(Trainer):
+    name, api, Config = "older", ">=2.0,<3", TrainerSection
+
+    def run(self, run):
+        while not run.position.finished:
+            with run.step() as step:
+                run.collect(step)
+                run.learn(step)
+
+
 OLDER = {
     "advantage": Estimator,
     "dataset": Rows,
@@ -153,9 +164,10 @@ OLDER = {
     "rollout": type("Older", (ScriptedRollout,), OF_1_0),
     "runtime": Alone,
     "sampler": Backwards,
+    "trainer": Schedule,
     "weight_transport": Carried,
 }
-"""Kind → a plugin that has what 1.0 asked for, and nothing that came later."""
+"""Kind → a plugin that has what that version asked for, and nothing that came later."""
 
 
 def test_every_interface_that_has_grown_has_a_plugin_of_before():
@@ -186,6 +198,7 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     assert runtime.before_exit() is None
     with pytest.raises(RolloutError, match="does not start rollout replicas again"):
         runtime.restart_replica(OLDER["rollout"]())
+    assert made("trainer").examples(TrainerSection()) == "prompts"
     assert made("policy_loss").prepares(PluginSection()) == frozenset()
     assert made("advantage").min_group_size(PluginSection()) <= 2
 
