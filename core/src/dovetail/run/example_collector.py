@@ -74,27 +74,26 @@ class ExampleCollector:
         self._record, self._tokenizer = record, tokenizer
         self._loader, self._ledger = loader, ledger
         self._given_back: list[Example] = []
-        self._taken: list[Example] = []
+        self._taken: dict[int, list[Example]] = {}
 
     def collect(self, step: StepContext, asked: Collection[str]) -> StepExamples:
         """Take the next examples, first those that a step has given back."""
         wanted = self._record.config.data.train_batch_size
-        again, self._given_back = self._given_back, []
-        issued: Any = self._loader.next_batch(wanted - len(again))
-        examples: list[Example] = [*again, *issued]
+        issued: Any = self._loader.next_batch(wanted - len(self._given_back))
+        examples: list[Example] = [*self._given_back, *issued]
+        self._given_back, self._taken = [], {step.number: examples}
         for example in examples:
             epoch, row, attempt = example.key
             self._ledger.take(epoch, row, attempt, step=step.number)
-        self._taken = examples
         step.tokens = count_tokens(examples)
         step.metrics |= _metrics(examples)
         self._show(examples, step)
         return StepExamples(examples)
 
     def give_back(self, step: int, *, sound: bool) -> None:
-        """A step has ended early: its examples are the next step's."""
+        """A step has ended early: the examples that it took, if any, are the next step's."""
         self._ledger.give_back(step)
-        self._given_back, self._taken = self._taken, []
+        self._given_back = self._taken.pop(step, self._given_back)
 
     def _show(self, examples: Sequence[Example], step: StepContext) -> None:
         """Write some answers for reading."""

@@ -1,0 +1,86 @@
+"""ExampleCollector: which examples a step takes after one that ended early."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from dovetail.config import config_from_mapping
+from dovetail.config.builtin import SequentialConfig
+from dovetail.data.example_rows import Answer, Example
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
+from dovetail.data.samplers import SequentialSampler
+from dovetail.interfaces import PluginContext
+from dovetail.run.example_collector import ExampleCollector
+
+CONFIG = {
+    "model": {"path": "nowhere"},
+    "data": {"train_batch_size": 2},
+    "trainer": {"name": "on_policy", "samples_per_step": 0},
+}
+
+
+def example(index: int) -> Example:
+    answer = Answer(ids=np.array([7, 8]), mask=np.array([True, True]))
+    return Example(
+        index=index, prompt_ids=np.array([index]), raw="", where=f"row {index}", answers=(answer,)
+    )
+
+
+class Steps:
+    """A collector over six examples, and the steps that it collects for."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        sampler = SequentialSampler(SequentialConfig(), PluginContext())
+        loader = PromptLoader([example(i) for i in range(6)], sampler, 2, self.ledger)
+        nothing = SimpleNamespace(write_samples=lambda *_: None, samples=lambda *_: None)
+        record = SimpleNamespace(
+            config=config_from_mapping(CONFIG).config, directory=nothing, trackers=nothing
+        )
+        self.collector = ExampleCollector(
+            cast("Any", record), loader=loader, ledger=self.ledger, tokenizer=None
+        )
+
+    def collect(self, number: int) -> list[int]:
+        """Collect for a step, and return the rows that it took."""
+        step: Any = SimpleNamespace(number=number, metrics={}, tokens=0)
+        return [e.index for e in self.collector.collect(step, ()).examples]
+
+    def learn(self, number: int) -> None:
+        for key in self.ledger.taken(number):
+            self.ledger.use(*key)
+
+    def fail(self, number: int) -> None:
+        self.collector.give_back(number, sound=False)
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+def test_the_examples_of_a_step_that_ended_early_are_the_next_ones(steps: Steps) -> None:
+    assert steps.collect(1) == [0, 1]
+    steps.fail(1)
+    assert steps.collect(1) == [0, 1]
+    steps.learn(1)
+    assert steps.collect(2) == [2, 3]
+
+
+def test_a_step_that_ends_before_it_collects_gives_nothing_back(steps: Steps) -> None:
+    steps.collect(1)
+    steps.learn(1)
+    steps.fail(2)
+    assert steps.collect(2) == [2, 3]
+
+
+def test_examples_that_were_given_back_outlast_a_step_that_collects_nothing(steps: Steps) -> None:
+    steps.collect(1)
+    steps.fail(1)
+    steps.fail(1)
+    assert steps.collect(1) == [0, 1]
