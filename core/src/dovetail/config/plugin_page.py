@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 from dovetail.batch.columns import GLOSSARY, sizes_of
 from dovetail.config.keys import KeyPath, format_path
@@ -169,6 +169,8 @@ def _summary(plugin: PluginManifest) -> str:
 def _places(cls: type, path: KeyPath) -> Iterator[tuple[KeyPath, str, str | None]]:
     for field in fields_of(cls).values():
         where = (*path, field.name)
+        if get_origin(field.type) is dict and not field.collection:
+            where = (*where, "NAME")
         if field.kind:
             yield where, field.kind, field.collection
         if field.section and not field.collection:

@@ -48,8 +48,10 @@ class Prompt:
 
 
 class DatasetSource(Plugin):
-    """Reads rows in verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`. Or rows of examples,
-    where the trainer takes them: `messages`; `prompt` and `response`; `prompt`, `chosen` and `rejected`.
+    """Reads the rows of a dataset.
+
+    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`. Rows of
+    examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`).
     """
 
     @abstractmethod

@@ -23,6 +23,7 @@ class Counts:
     """
 
     kind: Examples = "prompts"
+    """What a step is made of."""
     prompts_per_step: int
     samples_per_prompt: int
     prompts_per_mini_batch: int
@@ -98,7 +99,7 @@ def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") ->
     Args:
         config: the whole config.
         prompts: to train on, after filtering; None where the data has not been read.
-        kind: what the prompts are, if not prompts.
+        kind: what a step is made of.
 
     Raises:
         PlanError: there are fewer training prompts than one step takes, or no step at all.

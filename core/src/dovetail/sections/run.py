@@ -168,6 +168,7 @@ class PreflightSection:
 
 
 _OWN_SECTIONS = ("actor", "ref", "critic")
+"""Roles whose sections are fields of the config."""
 
 
 def _role_names(_section: Any, _attribute: attrs.Attribute[Any], roles: Mapping[str, Any]) -> None:
