@@ -160,14 +160,14 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
         if same == len(side):
             raise DataError(
                 f"{where}: {name!r} has no answer of its own: all of its messages are the other's, too",
-                hint="mend the row, or leave it out",
+                hint="correct the row, or remove it",
             )
     for name, side in both.items():
         if not same or not _is_assistant(side[same]):
             raise DataError(
                 f"{where}: the prompts of 'chosen' and 'rejected' differ: message {same} is not the same, and {name!r} has "
                 f"one of the role {side[same]['role']!r} there",
-                hint="mend the row, or leave it out: a pair is two answers to one prompt",
+                hint="correct the row, or remove it: a pair is two answers to one prompt",
             )
     return RawExample(prompt=chosen[:same], responses=(chosen[same:], rejected[same:]))
 
@@ -179,12 +179,12 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
         roles = ", ".join(repr(turn["role"]) for turn in response)
         raise DataError(
             f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's (roles: {roles})",
-            hint="name the role 'assistant', or leave the row out",
+            hint="name the role 'assistant', or remove the row",
         )
     if not example.prompt and not places[0]:
         raise DataError(
             f"{where}: {name!r} begins with a message of the assistant's; expected one of another role before it",
-            hint="mend the row, or leave it out",
+            hint="correct the row, or remove it",
         )
     for place in places:
         turn = response[place]
@@ -192,7 +192,7 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
         said = content.strip() if isinstance(content, str) else content
         if not said and not turn.get("tool_calls"):
             raise DataError(
-                f"{where}: message {place} of {name!r} is an empty answer", hint="leave the row out"
+                f"{where}: message {place} of {name!r} is an empty answer", hint="remove the row"
             )
 
 
@@ -204,7 +204,7 @@ def _check_pair(example: RawExample, where: str) -> None:
             raise DataError(
                 f"{where}: {name!r} begins with a message of the role {response[0]['role']!r}; expected the assistant's answer "
                 "to the prompt",
-                hint="leave the prompt's messages out of 'chosen' and 'rejected', or leave the prompt's column out",
+                hint="remove the prompt's messages from 'chosen' and 'rejected', or remove the prompt's column",
             )
 
 
@@ -214,14 +214,14 @@ def _check_text_alone(row: Mapping[str, Any], section: DataSection, where: str) 
         if value is not None and len(value):
             raise DataError(
                 f"{where}: it has {column!r}; examples are text alone",
-                hint="leave such rows out, or the column",
+                hint="remove such rows, or the column",
             )
 
 
 def _equal(where: str) -> DataError:
     return DataError(
         f"{where}: 'chosen' and 'rejected' are equal; a pair prefers one answer to another",
-        hint="leave the row out",
+        hint="remove the row",
     )
 
 

@@ -88,7 +88,7 @@ Parts = list[list[int]]
 
 def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) -> Example:
     if not parts[0][0]:
-        raise DataError(f"{place}: the prompt has no tokens", hint="leave the row out")
+        raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
     answers = [
         Answer(
             ids=np.array([token for part in answer for token in part], np.int64),

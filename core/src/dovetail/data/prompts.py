@@ -80,7 +80,7 @@ def load_prompts(
     for index, rendered in in_batches(render, parsed, rows, at_once):
         place = where(rows, index)
         if not rendered.ids:
-            raise DataError(f"{place}: the prompt has no tokens", hint="leave the row out")
+            raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
         if len(rendered.ids) > section.max_prompt_length:
             if section.overlong_prompts == "error":
                 tokens = rendered.image_tokens if rendered.images else 0
@@ -274,7 +274,7 @@ def _bad_row(
             return DataError(
                 f"{where(rows, start + offset)}: the chat template or tokenizer refused the row: "
                 f"{type(own).__name__}: {own}",
-                hint="mend the row, or set model.chat_template to a template that takes such messages",
+                hint="correct the row, or set model.chat_template to a template that takes such messages",
             )
     last = start + len(batch) - 1
     rows_of_it = f"row {start}" if start == last else f"rows {start} to {last}"

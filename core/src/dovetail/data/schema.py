@@ -45,7 +45,7 @@ def parse_row(
     if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
         raise DataError(
             f"{where}: it has videos, and prompts are text and images alone",
-            hint="leave such rows out",
+            hint="remove such rows",
         )
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
@@ -74,7 +74,7 @@ def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] |
     """
     if isinstance(value, str):
         if not value.strip():
-            raise DataError(f"{where}: {key!r} is an empty text", hint="leave the row out")
+            raise DataError(f"{where}: {key!r} is an empty text", hint="remove the row")
         return value
     if isinstance(value, np.ndarray):  # as pandas reads a list
         value = value.tolist()
@@ -86,7 +86,7 @@ def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] |
             "text, or a list of messages such as {'role': 'user', 'content': '…'}",
         )
     if not value:
-        raise DataError(f"{where}: {key!r} is an empty list", hint="leave the row out")
+        raise DataError(f"{where}: {key!r} is an empty list", hint="remove the row")
     return [
         _message(message, f"{where}: message {i} of {key!r}") for i, message in enumerate(value)
     ]
@@ -149,7 +149,7 @@ def wrong_value(where: str, column: str, value: Any, wanted: str) -> DataError:
     """The error about a value of a wrong type."""
     what = "null or missing" if value is None else _shown(value)
     return DataError(
-        f"{where}: {column!r} is {what}; it must be {wanted}", hint="mend the row, or leave it out"
+        f"{where}: {column!r} is {what}; it must be {wanted}", hint="correct the row, or remove it"
     )
 
 

@@ -56,5 +56,5 @@ def open_image(data: bytes, name: str) -> Any:
     except _BROKEN as error:
         raise DataError(
             f"{name} is a broken image: {error}",
-            hint="copy or write it again, or leave the row out",
+            hint="copy or write it again, or remove the row",
         ) from error

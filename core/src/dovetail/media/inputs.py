@@ -93,7 +93,7 @@ class ImageInputs:
             raise DataError(
                 f"the image {reference.path!r} ({picture.width} × {picture.height} pixels) is not one that "
                 f"{type(self._processor).__name__} takes: {error}",
-                hint="scale it, or leave the row out",
+                hint="scale it, or remove the row",
             ) from error
         made = {
             name: value

@@ -99,7 +99,7 @@ class ImagePrompts:
             sizes = ", ".join(f"{p.width} × {p.height}" for p in pictures)
             raise DataError(
                 f"{type(self._processor).__name__} refused its images ({sizes} pixels): {error}",
-                hint="scale them, or leave the row out",
+                hint="scale them, or remove the row",
             ) from error
         ids = [int(token) for token in made["input_ids"][0]]
         runs = placeholder_runs(ids, self.image_token)

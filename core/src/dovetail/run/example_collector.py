@@ -116,13 +116,13 @@ class NoRollout:
     moved = stale = False
 
     def rest(self) -> None:
-        """Nothing is on the accelerator besides the training roles."""
+        """Do nothing: only training roles are on the accelerator."""
 
     def publish(self) -> None:
-        """Nobody follows the actor's weights."""
+        """Do nothing: there is no rollout to send the weights to."""
 
     def validate(self) -> dict[str, float]:
-        """Nothing is held out."""
+        """Return no metrics: no examples are held out."""
         return {}
 
 

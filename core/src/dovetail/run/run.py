@@ -166,7 +166,7 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
 
 
 def _used(plan: Plan) -> list[PluginRef]:
-    """The plugins that take part in the run: none of a role that there is not, or of a policy loss that nobody minimises."""
+    """The plugins that take part in the run: none of a role without a model, or of a policy loss that no role minimises."""
     there = {model.role for model in plan.models}
     without = [f"{role}." for role in plan.facts.config.role_sections if role not in there]
     without += [] if plan.has_stage("advantage") else ["algorithm.advantage"]
