@@ -21,6 +21,8 @@ class UpdateRoles(Stage):
     name = "update_roles"
     api = ">=1.0,<2"
     phase = "update"
+    _objectives: dict[str, ObjectiveSpec] | None = None
+    """Of the whole run, by role."""
 
     @classmethod
     def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
@@ -44,7 +46,8 @@ class UpdateRoles(Stage):
         return tuple(role for role, section in roles.items() if section.objective is not None)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        for role, objective in role_objectives(step.facts).items():
+        self._objectives = self._objectives or role_objectives(step.facts)
+        for role, objective in self._objectives.items():
             section = step.config.roles[role]
             metrics, _ = train_role(
                 role,
