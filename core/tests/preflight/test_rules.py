@@ -118,6 +118,7 @@ QUIET = {
         [],
         ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
         ["algorithm.advantage=dr_grpo", "algorithm.loss_aggregation=seq_mean_token_sum_norm"],
+        ["algorithm.policy_loss=gspo", "actor.objective=policy"],
         # Both prescribe one: the loss's counts.
         ["algorithm.advantage=dr_grpo", "algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
         ["algorithm.preset=dr_grpo"],
@@ -152,11 +153,13 @@ QUIET = {
     ],
     "kl_twice": [
         ["algorithm.kl.in_loss={}"],
+        ["algorithm.kl={in_loss: {}, in_reward: {}}", "actor.objective=policy"],
         ["algorithm.kl.in_loss={coef: 0}", "algorithm.kl.in_reward={}"],
     ],
     "k1_in_loss": [
         ["algorithm.kl.in_loss={estimator: k1+}"],
         ["algorithm.kl.in_loss={estimator: k1, coef: 0}"],
+        ["algorithm.kl.in_loss={estimator: k1}", "actor.objective=policy"],
         ["algorithm.kl.in_reward={estimator: k1}"],
     ],
     "group_of_one": [["rollout.n=2"], ["rollout.n=1", "algorithm.advantage=reinforce_plus_plus"]],

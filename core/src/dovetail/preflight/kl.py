@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.selected import kl_in_loss_of
 from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class KlTwice(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        in_loss, in_reward = config.algorithm.kl.in_loss, config.algorithm.kl.in_reward
-        if in_loss is not None and in_reward is not None and in_loss.coef and in_reward.coef:
+        in_loss, in_reward = kl_in_loss_of(config), config.algorithm.kl.in_reward
+        if in_loss is not None and in_reward is not None and in_reward.coef:
             yield self.warning(
                 f"algorithm.kl.in_loss.coef = {in_loss.coef:g} and algorithm.kl.in_reward.coef = "
                 f"{in_reward.coef:g}: the policy is held near the reference twice",
@@ -39,8 +40,8 @@ class K1InLoss(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        kl = config.algorithm.kl.in_loss
-        if kl is not None and kl.estimator == "k1" and kl.coef:
+        kl = kl_in_loss_of(config)
+        if kl is not None and kl.estimator == "k1":
             yield self.warning(
                 f"algorithm.kl.in_loss.estimator = k1 with coef = {kl.coef:g}: its expected gradient on-policy is "
                 "zero, so it holds the policy near nothing",

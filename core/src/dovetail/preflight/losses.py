@@ -110,6 +110,8 @@ class LossAggregationOverridden(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         algorithm = config.algorithm
         given = algorithm.loss_aggregation
+        if config.actor.objective is not None:
+            return
         for kind, section in (
             ("policy_loss", algorithm.policy_loss),
             ("advantage", algorithm.advantage),

@@ -8,6 +8,7 @@ import attrs
 
 from dovetail.errors import DovetailError
 from dovetail.sections import PluginSection, RunConfig
+from dovetail.sections.algorithm import KlInLossSection
 
 
 @attrs.frozen
@@ -45,6 +46,12 @@ def policy_loss_of(config: RunConfig) -> Selected | None:
     """The policy loss; None where the actor minimises an objective of its own."""
     own = config.actor.objective is not None
     return None if own else selected("policy_loss", config.algorithm.policy_loss)
+
+
+def kl_in_loss_of(config: RunConfig) -> KlInLossSection | None:
+    """The KL penalty in the policy loss; None where it is 0, or the actor minimises an objective of its own."""
+    kl = config.algorithm.kl.in_loss
+    return kl if config.actor.objective is None and kl is not None and kl.coef else None
 
 
 def correction_of(config: RunConfig) -> Selected | None:
