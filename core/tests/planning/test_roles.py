@@ -106,7 +106,8 @@ def test_a_role_that_no_stage_computes_with_is_refused(plan: Callable[..., Plan]
     ("override", "said"),
     [
         ("roles.actor={}", "section of its own, actor"),
-        ("roles.rollout={}", "other than rollout"),
+        ("roles.rollout={}", "other than .*rollout"),
+        ("roles.reward={}", "other metrics"),
         ("roles={Big Teacher: {}}", "lower-case letters"),
         ("roles.teacher={pth: x}", "pth"),
         ("roles.teacher={mini_batch_size: 7}", "does not divide data.train_batch_size"),

@@ -169,15 +169,18 @@ class PreflightSection:
 
 _OWN_SECTIONS = ("actor", "ref", "critic")
 """Roles whose sections are fields of the config."""
+_METRICS_OF_RUNS = ("data", "perf", "reward", "rollout", "time", "val")
+"""Prefixes of metrics that are no role's; a role's metrics begin with its name."""
 
 
 def _role_names(_section: Any, _attribute: attrs.Attribute[Any], roles: Mapping[str, Any]) -> None:
     for name in roles:
         if name in _OWN_SECTIONS:
             raise ValueError(f"roles.{name}: this role has a section of its own, {name}")
-        if name == "rollout" or not re.fullmatch("[a-z][a-z0-9_]*", name):
+        if name in _METRICS_OF_RUNS or not re.fullmatch("[a-z][a-z0-9_]*", name):
             raise ValueError(
-                f"roles.{name}: expected a name of lower-case letters, digits and _, other than rollout"
+                f"roles.{name}: expected a name of lower-case letters, digits and _, other than {', '.join(_METRICS_OF_RUNS)}, "
+                "with which other metrics begin"
             )
 
 
