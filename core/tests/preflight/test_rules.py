@@ -4,7 +4,31 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.interfaces import OUTPUTS, Objective
 from dovetail.plugins.index import default_index
+from dovetail_sdk.testing import temporary_plugins
+
+
+class Likelihood(Objective):
+    """Is only planned with: needs nothing that an estimator makes."""
+
+    name = "likelihood"
+    api = ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"response_mask"})
+
+    @classmethod
+    def outputs(cls, config):
+        return (OUTPUTS["log_probs"],)
+
+    def denominators(self, mini_batch, reduction):
+        raise NotImplementedError
+
+    def term(self, outputs, micro_batch, denominators, scalars):
+        raise NotImplementedError
+
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 CASES = {
@@ -275,6 +299,19 @@ def test_the_best_metric_nearest_to_a_misspelt_one_is_named(judge):
         "rollout.validation.n=4",
     )
     assert finding.hint == "set trainer.best_metric=val/gsm8k/mean@4"
+
+
+def test_keys_of_a_critic_that_an_objective_leaves_without_advantages_are_not_mended_by_gae(judge):
+    with temporary_plugins(Likelihood):
+        (finding,) = judge(
+            "critic_unused",
+            {},
+            "actor.objective=likelihood",
+            "algorithm.advantage=gae",
+            "critic.value_clip=0.2",
+        )
+    assert "actor.objective = likelihood needs no advantages" in finding.message
+    assert "algorithm.advantage=gae" not in finding.hint
 
 
 def test_rules_that_count_steps_wait_for_the_data(judge):

@@ -31,11 +31,19 @@ class CriticUnused(PreflightRule):
         if plan is None or has_critic(plan):
             return
         keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
-        if keys:
+        if not keys:
+            return
+        said = f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
+        if plan.has_stage("advantage"):
             yield self.warning(
-                f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
-                f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
+                said + f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
                 hint="set algorithm.advantage=gae, or leave the critic's keys out",
+            )
+        else:
+            yield self.warning(
+                said
+                + f"(actor.objective = {plan.refs['actor.objective'].name} needs no advantages)",
+                hint="leave the critic's keys out, or set actor.objective=null for a policy loss with advantages",
             )
 
 
