@@ -102,6 +102,10 @@ CASES = {
     "critic_unused": [
         ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
     ],
+    "algorithm_unused": [
+        ("an objective given by name", ["actor.objective=policy", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss.clip_high=0.3"], "warning", "algorithm.policy_loss, algorithm.kl.in_loss: the actor minimises actor.objective = policy"),
+        ("parts", ["actor.objective=policy", "algorithm.loss_aggregation=token_sum", "algorithm.entropy.coef=0.1"], "warning", "algorithm.loss_aggregation, algorithm.entropy.coef:"),
+    ],
     "partial_rollout_unused": [
         ("on policy", ["rollout.partial_rollout=true"], "warning", "cuts nothing short: trainer on_policy waits"),
     ],
@@ -214,6 +218,11 @@ QUIET = {
         ["critic.value_clip=0.5", "critic.loss_aggregation=token_mean"],
         ["critic.value_clip=0.2", "algorithm.advantage=gae"],
     ],
+    "algorithm_unused": [
+        ["algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss=gspo"],
+        ["actor.objective=policy"],
+        ["actor.objective=policy", "algorithm.advantage=rloo", "algorithm.kl.in_reward={coef: 0.1}"],
+    ],
     "partial_rollout_unused": [[]],
     "best_metric_unknown": [
         [],
@@ -312,6 +321,22 @@ def test_keys_of_a_critic_that_an_objective_leaves_without_advantages_are_not_me
         )
     assert "actor.objective = likelihood needs no advantages" in finding.message
     assert "algorithm.advantage=gae" not in finding.hint
+
+
+def test_an_estimator_and_penalties_that_an_objective_does_not_read_are_named(judge):
+    with temporary_plugins(Likelihood):
+        (finding,) = judge(
+            "algorithm_unused",
+            {},
+            "actor.objective=likelihood",
+            "algorithm.advantage=rloo",
+            "algorithm.kl.in_reward={coef: 0.1}",
+            "algorithm.overlong_penalty={buffer: 8}",
+        )
+        assert finding.message.startswith(
+            "algorithm.advantage, algorithm.kl.in_reward, algorithm.overlong_penalty: "
+        )
+        assert judge("algorithm_unused", {}, "actor.objective=likelihood") == []
 
 
 def test_rules_that_count_steps_wait_for_the_data(judge):
