@@ -339,6 +339,25 @@ def test_an_estimator_and_penalties_that_an_objective_does_not_read_are_named(ju
         assert judge("algorithm_unused", {}, "actor.objective=likelihood") == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "overrides"),
+    [
+        ("kl_twice", ["algorithm.kl={in_loss: {coef: 0.1}, in_reward: {coef: 0.1}}"]),
+        ("k1_in_loss", ["algorithm.kl.in_loss={estimator: k1}"]),
+        ("loss_aggregation_overridden", ["algorithm.policy_loss=gspo"]),
+        (
+            "norm_length",
+            ["algorithm.loss_aggregation={name: seq_mean_token_sum_norm, length: 64}"],
+        ),
+        ("group_of_one", ["rollout.n=1"]),
+    ],
+)
+def test_what_an_objective_of_the_actor_leaves_without_effect_is_not_judged(judge, rule, overrides):
+    assert judge(rule, {}, *overrides)
+    with temporary_plugins(Likelihood):
+        assert judge(rule, {}, "actor.objective=likelihood", *overrides) == []
+
+
 def test_rules_that_count_steps_wait_for_the_data(judge):
     assert judge("warmup_too_long", {}, "actor.optim.warmup_steps=10", prompts=None) == []
 

@@ -20,7 +20,9 @@ class KlTwice(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         in_loss, in_reward = config.algorithm.kl.in_loss, config.algorithm.kl.in_reward
-        if in_loss is not None and in_reward is not None and in_loss.coef and in_reward.coef:
+        if config.actor.objective is not None or in_loss is None or in_reward is None:
+            return
+        if in_loss.coef and in_reward.coef:
             yield self.warning(
                 f"algorithm.kl.in_loss.coef = {in_loss.coef:g} and algorithm.kl.in_reward.coef = "
                 f"{in_reward.coef:g}: the policy is held near the reference twice",
@@ -40,7 +42,9 @@ class K1InLoss(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         kl = config.algorithm.kl.in_loss
-        if kl is not None and kl.estimator == "k1" and kl.coef:
+        if config.actor.objective is not None or kl is None:
+            return
+        if kl.estimator == "k1" and kl.coef:
             yield self.warning(
                 f"algorithm.kl.in_loss.estimator = k1 with coef = {kl.coef:g}: its expected gradient on-policy is "
                 "zero, so it holds the policy near nothing",
