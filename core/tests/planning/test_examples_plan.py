@@ -158,16 +158,20 @@ def test_pairs_have_the_columns_that_an_objective_of_pairs_requires(plan: MakePl
 
 
 @pytest.mark.parametrize(
-    ("overrides", "column"),
-    [(["actor.objective=of_pairs"], "chosen"), (["actor.objective=null"], "scores")],
+    ("overrides", "column", "fix"),
+    [
+        (["actor.objective=of_pairs"], "chosen", "trainer.examples=preferences"),
+        (["actor.objective=null"], "scores", "set actor.objective to one that needs no rollout"),
+    ],
     ids=["an objective of pairs on conversations", "a policy loss without rewards"],
 )
 def test_a_column_that_examples_do_not_have_is_refused(
-    plan: MakePlan, overrides: list[str], column: str
+    plan: MakePlan, overrides: list[str], column: str, fix: str
 ) -> None:
     says = f"requires the column '{column}' .* trainer 'of_examples' takes conversations of the dataset"
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(PlanError, match=says) as caught:
         plan(*overrides)
+    assert fix in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

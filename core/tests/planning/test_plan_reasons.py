@@ -33,6 +33,11 @@ def test_the_update_names_what_it_minimises(overrides: list[str], words: str) ->
     assert words in because("update_actor", *overrides)
 
 
+def test_parts_of_an_objective_are_named_as_in_the_config() -> None:
+    said = because("update_actor", "actor.objective={name: policy, policy_loss: gspo, kl: k3}")
+    assert said.startswith("policy (policy_loss gspo, loss_aggregation token_mean, kl k3,")
+
+
 def test_a_penalty_without_weight_is_not_named() -> None:
     assert "KL" not in because("update_actor", "algorithm.kl.in_loss={coef: 0}")
 

@@ -80,6 +80,30 @@ def test_a_reference_is_no_reference_of_its_own() -> None:
         check_outputs(Adapted, None, "lm", "ref", ["ref_log_probs"], trained=False)
 
 
+@pytest.mark.parametrize(
+    ("role", "head", "wanted", "fix"),
+    [
+        ("judge", "lm", "values", "set roles.judge.head=value"),
+        ("judge", "value", "log_probs", "set roles.judge.head=lm"),
+        ("critic", "value", "log_probs", "an objective of values for critic.objective"),
+        ("actor", "lm", "values", "values come from the role critic"),
+    ],
+)
+def test_a_role_whose_head_does_not_give_an_output_learns_which_key_to_set(
+    role: str, head: Any, wanted: str, fix: str
+) -> None:
+    class ByHead(TableEngine):
+        @classmethod
+        def outputs(cls, config: Any, head: Any) -> dict[str, OutputSpec]:
+            return {
+                name: OUTPUTS[name] for name in (["values"] if head == "value" else ["log_probs"])
+            }
+
+    with pytest.raises(ConfigError) as caught:
+        check_outputs(ByHead, None, head, role, [wanted])
+    assert fix in str(caught.value.hint)
+
+
 def test_an_engine_gives_what_its_head_does() -> None:
     assert TrainEngine.outputs(None, "value").keys() == {"values"}
     assert "ref_log_probs" not in TrainEngine.outputs(None, "lm")

@@ -4,7 +4,31 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.interfaces import OUTPUTS, Objective
 from dovetail.plugins.index import default_index
+from dovetail_sdk.testing import temporary_plugins
+
+
+class Likelihood(Objective):
+    """Is only planned with: needs nothing that an estimator makes."""
+
+    name = "likelihood"
+    api = ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"response_mask"})
+
+    @classmethod
+    def outputs(cls, config):
+        return (OUTPUTS["log_probs"],)
+
+    def denominators(self, mini_batch, reduction):
+        raise NotImplementedError
+
+    def term(self, outputs, micro_batch, denominators, scalars):
+        raise NotImplementedError
+
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 CASES = {
@@ -77,6 +101,10 @@ CASES = {
     ],
     "critic_unused": [
         ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
+    ],
+    "algorithm_unused": [
+        ("an objective given by name", ["actor.objective=policy", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss.clip_high=0.3"], "warning", "algorithm.policy_loss, algorithm.kl.in_loss: the actor minimises actor.objective = policy"),
+        ("parts", ["actor.objective=policy", "algorithm.loss_aggregation=token_sum", "algorithm.entropy.coef=0.1"], "warning", "algorithm.loss_aggregation, algorithm.entropy.coef:"),
     ],
     "partial_rollout_unused": [
         ("on policy", ["rollout.partial_rollout=true"], "warning", "cuts nothing short: trainer on_policy waits"),
@@ -193,6 +221,11 @@ QUIET = {
         ["critic.value_clip=0.5", "critic.loss_aggregation=token_mean"],
         ["critic.value_clip=0.2", "algorithm.advantage=gae"],
     ],
+    "algorithm_unused": [
+        ["algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss=gspo"],
+        ["actor.objective=policy"],
+        ["actor.objective=policy", "algorithm.advantage=rloo", "algorithm.kl.in_reward={coef: 0.1}"],
+    ],
     "partial_rollout_unused": [[]],
     "best_metric_unknown": [
         [],
@@ -278,6 +311,54 @@ def test_the_best_metric_nearest_to_a_misspelt_one_is_named(judge):
         "rollout.validation.n=4",
     )
     assert finding.hint == "set trainer.best_metric=val/gsm8k/mean@4"
+
+
+def test_keys_of_a_critic_that_an_objective_leaves_without_advantages_are_not_mended_by_gae(judge):
+    with temporary_plugins(Likelihood):
+        (finding,) = judge(
+            "critic_unused",
+            {},
+            "actor.objective=likelihood",
+            "algorithm.advantage=gae",
+            "critic.value_clip=0.2",
+        )
+    assert "actor.objective = likelihood needs no advantages" in finding.message
+    assert "algorithm.advantage=gae" not in finding.hint
+
+
+def test_an_estimator_and_penalties_that_an_objective_does_not_read_are_named(judge):
+    with temporary_plugins(Likelihood):
+        (finding,) = judge(
+            "algorithm_unused",
+            {},
+            "actor.objective=likelihood",
+            "algorithm.advantage=rloo",
+            "algorithm.kl.in_reward={coef: 0.1}",
+            "algorithm.overlong_penalty={buffer: 8}",
+        )
+        assert finding.message.startswith(
+            "algorithm.advantage, algorithm.kl.in_reward, algorithm.overlong_penalty: "
+        )
+        assert judge("algorithm_unused", {}, "actor.objective=likelihood") == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "overrides"),
+    [
+        ("kl_twice", ["algorithm.kl={in_loss: {coef: 0.1}, in_reward: {coef: 0.1}}"]),
+        ("k1_in_loss", ["algorithm.kl.in_loss={estimator: k1}"]),
+        ("loss_aggregation_overridden", ["algorithm.policy_loss=gspo"]),
+        (
+            "norm_length",
+            ["algorithm.loss_aggregation={name: seq_mean_token_sum_norm, length: 64}"],
+        ),
+        ("group_of_one", ["rollout.n=1"]),
+    ],
+)
+def test_what_an_objective_of_the_actor_leaves_without_effect_is_not_judged(judge, rule, overrides):
+    assert judge(rule, {}, *overrides)
+    with temporary_plugins(Likelihood):
+        assert judge(rule, {}, "actor.objective=likelihood", *overrides) == []
 
 
 def test_rules_that_count_steps_wait_for_the_data(judge):

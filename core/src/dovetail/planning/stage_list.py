@@ -351,8 +351,23 @@ def _no_provider(
             if instead
             else _why_not(facts, column, known[column].owner)
         ),
-        hint="choose another plugin on one of the two sides",
+        hint=_mend(facts, column),
     )
+
+
+def _mend(facts: PlanFacts, column: str) -> str:
+    """What to do about a column that the glossary knows and nothing provides."""
+    kind = examples_of(facts)
+    if column in PAIR_COLUMNS and kind != "preferences":
+        return (
+            "set trainer.name=supervised trainer.examples=preferences to train on preference pairs"
+        )
+    if kind != "prompts" and column in ROLLOUT_COLUMNS | REWARD_COLUMNS | ON_REQUEST.keys():
+        return (
+            "set actor.objective to one that needs no rollout and no rewards, leave out what requires the column, "
+            "or set trainer.name=on_policy"
+        )
+    return "choose another plugin on one of the two sides"
 
 
 def _why_not(facts: PlanFacts, column: str, owner: str) -> str:

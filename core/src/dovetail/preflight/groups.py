@@ -27,6 +27,8 @@ class GroupOfOne(PreflightRule):
         estimator = selected("advantage", config.algorithm.advantage)
         if estimator is None or not generates(config):
             return
+        if plan is not None and not plan.has_stage("advantage"):
+            return  # an objective of the actor's own reads no advantages
         n, least = config.rollout.n, estimator.cls.min_group_size(estimator.config)
         if n < least:
             yield self.error(

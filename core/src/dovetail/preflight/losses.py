@@ -108,6 +108,8 @@ class LossAggregationOverridden(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        if config.actor.objective is not None:
+            return
         algorithm = config.algorithm
         given = algorithm.loss_aggregation
         if config.actor.objective is not None:
@@ -179,7 +181,10 @@ class NormLength(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         longest = config.data.max_response_length
         for path, section in (
-            ("algorithm", config.algorithm.loss_aggregation),
+            (
+                "algorithm",
+                config.algorithm.loss_aggregation if config.actor.objective is None else None,
+            ),
             ("critic", config.critic.loss_aggregation if has_critic(plan) else None),
         ):
             if not isinstance(section, SeqMeanTokenSumNormConfig) or section.length == longest:

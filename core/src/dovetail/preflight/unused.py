@@ -11,9 +11,10 @@ import attrs
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.sizes import has_critic
-from dovetail.sections import CriticSection, PluginSection, RunConfig
+from dovetail.sections import AlgorithmSection, CriticSection, PluginSection, RunConfig
 from dovetail.sections.fields import PLUGIN_DEFAULT
 from dovetail.stages.algorithm import staleness
+from dovetail.stages.wording import settings
 
 if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
@@ -31,11 +32,45 @@ class CriticUnused(PreflightRule):
         if plan is None or has_critic(plan):
             return
         keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
+        if not keys:
+            return
+        said = f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
+        if plan.has_stage("advantage"):
+            yield self.warning(
+                said + f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
+                hint="set algorithm.advantage=gae, or leave the critic's keys out",
+            )
+        else:
+            yield self.warning(
+                said
+                + f"(actor.objective = {plan.refs['actor.objective'].name} needs no advantages)",
+                hint="leave the critic's keys out, or set actor.objective=null for a policy loss with advantages",
+            )
+
+
+class AlgorithmUnused(PreflightRule):
+    """Keys of the algorithm are set, but the actor has an objective of its own, which reads nothing that they make.
+
+    A KL penalty or a clip bound that does nothing shows in no metric: the policy drifts while the config says that it is held.
+    """
+
+    name = "algorithm_unused"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        if plan is None or config.actor.objective is None:
+            return
+        keys = [f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)]
         if keys:
             yield self.warning(
-                f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
-                f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
-                hint="set algorithm.advantage=gae, or leave the critic's keys out",
+                f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
+                "for which nothing of this is used",
+                hint="leave the keys out"
+                + (
+                    ", or set actor.objective=null for the policy loss of `algorithm`"
+                    if plan.generates
+                    else ""
+                ),
             )
 
 
@@ -102,3 +137,33 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
             yield from (f"{field.name}.{key}" for key in _changed(value, default))
         elif value != default:
             yield field.name
+
+
+def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
+    """Keys that are not at their defaults, and that only a policy loss or an estimator of advantages would use."""
+    parts = ["policy_loss", "loss_aggregation"]
+    if not plan.has_stage("advantage"):
+        parts.insert(0, "advantage")
+    for key in parts:
+        standard = attrs.fields_dict(AlgorithmSection)[key].metadata[PLUGIN_DEFAULT]
+        if _is_changed(getattr(algorithm, key), standard):
+            yield key
+    if algorithm.kl.in_loss is not None and algorithm.kl.in_loss.coef:
+        yield "kl.in_loss"
+    if algorithm.entropy.coef:
+        yield "entropy.coef"
+    if algorithm.rollout_correction is not None and not plan.has_stage("rollout_correction"):
+        yield "rollout_correction"
+    penalties = {"kl_penalty": "kl.in_reward", "overlong_penalty": "overlong_penalty"}
+    rewards = {"scores", "token_rewards"}
+    if not any(
+        rewards & stage.reads.keys() for stage in plan.stages if stage.name not in penalties
+    ):
+        yield from (key for stage, key in penalties.items() if plan.has_stage(stage))
+
+
+def _is_changed(section: PluginSection, standard: str) -> bool:
+    """Whether it selects another plugin than the default, or has a setting that is not at its default."""
+    if section.path is not None or section.name != standard:
+        return True
+    return any(value != default for _, value, default in settings(section))

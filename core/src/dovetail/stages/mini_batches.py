@@ -125,9 +125,9 @@ def train_role(
 def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:
     if APPROX_KL not in metrics:
         raise ConfigError(
-            f"actor.max_kl is {max_kl:g}, but the policy loss reports no {APPROX_KL} to compare it with",
-            hint="set actor.max_kl=null, or choose a loss that reports it, such as "
-            "algorithm.policy_loss=ppo_clip",
+            f"actor.max_kl is {max_kl:g}, but what the actor minimises reports no {APPROX_KL} to compare it with",
+            hint="set actor.max_kl=null, choose a policy loss that reports it, such as algorithm.policy_loss=ppo_clip, or "
+            "give the metrics of your actor.objective one of that name",
         )
     return metrics[APPROX_KL].value
 
@@ -157,7 +157,8 @@ def _metric_problem(name: object, metric: object, role: str) -> str:
     """What is wrong with a metric of an update; empty where nothing is. One over nothing has no value, and `values` leaves it out."""
     if not isinstance(name, str) or not all(name.partition("/")):
         return (
-            f"of the {role}, whose metrics are named {role}/…, or after the plugin that adds them"
+            f"of the {role}; expected a name such as {role}/loss, or one with another prefix before a slash, given by the engine "
+            "or by the objective"
         )
     if not isinstance(metric, Metric):
         return f"as {describe(metric)}, which can't be merged with those of other mini-batches"

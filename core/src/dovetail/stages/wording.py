@@ -75,6 +75,8 @@ def _value(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, PluginSection):
+        return str(value.name or value.attribute)
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_value, value))}]"
     return str(value)

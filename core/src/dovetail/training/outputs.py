@@ -10,6 +10,7 @@ from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import OutputSpec
 
 _ENDS = {"lm": "a language model's head", "value": "a value head"}
+_OTHER: dict[str, Literal["lm", "value"]] = {"lm": "value", "value": "lm"}
 _HINTS = {
     "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
     "values": "values come from the role critic",
@@ -48,7 +49,7 @@ def check_outputs(
         if name not in given:
             raise ConfigError(
                 f"{who}: its model ends in {_ENDS[head]}, which gives {', '.join(sorted(given))}",
-                hint=_HINTS.get(name),
+                hint=_hint(name, role, head, also=name in engine.outputs(config, _OTHER[head])),
             )
         found = given[name]
         if isinstance(output, OutputSpec) and (found.dtype, found.inner) != (
@@ -58,3 +59,12 @@ def check_outputs(
             raise ConfigError(
                 f"{who} as {output.dtype} {list(output.inner)} a token; it gives {found.dtype} {list(found.inner)}"
             )
+
+
+def _hint(name: str, role: str, head: Literal["lm", "value"], *, also: bool) -> str | None:
+    """What to do about an output that a head does not give; `also` says whether the other head does."""
+    if role not in ("actor", "critic", "ref"):
+        return f"set roles.{role}.head={_OTHER[head]}" if also else _HINTS.get(name)
+    if head == "value":
+        return f"choose an objective of values for {role}.objective, or leave it out"
+    return _HINTS.get(name)
