@@ -112,8 +112,6 @@ class LossAggregationOverridden(PreflightRule):
             return
         algorithm = config.algorithm
         given = algorithm.loss_aggregation
-        if config.actor.objective is not None:
-            return
         for kind, section in (
             ("policy_loss", algorithm.policy_loss),
             ("advantage", algorithm.advantage),
