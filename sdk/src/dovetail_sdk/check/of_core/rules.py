@@ -78,6 +78,10 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("critic.value_clip=0.2", "algorithm.advantage=gae"),
         ("critic.value_clip=0.2",),
     ),
+    unused.AlgorithmUnused: (
+        ("actor.objective=policy",),
+        ("actor.objective=policy", "algorithm.policy_loss=gspo"),
+    ),
     unused.PartialRolloutUnused: ((), ("rollout.partial_rollout=true",)),
     unused.BestMetricUnknown: (
         ("data.val_files=v.jsonl", "trainer.best_metric=val/response_length/mean"),
