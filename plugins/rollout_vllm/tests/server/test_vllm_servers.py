@@ -203,6 +203,7 @@ class TestVllmServer(RolloutConformance):
             long = self.request(0, n=4, max_new_tokens=self.long_response)
             work = asyncio.create_task(_all(joined, long))
             while joined._gate.running < 4:  # type: ignore[attr-defined]
+                assert not work.done(), work
                 await asyncio.sleep(0.02)
             for pid in engine_pids(by_hand.process):
                 os.kill(pid, signal.SIGKILL)
