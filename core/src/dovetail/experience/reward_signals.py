@@ -60,8 +60,9 @@ def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarr
     order = np.lexsort((runs, numbers))
     numbers, runs = numbers[order], runs[order]
     again = (numbers[1:] == numbers[:-1]) & (runs[1:] == runs[:-1])
-    repeated_N = np.bincount(numbers[1:][again], minlength=len(responses))
-    return repeated_N / np.maximum(np.bincount(numbers, minlength=len(responses)), 1)
+    total_N = np.bincount(numbers, minlength=len(responses))
+    distinct_N = total_N - np.bincount(numbers[1:][again], minlength=len(responses))
+    return np.where(total_N > 0, 1.0 - distinct_N / np.maximum(total_N, 1), 0.0)
 
 
 def distribution(name: str, values_N: Float[np.ndarray, "N"]) -> dict[str, float]:
