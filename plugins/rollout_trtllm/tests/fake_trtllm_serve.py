@@ -152,10 +152,6 @@ class Handler(BaseHTTPRequestHandler):
             elif count == request["max_tokens"]:
                 reason = "length"
             choice: dict[str, Any] = {"index": 0, "text": "", "token_ids": ids}
-            if request.get("logprobs"):
-                shifted = logits_V - logits_V.max()
-                raw = float(shifted[token] - np.log(np.exp(shifted).sum()))
-                choice["logprobs"] = {"token_logprobs": [raw], "tokens": ["?"]}
             choice |= {"finish_reason": reason, "stop_reason": None}
             chunk = {"object": "text_completion", "model": self.name, "choices": [choice]}
             if not self.piece(f"data: {json.dumps(chunk)}\n\n"):

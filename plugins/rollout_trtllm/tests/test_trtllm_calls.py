@@ -15,7 +15,6 @@ from dovetail.random_streams import SampleStream
 from dovetail.serving import SampleCall
 from dovetail_rollout_trtllm.calls import TokenStream, request_of
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 
 PROMPT = (7, 8, 9)
 
@@ -25,8 +24,8 @@ def call(**sampling: Any) -> SampleCall:
     return SampleCall(call_id="c", prompt_ids=list(PROMPT), sampling=params)
 
 
-def chunk(ids: list[int], reason: str | None = None, **fields: Any) -> str:
-    choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": reason, **fields}
+def chunk(ids: list[int], reason: str | None = None) -> str:
+    choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": reason}
     return f"data: {json.dumps({'choices': [choice]})}"
 
 
@@ -47,24 +46,8 @@ def sample(rollout: TrtllmRollout, **sampling: Any) -> Any:
 def test_a_greedy_sample_is_asked_for_without_truncation() -> None:
     body = request_of(call(temperature=0.0, top_p=0.5, top_k=7), "tiny")
     assert body["temperature"] == 0
-    assert not {"top_p", "top_k", "logprobs"} & body.keys()
+    assert not {"top_p", "top_k"} & body.keys()
     assert request_of(call(top_p=0.5), "tiny")["top_k"] == 0  # all
-
-
-def test_log_probs_of_temperature_1_agree_with_a_plain_forward_pass(
-    replica: TrtllmRollout, tiny: Any
-) -> None:
-    done = sample(replica, log_probs=True, raw_log_probs=True)
-    expected_T = PlainModel.of(tiny).log_probs(PROMPT, done.response_ids)
-    np.testing.assert_allclose(done.log_probs, expected_T, atol=1e-5)
-    np.testing.assert_array_equal(done.raw_log_probs, done.log_probs)
-
-
-@pytest.mark.parametrize("other", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}])
-def test_log_probs_of_another_sampler_are_refused(other: dict[str, float]) -> None:
-    request_of(call(**other), "tiny")
-    with pytest.raises(RolloutError, match="only of temperature 1"):
-        request_of(call(log_probs=True, **other), "tiny")
 
 
 def test_stop_strings_end_a_sample_and_are_part_of_it(replica: TrtllmRollout) -> None:
@@ -80,13 +63,9 @@ def test_stop_strings_end_a_sample_and_are_part_of_it(replica: TrtllmRollout) ->
 
 
 def test_a_stop_string_within_one_chunk_cuts_the_tokens_after_it() -> None:
-    stream = TokenStream(call(stop=("b",), log_probs=True), lambda ids: "".join(map(chr, ids)))
-    logprobs = {"token_logprobs": [-1.0, -2.0, -3.0]}
-    assert not stream.take(chunk([97, 98, 99], logprobs=logprobs))
-    result = stream.result()
-    assert result.response_ids.tolist() == [97, 98]
-    assert result.log_probs is not None
-    assert result.log_probs.tolist() == [-1.0, -2.0]
+    stream = TokenStream(call(stop=("b",)), lambda ids: "".join(map(chr, ids)))
+    assert not stream.take(chunk([97, 98, 99]))
+    assert stream.result().response_ids.tolist() == [97, 98]
     with pytest.raises(RolloutError, match="tokenizer"):
         TokenStream(call(stop=("b",)), None)
 
@@ -96,13 +75,12 @@ def test_a_stop_string_within_one_chunk_cuts_the_tokens_after_it() -> None:
     [
         ((chunk([5]), "data: [DONE]"), "without a finish_reason"),
         ((chunk([5], "tired"),), "'tired'"),
-        ((chunk([5], "length", logprobs=None),), "0 log-probabilities for 1"),
     ],
 )
 def test_an_answer_that_is_not_a_whole_sample_is_an_error(
     lines: tuple[str, ...], message: str
 ) -> None:
-    stream = TokenStream(call(log_probs=True), None)
+    stream = TokenStream(call(), None)
 
     def read() -> None:
         for line in lines:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.interfaces import FinishReason
 from dovetail.serving import SampleCall, SampleResult
 
 _REASONS = {
@@ -29,9 +29,6 @@ def request_of(call: SampleCall, model: str) -> dict[str, Any]:
     Args:
         call: its stop tokens are all there are, end-of-sequence tokens among them.
         model: the server's name for its model.
-
-    Raises:
-        RolloutError: it asks for log-probabilities that the server does not give.
     """
     sampling = call.sampling
     body: dict[str, Any] = {
@@ -51,14 +48,6 @@ def request_of(call: SampleCall, model: str) -> dict[str, Any]:
     }
     if sampling.temperature > 0:
         body |= {"top_p": float(sampling.top_p), "top_k": max(sampling.top_k, 0)}
-    if _wants_log_probs(sampling):
-        # The server's are of the model's own logits (`LogprobMode.RAW`), and no field asks for others.
-        if sampling.temperature != 1 or sampling.top_p != 1 or sampling.top_k > 0:
-            raise RolloutError(
-                "trtllm-serve gives log-probabilities only of temperature 1, without top_p and top_k",
-                hint="set rollout.temperature=1 rollout.top_p=1 rollout.top_k=-1",
-            )
-        body["logprobs"] = 1
     return body
 
 
@@ -77,7 +66,6 @@ class TokenStream:
         self.aborted = False
         self._sampling, self._decode = call.sampling, decode
         self._ids: list[int] = []
-        self._log_probs: list[float] = []
         self._reason: FinishReason | None = None
         # A character has at most four tokens of one byte each.
         self._window = 4 * (max(map(len, self._sampling.stop), default=0) + 1)
@@ -93,7 +81,6 @@ class TokenStream:
         if not line.startswith("data: ") or line.startswith("data: [DONE]"):
             return True
         for choice in json.loads(line.removeprefix("data: "))["choices"]:
-            self._log_probs += (choice.get("logprobs") or {}).get("token_logprobs") or []
             for token in choice["token_ids"] or []:
                 self._ids.append(token)
                 if self._at_stop_string():
@@ -109,28 +96,15 @@ class TokenStream:
         """Return the sample, or as much of it as there is after an abort.
 
         Raises:
-            RolloutError: the answer ended before the sample did, or has no log-probability for a token.
+            RolloutError: the answer ended before the sample did.
         """
         reason = self._reason or (FinishReason.ABORT if self.aborted else None)
         if reason is None:
             raise RolloutError("TensorRT-LLM's answer ended without a finish_reason")
-        wanted = _wants_log_probs(self._sampling)
-        if wanted and len(self._log_probs) < len(self._ids):
-            raise RolloutError(
-                f"TensorRT-LLM returned {len(self._log_probs)} log-probabilities for {len(self._ids)} tokens"
-            )
-        return SampleResult(
-            response_ids=np.array(self._ids, dtype=np.int64),
-            finish_reason=reason,
-            log_probs=np.array(self._log_probs[: len(self._ids)], np.float32) if wanted else None,
-        )
+        return SampleResult(response_ids=np.array(self._ids, dtype=np.int64), finish_reason=reason)
 
     def _at_stop_string(self) -> bool:
         if not self._sampling.stop or self._decode is None:
             return False
         text = self._decode(self._ids[-self._window :])
         return any(stop in text for stop in self._sampling.stop)
-
-
-def _wants_log_probs(sampling: SamplingParams) -> bool:
-    return sampling.log_probs or sampling.raw_log_probs
