@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from dovetail.interfaces import BaseRollout, Completion, FinishReason, RolloutRequest
+from dovetail.interfaces import BaseRollout, Completion, RolloutRequest
 
 TIMEOUT = 600.0
 """Seconds after which an answer is given up that should long have come, from an engine that decodes slowly and on a machine
@@ -51,16 +51,13 @@ async def interrupted(
     Returns:
         The samples, caught in the middle.
     """
-    tokens = 4
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         running = asyncio.create_task(collected(engine, request))
-        await begun(engine, request, tokens)
+        await begun(engine, request, 4 << attempt % 5)
         await interrupt()
         found = await asyncio.wait_for(running, TIMEOUT)
         if caught(found):
             return found
-        too_late = all(c.finish_reason == FinishReason.LENGTH for c in found)
-        tokens = 4 if too_late else 2 * tokens
     pytest.fail(f"the request was not caught in the middle in {_ATTEMPTS} attempts: {found}")
 
 
