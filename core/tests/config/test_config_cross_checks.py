@@ -1,26 +1,25 @@
-"""Checks across fields, in prompts, samples and tokens."""
+"""Checks across fields."""
 
 from __future__ import annotations
 
 from dovetail.config.checks import missing_files
 
 
-def test_a_mini_batch_that_does_not_divide_the_batch_is_refused_in_prompts_and_samples(problems):
+def test_a_mini_batch_that_does_not_divide_the_batch_is_refused(problems):
     mapping = {
         "data": {"train_batch_size": 128},
         "actor": {"mini_batch_size": 48},
-        "rollout": {"n": 4},
     }
     (problem,) = problems(mapping)
     assert problem == (
-        "actor.mini_batch_size = 48 (mapping): does not divide data.train_batch_size = 128 (48 prompts = 192 samples, "
-        "128 prompts = 512 samples, at rollout.n = 4); nearest that do: 32 and 64"
+        "actor.mini_batch_size = 48 (mapping): does not divide data.train_batch_size = 128 "
+        "(both count prompts or examples, not samples); nearest that do: 32 and 64"
     )
 
 
 def test_a_mini_batch_larger_than_the_batch_is_refused(problems):
     (problem,) = problems({"data": {"train_batch_size": 64}, "actor": {"mini_batch_size": 128}})
-    assert "128 prompts = 1024 samples > 64 prompts = 512 samples" in problem
+    assert "larger than data.train_batch_size = 64" in problem
     assert "at most 64" in problem
 
 

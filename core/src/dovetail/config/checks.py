@@ -40,27 +40,25 @@ def _mini_batch(config: RunConfig) -> Iterator[Problem]:
 
 
 def _mini_batch_of(config: RunConfig, role: str, mini: int | None) -> Iterator[Problem]:
-    batch, n = config.data.train_batch_size, config.rollout.n
+    batch = config.data.train_batch_size
     if mini is None or batch % mini == 0:
         return
-    mini_text, batch_text = (f"{size} prompts = {size * n} samples" for size in (mini, batch))
-    touches = (("data", "train_batch_size"), ("rollout", "n"))
     if mini > batch:
         default = "the actor's" if role == "critic" else "the whole batch"
         text = (
-            f"larger than data.train_batch_size = {batch} ({mini_text} > {batch_text}, "
-            f"at rollout.n = {n}); at most {batch}, or null for {default}"
+            f"larger than data.train_batch_size = {batch} (both count prompts or examples, "
+            f"not samples); at most {batch}, or null for {default}"
         )
     else:
         text = (
-            f"does not divide data.train_batch_size = {batch} ({mini_text}, {batch_text}, "
-            f"at rollout.n = {n}); nearest that do: {_divisors_around(batch, mini)}"
+            f"does not divide data.train_batch_size = {batch} (both count prompts or examples, "
+            f"not samples); nearest that do: {_divisors_around(batch, mini)}"
         )
     yield Problem(
         path=(*config.role_key(role).split("."), "mini_batch_size"),
         value=mini,
         text=text,
-        touches=touches,
+        touches=(("data", "train_batch_size"),),
     )
 
 
