@@ -8,16 +8,10 @@ from typing import Any
 import attrs
 import pytest
 
-from dovetail.batch import Batch
 from dovetail.config import config_from_mapping
 from dovetail.errors import PlanError
 from dovetail.interfaces import (
-    OUTPUTS,
     Examples,
-    Objective,
-    ObjectiveTerm,
-    OutputSpec,
-    Reduction,
     Run,
     Trainer,
 )
@@ -25,7 +19,7 @@ from dovetail.planning.memory import estimate_memory
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.run.run import describe, lock_of
 from dovetail.sections import TrainerSection
-from dovetail_sdk.testing import temporary_plugins, tiny_model_and_tokenizer
+from dovetail_sdk.testing import PlannedObjective, temporary_plugins, tiny_model_and_tokenizer
 
 ROLLOUT_KINDS = {"rollout", "weight_transport", "reward_manager", "reward_function"}
 
@@ -54,28 +48,7 @@ class OfExamples(Trainer):
         raise NotImplementedError
 
 
-class Likelihood(Objective):
-    """Is only planned with."""
-
-    name = "likelihood"
-    api = ">=1.0,<2"
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"response_mask"})
-
-    @classmethod
-    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
-        return (OUTPUTS["log_probs"],)
-
-    def denominators(self, mini_batch: Batch, reduction: Reduction) -> dict[str, float]:
-        raise NotImplementedError
-
-    def term(self, *args: Any) -> ObjectiveTerm:
-        raise NotImplementedError
-
-
-class OfPairs(Likelihood):
+class OfPairs(PlannedObjective):
     """Compares a pair's answers by the reference."""
 
     name = "of_pairs"
@@ -97,12 +70,12 @@ def plan() -> Iterator[MakePlan]:
         config = {
             "model": {"path": "tiny"},
             "trainer": "of_examples",
-            "actor": {"objective": "likelihood"},
+            "actor": {"objective": "planned"},
             **sections,
         }
         return make_plan(config_from_mapping(config, overrides).config, prompts=prompts)
 
-    with temporary_plugins(OfExamples, Likelihood, OfPairs):
+    with temporary_plugins(OfExamples, PlannedObjective, OfPairs):
         yield made
 
 

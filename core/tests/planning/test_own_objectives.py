@@ -7,33 +7,20 @@ from typing import Any
 
 import pytest
 
-from dovetail.batch import Batch
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError, PlanError
-from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
 from dovetail.planning.plan import Plan, make_plan
-from dovetail_sdk.testing import temporary_plugins
+from dovetail_sdk.testing import PlannedObjective, temporary_plugins
 
 
-class OfReference(Objective):
-    """Is only planned with. Reads the reference's log-probabilities and nothing that an estimator makes."""
+class OfReference(PlannedObjective):
+    """Reads the reference's log-probabilities and nothing that an estimator makes."""
 
     name = "of_reference"
-    api = ">=1.0,<2"
 
     @classmethod
     def requires(cls, config: Any) -> frozenset[str]:
         return frozenset({"response_mask", "ref_log_probs"})
-
-    @classmethod
-    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
-        return (OUTPUTS["log_probs"],)
-
-    def denominators(self, mini_batch: Batch, reduction: Reduction) -> dict[str, float]:
-        raise NotImplementedError
-
-    def term(self, *args: Any) -> ObjectiveTerm:
-        raise NotImplementedError
 
 
 class OfPairs(OfReference):

@@ -4,31 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.interfaces import OUTPUTS, Objective
 from dovetail.plugins.index import default_index
-from dovetail_sdk.testing import temporary_plugins
-
-
-class Likelihood(Objective):
-    """Is only planned with: needs nothing that an estimator makes."""
-
-    name = "likelihood"
-    api = ">=1.0,<2"
-
-    @classmethod
-    def requires(cls, config):
-        return frozenset({"response_mask"})
-
-    @classmethod
-    def outputs(cls, config):
-        return (OUTPUTS["log_probs"],)
-
-    def denominators(self, mini_batch, reduction):
-        raise NotImplementedError
-
-    def term(self, outputs, micro_batch, denominators, scalars):
-        raise NotImplementedError
-
+from dovetail_sdk.testing import PlannedObjective, temporary_plugins
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 CASES = {
@@ -314,24 +291,24 @@ def test_the_best_metric_nearest_to_a_misspelt_one_is_named(judge):
 
 
 def test_keys_of_a_critic_that_an_objective_leaves_without_advantages_are_not_mended_by_gae(judge):
-    with temporary_plugins(Likelihood):
+    with temporary_plugins(PlannedObjective):
         (finding,) = judge(
             "critic_unused",
             {},
-            "actor.objective=likelihood",
+            "actor.objective=planned",
             "algorithm.advantage=gae",
             "critic.value_clip=0.2",
         )
-    assert "actor.objective = likelihood needs no advantages" in finding.message
+    assert "actor.objective = planned needs no advantages" in finding.message
     assert "algorithm.advantage=gae" not in finding.hint
 
 
 def test_an_estimator_and_penalties_that_an_objective_does_not_read_are_named(judge):
-    with temporary_plugins(Likelihood):
+    with temporary_plugins(PlannedObjective):
         (finding,) = judge(
             "algorithm_unused",
             {},
-            "actor.objective=likelihood",
+            "actor.objective=planned",
             "algorithm.advantage=rloo",
             "algorithm.kl.in_reward={coef: 0.1}",
             "algorithm.overlong_penalty={buffer: 8}",
@@ -339,7 +316,7 @@ def test_an_estimator_and_penalties_that_an_objective_does_not_read_are_named(ju
         assert finding.message.startswith(
             "algorithm.advantage, algorithm.kl.in_reward, algorithm.overlong_penalty: "
         )
-        assert judge("algorithm_unused", {}, "actor.objective=likelihood") == []
+        assert judge("algorithm_unused", {}, "actor.objective=planned") == []
 
 
 @pytest.mark.parametrize(
@@ -357,8 +334,8 @@ def test_an_estimator_and_penalties_that_an_objective_does_not_read_are_named(ju
 )
 def test_what_an_objective_of_the_actor_leaves_without_effect_is_not_judged(judge, rule, overrides):
     assert judge(rule, {}, *overrides)
-    with temporary_plugins(Likelihood):
-        assert judge(rule, {}, "actor.objective=likelihood", *overrides) == []
+    with temporary_plugins(PlannedObjective):
+        assert judge(rule, {}, "actor.objective=planned", *overrides) == []
 
 
 def test_rules_that_count_steps_wait_for_the_data(judge):

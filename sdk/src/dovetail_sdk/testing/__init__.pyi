@@ -9,6 +9,7 @@ from .fake_server import FakeServer as FakeServer
 from .groups import SimulatedGroup as SimulatedGroup
 from .objectives import (
     ObjectiveUpdate as ObjectiveUpdate,
+    PlannedObjective as PlannedObjective,
     spec_of as spec_of,
     update_of as update_of,
 )

@@ -10,10 +10,40 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.interfaces import LocalReduction, Objective, ObjectiveSpec, PluginRef, Reduction
+from dovetail.interfaces import (
+    OUTPUTS,
+    LocalReduction,
+    Objective,
+    ObjectiveSpec,
+    ObjectiveTerm,
+    OutputSpec,
+    PluginRef,
+    Reduction,
+)
 from dovetail.metrics import Metric
 from dovetail.numerics import resolve_metrics
 from dovetail.training import prepare_mini_batch
+
+
+class PlannedObjective(Objective):
+    """An objective on log-probabilities that runs are only planned with."""
+
+    name = "planned"
+    api = ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config: Any) -> frozenset[str]:
+        return frozenset({"response_mask"})
+
+    @classmethod
+    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
+        return (OUTPUTS["log_probs"],)
+
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> dict[str, float]:
+        raise NotImplementedError
+
+    def term(self, *args: Any) -> ObjectiveTerm:
+        raise NotImplementedError
 
 
 @attrs.frozen(kw_only=True, eq=False)
