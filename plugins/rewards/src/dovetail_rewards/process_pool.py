@@ -266,6 +266,7 @@ class _Process:
         self._left = MOST_PRINTED
         self._number = 0
         self._sending = b""
+        self._wanted = 0
 
     def exchange(
         self, request: Mapping[str, Any], limit: float | None, over: Callable[[], bool]
@@ -280,6 +281,8 @@ class _Process:
         self._number += 1
         self._sending = json.dumps({"number": self._number, **request}).encode() + b"\n"
         end = time.monotonic() + (math.inf if limit is None else limit)
+        with contextlib.suppress(OSError):  # an end shows in receiving
+            self._send()
         received = bytearray()
         while True:
             left = end - time.monotonic()
@@ -296,7 +299,9 @@ class _Process:
     def _move(self, seconds: float) -> bytes:
         """Send, show and receive what can be within these seconds."""
         wanted = select.POLLIN | (select.POLLOUT if self._sending else 0)
-        self._poll.register(self._channel, wanted)
+        if wanted != self._wanted:
+            self._poll.register(self._channel, wanted)
+            self._wanted = wanted
         ready = dict(self._poll.poll(1000 * seconds))
         if self._printed in ready:
             self._show()
@@ -304,7 +309,7 @@ class _Process:
         received = b""
         try:
             if events & select.POLLOUT:
-                self._sending = self._sending[self._channel.send(self._sending) :]
+                self._send()
             if events & ~select.POLLOUT:
                 received = self._channel.recv(1 << 20)
         except OSError as error:
@@ -313,6 +318,10 @@ class _Process:
         if silent or (events & ~select.POLLOUT and not received):
             raise ProcessDiedError("its end of the channel is closed")
         return received
+
+    def _send(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._sending = self._sending[self._channel.send(self._sending) :]
 
     def _reply(self, line: bytes) -> Reply:
         try:
