@@ -234,7 +234,7 @@ def test_one_client_lives_through_several_rollouts(remote, sample) -> None:
     clients = []
     for name in ("a", "b"):
         assert isinstance(asyncio.run(main(name))[name], Score)
-        clients.append(manager._service._client)
+        clients.append(manager._service._post._client)
     assert clients[0] is clients[1]
 
 
