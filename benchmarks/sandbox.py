@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="a line of JSON alone")
     options = parser.parse_args()
     levels = [report.level for report in available_levels() if report.available]
-    sandboxes = {level: Sandbox(level=level, minimum="limits") for level in levels}
+    sandboxes = {level: Sandbox(level=level) for level in levels}
     found: dict[str, object] = {
         "python": platform.python_version(),
         "kernel": platform.release(),

@@ -6,9 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,10 +256,13 @@ def test_a_truth_that_cannot_be_evaluated_is_a_timeout_and_the_next_one_is_score
 
 
 def program(tmp_path: Path, body: str, first: str = "") -> MathProcesses:
-    """Processes that run another program: it does what comes first, says that it is ready, and does as told."""
+    """Processes that run another program: it does what comes first, answers the first request, and does as told."""
     path = tmp_path / "program.py"
     path.write_text(
-        f'import sys\n{first}\nprint("{{}}", flush=True)\nfor line in sys.stdin:\n    {body}\n'
+        f"import json, sys\n{first}\n"
+        "def say(**reply):\n    print(json.dumps({'number': request['number'], **reply}), flush=True)\n"
+        "for line in sys.stdin:\n    request = json.loads(line)\n"
+        f"    if 'truths' not in request:\n        say()\n        continue\n    {body}\n"
     )
     return MathProcesses(1, path)
 
@@ -268,7 +270,7 @@ def program(tmp_path: Path, body: str, first: str = "") -> MathProcesses:
 def test_a_process_that_dies_is_an_error_with_its_code_and_is_replaced(tmp_path) -> None:
     processes = program(tmp_path, "sys.exit(7)")
     for _ in range(2):
-        with pytest.raises(RewardError, match="ended with code 7"):
+        with pytest.raises(RewardError, match="ended with exit code 7"):
             processes.equal(["1"], "2", limit=60.0)
 
 
@@ -304,11 +306,11 @@ def test_a_spent_limit_makes_an_answer_wrong_only_where_it_alone_spends_it(
     tmp_path, spends, wrong
 ) -> None:
     body = (
-        "request = json.loads(line); answer, truths = request['answer'], request['truths']\n"
+        "answer, truths = request['answer'], request['truths']\n"
         f"    if {spends}: signal.raise_signal(signal.SIGPROF)\n"
-        "    print('{\"equal\": true}', flush=True)"
+        "    say(equal=True)"
     )
-    processes = program(tmp_path, body, first="import json, signal")
+    processes = program(tmp_path, body, first="import signal")
     if wrong:
         assert processes.equal(["t"], "a", limit=60.0) is False
     else:
@@ -332,33 +334,20 @@ def test_an_answer_that_needs_too_much_memory_by_itself_is_wrong(tmp_path) -> No
     processes.close()
 
 
-def test_waiting_for_a_process_does_not_count_towards_the_limit(tmp_path, monkeypatch) -> None:
+def test_waiting_for_a_process_does_not_count_towards_the_limit(tmp_path) -> None:
     busy, go_on = tmp_path / "busy", tmp_path / "go on"
     body = (
         f"open({str(busy)!r}, 'w').close()\n"
         f"    while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
-        "    time.sleep(0.1); print('{\"equal\": true}', flush=True)"
+        "    time.sleep(0.1); say(equal=True)"
     )
     processes = program(tmp_path, body, first="import os, time")
-    ahead: dict[int, float] = {}
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + ahead.get(threading.get_ident(), 0.0)
-    )
-    monkeypatch.setattr("dovetail_rewards.functions.math_processes.time", clock)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(processes.equal, ["1"], "1", limit=120.0)
         while not busy.exists():
             time.sleep(0.01)
-        own: Future[int] = Future()
-
-        def wait() -> bool:
-            own.set_result(threading.get_ident())
-            return processes.equal(["1"], "1", limit=120.0)
-
-        waits = threads.submit(wait)
-        thread = own.result()
-        time.sleep(0.1)
-        ahead[thread] = 1000.0  # it has waited for so long when its turn comes
+        waits = threads.submit(processes.equal, ["1"], "1", limit=0.3)  # 3 s on the clock
+        time.sleep(3.5)
         go_on.touch()
         assert [first.result(), waits.result()] == [True, True]
     processes.close()

@@ -73,5 +73,5 @@ def test_doctor_is_told_of_each_level(monkeypatch) -> None:
     )
     monkeypatch.setattr(levels, "_available_levels", lambda python: none)
     problems = [row["problem"] for row in examine()]
-    assert problems[:-1] == [None] * 3
+    assert problems[:-1] == [None] * 2
     assert "at any level" in problems[-1]

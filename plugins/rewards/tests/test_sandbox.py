@@ -25,6 +25,7 @@ from dovetail_rewards.sandbox import (
     SandboxUnreachableError,
     Verdict,
     available_levels,
+    levels,
 )
 from dovetail_rewards.sandbox.helper import seccomp
 from dovetail_rewards.sandbox.levels import LEVELS, chosen_level
@@ -35,7 +36,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     report = next(report for report in available_levels() if report.level == request.param)
     if not report.available:
         pytest.skip(f"{report.level}: {report.detail}")
-    with Sandbox(level=report.level, minimum="limits") as sandbox:
+    with Sandbox(level=report.level) as sandbox:
         yield sandbox
 
 
@@ -43,7 +44,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 def any_box() -> Iterator[Sandbox]:
     if not any(report.available for report in available_levels()):
         pytest.skip("no level is to be had here")
-    with Sandbox(minimum="limits") as sandbox:
+    with Sandbox(level=next(r.level for r in available_levels() if r.available)) as sandbox:
         yield sandbox
 
 
@@ -194,7 +195,7 @@ def test_a_run_needs_no_descriptor_of_ours_after(any_box) -> None:
 
 
 def test_a_sandbox_can_be_closed_and_used_again(any_box) -> None:
-    with Sandbox(level=any_box.level, minimum="limits") as sandbox:
+    with Sandbox(level=any_box.level) as sandbox:
         assert run(sandbox, "print(1)").ok
         sandbox.close()
         sandbox.close()
@@ -255,13 +256,21 @@ def test_every_level_says_what_it_guarantees_or_why_it_is_missing() -> None:
 
 def test_a_level_that_is_not_to_be_had_says_why() -> None:
     with pytest.raises(SandboxError, match="can't be run here at namespaces") as raised:
-        chosen_level("namespaces", "limits", python="/bin/false")
-    assert raised.value.hint == "use a sandbox service"
+        chosen_level("namespaces", python="/bin/false")
+    assert raised.value.hint == "set service to the address of a sandbox service"
 
 
-def test_no_level_below_the_minimum_is_taken() -> None:
-    with pytest.raises(SandboxError, match="'limits' is below the minimum 'subprocess'"):
-        Sandbox(level="limits")
+def test_a_weaker_level_is_taken_by_name_alone(monkeypatch) -> None:
+    reports = tuple(
+        levels.LevelReport(level=level, available=level == "subprocess", detail="forbidden here")
+        for level in LEVELS
+    )
+    monkeypatch.setattr(levels, "_available_levels", lambda python: reports)
+    with pytest.raises(SandboxError, match="namespaces: forbidden here; bubblewrap: ") as raised:
+        Sandbox()
+    assert "set level=subprocess (weaker" in (raised.value.hint or "")
+    assert "sandbox service" in (raised.value.hint or "")
+    assert chosen_level("subprocess") == "subprocess"
 
 
 def test_faults_become_failures_that_say_whether_to_try_again() -> None:
@@ -326,7 +335,7 @@ def test_the_filter_jumps_within_itself() -> None:
 
 
 def test_closing_while_programs_run_ends_them(any_box) -> None:
-    sandbox = Sandbox(level=any_box.level, minimum="limits")
+    sandbox = Sandbox(level=any_box.level)
     run(sandbox, "")
     found: list[object] = []
 

@@ -43,10 +43,8 @@ class CodeConfig(PluginSection):
     """Output of a program, in KiB; more ends it."""
     processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
     """Processes and threads of a program."""
-    level: Literal["auto", "namespaces", "bubblewrap", "subprocess", "limits"] = "auto"
-    """How programs are isolated; auto takes the best that works here, and never less than minimum_level."""
-    minimum_level: Literal["namespaces", "bubblewrap", "subprocess", "limits"] = "subprocess"
-    """The weakest isolation to accept; without it the run does not start."""
+    level: Literal["auto", "namespaces", "bubblewrap", "subprocess"] = "auto"
+    """How programs are isolated; auto takes namespaces or bubblewrap, and where neither works the run does not start. subprocess is weaker, for containers."""
     python: str | None = None
     """Interpreter of the programs; None means this one. Its packages are not visible."""
     packages: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import attrs
 
 from dovetail.sections import VERBATIM
-from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.manager_config import BudgetConfig, is_url
 
 _ABOVE_ZERO: Any = attrs.validators.gt(0)
@@ -31,12 +30,10 @@ def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
 class JudgeConfig(BudgetConfig):
     """A generative reward model: a language model behind an OpenAI-compatible endpoint judges each response in words."""
 
-    url: str | None = attrs.field(default=None, validator=_OPTIONAL(is_url))
-    """The base of an endpoint that is there, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
-    server: JudgeServerConfig | None = None
-    """In place of `url`: a vLLM server that is started for the run; `{}` starts one as vLLM's defaults say."""
+    url: str = attrs.field(validator=is_url)
+    """The base of the endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
     model: str = attrs.field()
-    """The judge, as the endpoint calls it; with `server`, its directory in Hugging Face format, or a hub id."""
+    """The judge, as the endpoint calls it."""
     template: str = attrs.field(metadata={VERBATIM: True})
     """What the judge is asked: a Jinja template over `prompt`, `messages`, `response`, `ground_truth`, `data_source` and `extra_info`, or the path of a file that holds one."""
     system: str | None = attrs.field(default=None, metadata={VERBATIM: True})
@@ -81,21 +78,6 @@ class JudgeConfig(BudgetConfig):
     """Scores kept where `temperature` is 0, by what the judge was asked; 0 keeps none."""
     auth_env: str | None = attrs.field(default=None)
     """Environment variable that holds the API key, sent as a bearer token; None sends none."""
-
-    @model.validator
-    def _has_one_endpoint(self, _: attrs.Attribute[str], value: str) -> None:
-        if (self.url is None) == (self.server is None):
-            given = "neither" if self.url is None else "both"
-            raise ValueError(
-                f"a judge has an endpoint (url) or starts one (server), and {given} is set for model={value!r}"
-            )
-
-    @auth_env.validator
-    def _needs_no_key(self, _: attrs.Attribute[Any], value: str | None) -> None:
-        if value is not None and self.server is not None:
-            raise ValueError(
-                f"auth_env={value!r} is for an endpoint that is there; a server that is started gets a random key"
-            )
 
     @normalise.validator
     def _has_bounds(self, _: attrs.Attribute[bool], value: bool) -> None:

@@ -96,8 +96,6 @@ class ParallelConfig(CachingConfig):
         default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
     )
     """Processes; by default one for each core that this process may use."""
-    chunk: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
-    """Most samples that a worker is sent ahead. Slow functions get fewer, so that work stays even."""
     start_timeout: float = attrs.field(default=120.0, validator=_ABOVE_ZERO)
     """Seconds that a worker may take to start and to make its functions."""
 

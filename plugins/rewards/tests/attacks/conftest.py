@@ -18,9 +18,9 @@ from dovetail_rewards.sandbox import Limits, Program, Result, Sandbox, SandboxEr
 PLAIN = 61_000 + 8 * (os.getpid() % 400)
 """First of the user ids of plain users: one a variant of each test process, so that leftovers tell whose they are."""
 SYSTEM_PYTHON = "/usr/bin/python3"
-LEVELS = ("namespaces", "bubblewrap", "subprocess", "limits")
+LEVELS = ("namespaces", "bubblewrap", "subprocess")
 VARIANTS = (
-    ("namespaces-own", "namespaces-plain", "bubblewrap-own", "subprocess-own", "subprocess-plain", "limits-plain")
+    ("namespaces-own", "namespaces-plain", "bubblewrap-own", "subprocess-own", "subprocess-plain")
     if os.geteuid() == 0
     else tuple(f"{level}-own" for level in LEVELS)
 )  # fmt: skip
@@ -149,7 +149,7 @@ def _sandbox_of(variant: str) -> Sandbox:
 def _make(variant: str) -> Sandbox | str:
     level, who = variant.split("-")
     user, python = None, None
-    if who == "plain" or level == "limits":
+    if who == "plain":
         if not Path(SYSTEM_PYTHON).exists():
             return f"there is no {SYSTEM_PYTHON}"
         python = SYSTEM_PYTHON

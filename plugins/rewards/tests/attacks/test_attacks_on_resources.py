@@ -53,7 +53,25 @@ os.wait()
     result = box.run(source, memory=160 << 20)
     forbidden = b"no processes here" in result.stderr
     assert forbidden or result.verdict is Verdict.MEMORY
-    assert forbidden == (box.user is not None and not box.own_processes)
+    assert forbidden == (not box.own_processes)
+
+
+def test_children_of_a_program_that_ignores_their_end_hide_no_time(box) -> None:
+    source = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    if os.fork() == 0:
+        began = time.process_time()
+        while time.process_time() < began + 0.2:
+            pass
+        os._exit(0)
+    time.sleep(0.2)
+"""
+    if box.own_processes:
+        pytest.skip("its own processes: watched, and ended by the clock")
+    assert b"Operation not permitted" in box.run(source, cpu_s=1.0).stderr
 
 
 @pytest.mark.parametrize("fd", [1, 2])

@@ -92,6 +92,22 @@ print('built')
     assert box.run(source).stdout == b"built\n"
 
 
+def test_a_program_cannot_keep_its_directory_from_being_removed(box, open_folder) -> None:
+    (open_folder / "closed").mkdir(0o711)
+    source = f"""
+import os
+for back in range(6):
+    for n in range(1, 40):
+        os.makedirs(f'.moved-{{n}}-{{os.getppid() - back}}/x')
+for n in range(20):
+    os.makedirs(f'n{{n}}/q/r')
+    os.symlink({str(open_folder / "closed")!r}, f'n{{n}}/q/link')
+print('wrong')
+"""
+    assert box.run(source).stdout == b"wrong\n"
+    assert (open_folder / "closed").stat().st_mode & 0o777 == 0o711
+
+
 def test_a_helper_that_is_killed_is_replaced_and_its_runs_fail_or_keep_their_limits(box) -> None:
     another = box.another()
     with another.sandbox, ThreadPoolExecutor(1) as threads:

@@ -1,15 +1,23 @@
-"""A judge on a real vLLM server that it starts: the protocol is real, what a random model says is nonsense."""
+"""A judge on a real vLLM server: the protocol is real, what a random model says is nonsense."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from dovetail.interfaces import FailureKind, PluginContext
+from dovetail.serving import free_port
 from dovetail_rewards.judge_config import JudgeConfig
-from dovetail_rewards.judge_server_config import JudgeServerConfig
 from dovetail_rewards.models.judge import JudgeManager
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
@@ -20,6 +28,30 @@ pytestmark = [
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here"
     ),
 ]
+
+
+@contextlib.contextmanager
+def vllm_server(model: Path) -> Iterator[str]:
+    """The base of a server of this model, which ends with the context."""
+    port = free_port()
+    options = {"max-model-len": "128", "dtype": "float32", "host": "127.0.0.1", "port": str(port)}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += [part for name, value in options.items() for part in (f"--{name}", value)]
+    server = subprocess.Popen(
+        [*command, "--enforce-eager"],
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        while True:
+            assert server.poll() is None
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+                break
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def test_a_random_model_judges_and_its_nonsense_is_no_score(
@@ -41,23 +73,19 @@ def test_a_random_model_judges_and_its_nonsense_is_no_score(
         max_tokens=8,
         extra_body={"seed": 3, "ignore_eos": True},
         tries=2,
-        server=JudgeServerConfig(
-            arguments={"max_model_len": 128, "enforce_eager": True, "dtype": "float32"},
-            environment={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
-            start_timeout=800.0,
-        ),
+        url="http://127.0.0.1:9/v1",
     )
-    manager = JudgeManager(config, PluginContext(run_directory=tmp_path))
-    try:
-        manager.start()
-        outcomes = run(manager, [sample(f"s{i}", str(i)) for i in range(4)], timeout=240.0)
-        too_long = run(manager, [sample("long", "word " * 400)], timeout=240.0)["long"]
-    finally:
-        manager.close()
+    with vllm_server(model) as url:
+        manager = JudgeManager(attrs.evolve(config, url=url), PluginContext())
+        try:
+            manager.start()
+            outcomes = run(manager, [sample(f"s{i}", str(i)) for i in range(4)], timeout=240.0)
+            too_long = run(manager, [sample("long", "word " * 400)], timeout=240.0)["long"]
+        finally:
+            manager.close()
     for outcome in outcomes.values():
         assert outcome.value == 1.0
         assert outcome.components["votes"] == 2
         assert outcome.extras["judgement"]
     assert too_long.kind is FailureKind.EXCEPTION, "a request that vLLM refuses"
     assert "status 400" in too_long.message
-    assert (tmp_path / "logs" / "judge.log").stat().st_size > 0

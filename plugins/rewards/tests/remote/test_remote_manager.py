@@ -19,6 +19,7 @@ from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import RewardSection
 from dovetail_rewards.manager_config import RemoteConfig
+from dovetail_rewards.managers import http_post
 from dovetail_rewards.managers.remote import RemoteManager
 from dovetail_sdk.testing.reward_service import reward_service
 
@@ -43,6 +44,14 @@ def remote() -> Iterator[Make]:
 def results(*entries: Any) -> Any:
     """An answer with these results."""
     return lambda request, headers: (200, {"results": list(entries)})
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(remote, sample, run, monkeypatch) -> None:
+    monkeypatch.setattr(http_post, "MOST_ANSWER", 1 << 16)
+    manager, _ = remote(lambda request, headers: (200, {"results": ["x" * (1 << 20)]}))
+    outcome = run(manager, [sample()])["s0"]
+    assert outcome.kind is FailureKind.INVALID_VALUE
+    assert "answered with more than" in outcome.message
 
 
 def ones(request: Any, headers: Any) -> tuple[int, Any]:
@@ -225,7 +234,7 @@ def test_one_client_lives_through_several_rollouts(remote, sample) -> None:
     clients = []
     for name in ("a", "b"):
         assert isinstance(asyncio.run(main(name))[name], Score)
-        clients.append(manager._service._client)
+        clients.append(manager._service._post._client)
     assert clients[0] is clients[1]
 
 

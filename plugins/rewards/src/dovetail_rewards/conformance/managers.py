@@ -66,7 +66,7 @@ class TestParallel(RewardManagerConformance):
     """Parallel."""
 
     plugin = ParallelManager
-    config = ParallelConfig(name="parallel", workers=2, chunk=8)
+    config = ParallelConfig(name="parallel", workers=2)
 
 
 class TestDapo(RewardManagerConformance):

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import attrs
 
-from dovetail.interfaces import RewardFunction
+from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code_cases import CaseRunner
 from dovetail_rewards.functions.code_sandboxes import runner_for
 from dovetail_rewards.functions.code_truth import Tests, parse_truth
+from dovetail_rewards.sandbox.levels import GUARANTEES
 
 _FENCED = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.DOTALL | re.MULTILINE
@@ -32,6 +33,14 @@ class Code(RewardFunction):
     aliases: ClassVar[tuple[str, ...]] = ("apps", "taco", "codecontests", "codeforces")
     capabilities: ClassVar[frozenset[str]] = frozenset({"sandboxed"})
     Config: ClassVar[type[CodeConfig]] = CodeConfig
+
+    def __init__(self, config: CodeConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        if config.level == "subprocess" and config.service is None:
+            context.logger.warning(
+                "reward function 'code' runs programs at level=subprocess, which is weaker than namespaces: "
+                f"a program {GUARANTEES['subprocess']}"
+            )
 
     def compute_score(
         self,
@@ -70,7 +79,7 @@ class Code(RewardFunction):
         """Why this ground truth can't be scored, or None.
 
         Raises:
-            SandboxError: this machine has no level of isolation that is good enough.
+            SandboxError: the level is not available on this machine.
         """
         runner_for(config)
         try:

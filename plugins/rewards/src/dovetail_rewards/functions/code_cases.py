@@ -22,6 +22,8 @@ from dovetail_rewards.functions.code_truth import (
 from dovetail_rewards.sandbox import Limits, Program, Result, Runner, Verdict
 
 _SHOWN = 200
+_LEAST_S = 0.05
+"""Seconds of a run whose response has used up its time: too few to pass a test."""
 _CALL_OUTPUT = 8 << 20
 """Bytes that all calls of one run may return together."""
 
@@ -99,15 +101,24 @@ class CaseRunner:
         """All cases in one process; after one that ended it, the rest in another."""
         texts: Sequence[Any] = tests.inputs if isinstance(tests, CallTests) else tests.tests
         begin = 0
+        # all processes of a response together: twice what its tests may take, since each may load the code anew
+        left = Limits(cpu_s=2 * self._config.time_limit * (len(texts) + 1))
         while begin < len(texts):
             driver = self._driver(source, tests, begin)
             count = len(texts) - begin
+            cpu_s = self._config.time_limit * (count + 1)
             limits = attrs.evolve(
                 self._limits,
-                cpu_s=self._config.time_limit * (count + 1),
+                cpu_s=min(cpu_s, left.cpu_s),
+                wall_s=min(Limits(cpu_s=cpu_s).wall, left.wall),
                 output=max(self._limits.output, _CALL_OUTPUT),
             )
             result = self._runner.run(driver.program, limits)
+            left = attrs.evolve(
+                left,
+                cpu_s=max(left.cpu_s - result.cpu_s, _LEAST_S),
+                wall_s=max(left.wall - result.wall_s, _LEAST_S),
+            )
             told = driver.read(result.stdout)
             for number in range(count):
                 begin += 1

@@ -16,13 +16,12 @@ def runner_for(config: CodeConfig) -> Runner:
     """The sandbox that a config asks for; its helper starts with the first program.
 
     Raises:
-        SandboxError: this machine has no level that is good enough.
+        SandboxError: the level is not available on this machine.
     """
     with _lock:
         return _made(
             config.service,
             config.level,
-            config.minimum_level,
             config.python,
             tuple(config.packages),
             tuple(config.preload),
@@ -33,7 +32,6 @@ def runner_for(config: CodeConfig) -> Runner:
 def _made(
     service: str | None,
     level: str,
-    minimum: str,
     python: str | None,
     packages: tuple[str, ...],
     preload: tuple[str, ...],
@@ -42,7 +40,6 @@ def _made(
         return RemoteSandbox(service)
     sandbox = Sandbox(
         level=level,
-        minimum=minimum,  # type: ignore[arg-type]  # the config's own choices
         python=python,
         packages=packages,
         preload=preload,

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib.util
-import json
 import os
-import selectors
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import PluginNeedsError, RewardError
+from dovetail_rewards.process_pool import ProcessDiedError, ProcessPool, RequestTimeoutError
 
 MEMORY = 2 << 30
 """Bytes of address space of one process."""
-_START_LIMIT = 120.0
-"""Seconds that a process may take to import sympy, on a machine that is busy."""
 _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
@@ -47,7 +40,7 @@ class MathProcesses:
 
     def __init__(self, count: int, program: Path = _PROGRAM) -> None:
         self._count = count
-        self._program = program
+        self._command = [sys.executable, "-P", str(program), str(MEMORY)]
         self._reset()
 
     def equal(self, truths: Sequence[str], answer: str, *, limit: float) -> bool:
@@ -78,112 +71,30 @@ class MathProcesses:
         if self._owner != os.getpid():  # after a fork the processes belong to the parent
             self._reset()
         request = {"truths": list(truths), "answer": answer, "limit": limit}
-        with self._places:
-            process = self._take()
-            try:
-                reply = process.ask(request, 10 * limit)
-            except BaseException:
-                process.kill()
-                raise
-            if "equal" not in reply:
-                process.kill()
-                if "error" in reply:
-                    raise RewardError(f"math-verify can't compare {answer!r:.80}: {reply['error']}")
+        future = self._pool.submit(request, 10 * limit)
+        try:
+            reply = future.result()
+        except RequestTimeoutError:
+            raise MathTimeoutError(f"math-verify had no answer within {10 * limit:g} s") from None
+        except ProcessDiedError as error:
+            if error.code == -signal.SIGPROF:
                 return None
-            with self._lock:
-                self._idle.append(process)
+            raise RewardError(f"the process of math-verify {error.message}") from None
+        except BaseException:
+            future.cancel()
+            raise
+        if "equal" not in reply:
+            raise RewardError(f"math-verify can't compare {answer!r:.80}: {reply.get('error')}")
         return bool(reply["equal"])
 
     def close(self) -> None:
-        """End the idle processes; safe to call twice."""
-        if self._owner != os.getpid():
-            return
-        with self._lock:
-            idle = list(self._idle)
-            self._idle.clear()
-        for process in idle:
-            process.kill()
+        """End the processes; safe to call twice."""
+        if self._owner == os.getpid():
+            self._pool.close()
 
     def _reset(self) -> None:
+        self._pool = ProcessPool(self._command, self._count)
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(self._count)
-        self._idle: list[_Process] = []
-
-    def _take(self) -> _Process:
-        while True:
-            with self._lock:
-                process = self._idle.pop() if self._idle else None
-            if process is None:
-                return _Process(self._program)
-            if process.alive:
-                return process
-            process.kill()
-
-
-class _Process:
-    """One process, ready for requests."""
-
-    def __init__(self, program: Path) -> None:
-        self._popen = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-P", str(program), str(MEMORY)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        self._buffer = b""
-        try:
-            self._answer(_START_LIMIT)
-        except BaseException:
-            self.kill()
-            raise
-
-    @property
-    def alive(self) -> bool:
-        return self._popen.poll() is None
-
-    def ask(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
-        """The reply to one request, empty where the process used up its CPU time or memory; the limit is on the clock."""
-        assert self._popen.stdin is not None
-        try:
-            self._popen.stdin.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            raise self._died() from None
-        return self._answer(limit)
-
-    def kill(self) -> None:
-        """End it at once, whatever it does."""
-        self._popen.kill()
-        self._popen.wait()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def _answer(self, limit: float) -> dict[str, Any]:
-        assert self._popen.stdout is not None
-        end = time.monotonic() + limit
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._popen.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise MathTimeoutError(f"math-verify had no answer within {limit:g} s")
-                data = os.read(self._popen.stdout.fileno(), 65536)
-                if not data:
-                    error = self._died()
-                    if self._popen.returncode == -signal.SIGPROF:
-                        return {}
-                    raise error
-                self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def _died(self) -> RewardError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(1.0)
-        return RewardError(f"the process of math-verify ended with code {self._popen.returncode}")
 
 
 def shared_processes(count: int) -> MathProcesses:

@@ -1,4 +1,4 @@
-"""The program of a process that compares mathematical answers with math-verify: one JSON request a line, one answer a line.
+"""The program of a process that compares mathematical answers with math-verify, for a ProcessPool.
 
 It is started by path and imports nothing of Dovetail. It ends with its standard input, and by SIGPROF where a request uses up its
 CPU time or its memory, so that none outlives the run even where sympy hangs.
@@ -49,34 +49,38 @@ def _parsed(text: str) -> list[Any]:
 
 
 def serve(memory: int) -> None:
-    """Answer requests until the input ends."""
+    """Answer the requests of a ProcessPool until the input ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no library's print may look like an answer
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the run, which then closes the input
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)  # no library's print may look like a reply
+    os.dup2(silent, 2)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process even inside one long operation
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    compare(["1"], "x")  # imports, and builds the grammar's tables
-    _say(replies, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["limit"])
-        try:
-            answer = compare(request["truths"], request["answer"])
-        except MemoryError:
-            signal.raise_signal(signal.SIGPROF)
-        except Exception as error:  # noqa: BLE001 - told to the parent, which raises
-            answer = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        reply: dict[str, Any] = {}
+        if "truths" in request:
+            reply = _limited(request)
+        else:  # the first request
+            compare(["1"], "x")  # imports, and builds the grammar's tables
+        replies.write(json.dumps({"number": request["number"], **reply}) + "\n")
+        replies.flush()
+
+
+def _limited(request: dict[str, Any]) -> dict[str, Any]:
+    """The reply to a request; ends the process where it uses up its CPU time or its memory."""
+    signal.setitimer(signal.ITIMER_PROF, request["limit"])
+    try:
+        return compare(request["truths"], request["answer"])
+    except MemoryError:
+        signal.raise_signal(signal.SIGPROF)
+        raise
+    except Exception as error:  # noqa: BLE001 - the reward raises it
+        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+    finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(replies, answer)
-
-
-def _say(replies: Any, answer: dict[str, Any]) -> None:
-    replies.write(json.dumps(answer) + "\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, outcome_from
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.event_loop import AsyncLane
+from dovetail_rewards.managers.http_post import HttpPost, Unanswered, credential
 from dovetail_rewards.managers.threads import HungCalls
 
 SCHEMA = 1
 """Version of the schema."""
-RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which another try may do."""
-CONNECT_TIMEOUT = 10.0
-"""Seconds."""
 _CLOSE = 2.0
 """Seconds for open connections to be closed."""
 
@@ -34,7 +29,8 @@ class HttpService:
     parts, or `{"error": text, "retryable": bool}`.
 
     No connection, and the statuses 408, 425, 429, 500, 502, 503 and 504, are `unreachable` and may be tried
-    again; any other status is an `exception`; anything else in the place of results is an `invalid_value`.
+    again; any other status is an `exception`; anything else in the place of results, and an answer of over 64 MiB, is an
+    `invalid_value`.
 
     Args:
         config: its `url` is set.
@@ -44,8 +40,7 @@ class HttpService:
     def __init__(self, config: RemoteConfig, url: str) -> None:
         self._config, self._url = config, url
         self._lane = AsyncLane(HungCalls(config.calls))
-        self._client: Any = None
-        self._headers: dict[str, str] = {}
+        self._post = HttpPost(url, {})
 
     def start(self) -> None:
         """Read the credential.
@@ -53,21 +48,15 @@ class HttpService:
         Raises:
             ConfigError: the environment does not hold it.
         """
-        config = self._config
-        self._headers = {"Content-Type": "application/json"}
-        if config.auth_env is not None:
-            secret = os.environ.get(config.auth_env)
-            if not secret:
-                raise ConfigError(
-                    f"reward.manager.auth_env names the environment variable {config.auth_env!r}, which is not set",
-                    hint=f"export {config.auth_env}=…, or set reward.manager.auth_env=null",
-                )
-            self._headers[config.auth_header] = f"{config.auth_scheme} {secret}".strip()
+        secret = credential(self._config.auth_env, "remote")
+        if secret is not None:
+            value = f"{self._config.auth_scheme} {secret}".strip()
+            self._post = HttpPost(self._url, {self._config.auth_header: value})
 
     async def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         bodies = [self._body(sample) for sample in samples]
         sent = [body for body in bodies if isinstance(body, str)]
-        answers = iter(await self._lane.run(self._post(sent)) if sent else ())
+        answers = iter(await self._lane.run(self._scored(sent)) if sent else ())
         return [body if isinstance(body, Failure) else next(answers) for body in bodies]
 
     def _body(self, sample: Sample) -> str | Failure:
@@ -80,25 +69,14 @@ class HttpService:
             message = f"the row of {sample.sample_id} can't be written as JSON: {error}"
             return Failure(kind=FailureKind.EXCEPTION, message=message)
 
-    async def _post(self, bodies: Sequence[str]) -> list[Outcome]:
-        """One request; on the lane's loop, where the client lives."""
-        import httpx2
-
-        if self._client is None:
-            # reward.timeout is what limits an answer
-            self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT))
+    async def _scored(self, bodies: Sequence[str]) -> list[Outcome]:
+        """One request; on the lane's loop, where the client lives. `reward.timeout` is what limits its time."""
         content = f'{{"schema": {SCHEMA}, "samples": [{", ".join(bodies)}]}}'.encode()
         try:
-            answer = await self._client.post(self._url, content=content, headers=self._headers)
-        except httpx2.HTTPError as error:
-            what = f"can't be reached: {type(error).__name__}: {error}"
-            return [self._failure(FailureKind.UNREACHABLE, what, retryable=True)] * len(bodies)
-        if answer.status_code != 200:
-            retryable = answer.status_code in RETRYABLE_STATUS
-            kind = FailureKind.UNREACHABLE if retryable else FailureKind.EXCEPTION
-            what = f"answered with status {answer.status_code}: {answer.text[:200]!r}"
-            return [self._failure(kind, what, retryable=retryable)] * len(bodies)
-        return self._judge(answer.content, len(bodies))
+            answer = await self._post.post(content)
+        except Unanswered as none:
+            return [self._failure(none.kind, none.what, retryable=none.retryable)] * len(bodies)
+        return self._judge(answer, len(bodies))
 
     def _judge(self, content: bytes, count: int) -> list[Outcome]:
         try:
@@ -124,9 +102,7 @@ class HttpService:
 
     def close(self) -> None:
         """Close what connections there are."""
-        client, self._client = self._client, None
-        if client is not None:
-            self._lane.finish(client.aclose(), _CLOSE)
+        self._lane.finish(self._post.close(), _CLOSE)
         self._lane.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import base64
+import json
 import os
 import pickle
+import sys
 from typing import ClassVar
 
 from dovetail.errors import ConfigError, RewardError
@@ -21,19 +23,29 @@ from dovetail.interfaces import (
 )
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, require_functions
-from dovetail_rewards.managers.keeper import Keeper
-from dovetail_rewards.managers.wire import arguments_of
-from dovetail_rewards.managers.worker_process import Job
+from dovetail_rewards.managers.wire import Garbled, arguments_of, unpack_outcome
+from dovetail_rewards.process_pool import (
+    ProcessDiedError,
+    ProcessPool,
+    RequestTimeoutError,
+    StartError,
+)
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from dovetail_rewards.managers.worker import main; main(int(sys.argv[1]))"
+)
 
 
 class ParallelManager(FunctionManager):
-    """Scores in processes of their own: what a function does there stops nobody else.
+    """Scores in processes of their own: what a function does there stops nothing else.
 
     Each process is a fresh interpreter that makes the functions for itself, by name or from their file, and calls
     them in its main thread, so that rules that use signals (math-verify) work. `reward.timeout` counts from when
     a sample is really worked on, and kills the process; a crash fails the sample that was worked on, as
-    `crash`, retryable. Other samples that the process had are scored by another. What workers send back is
-    JSON and is never unpickled. Processes end with the manager, and with this process however it ends.
+    `crash`, retryable. What workers send back is JSON and is never unpickled; what a child that a function forked
+    returns is no score. Of a worker's prints the first MiB is shown. Processes end with the manager, and with this
+    process however it ends.
     """
 
     name: ClassVar[str] = "parallel"
@@ -45,12 +57,12 @@ class ParallelManager(FunctionManager):
 
     def __init__(self, config: ParallelConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._keeper: Keeper | None = None
+        self._pool: ProcessPool | None = None
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that live now."""
-        return self._keeper.pids if self._keeper is not None else []
+        return self._pool.pids if self._pool is not None else []
 
     def start(self) -> None:
         """Start the workers, and wait until they have made their functions.
@@ -59,25 +71,29 @@ class ParallelManager(FunctionManager):
             ConfigError: there are no functions, or they can't be made in another process.
             RewardError: a worker could not start.
         """
-        functions = require_functions(self.name, self.context)
-        self._keeper = Keeper(
-            workers=self.config.workers or cores(),
-            chunk=self.config.chunk,
-            setup=_setup(functions),
+        setup = _setup(require_functions(self.name, self.context))
+        path = json.dumps([str(entry) for entry in sys.path])
+        self._pool = ProcessPool(
+            [sys.executable, "-c", _BOOT, str(os.getpid()), path],
+            self.config.workers or cores(),
+            setup={"setup": base64.b64encode(setup).decode()},
             start_timeout=self.config.start_timeout,
-            log=self.context.logger.warning,
+            log=lambda message: self.context.logger.warning(
+                f"reward manager 'parallel': {message}"
+            ),
         )
-        problem = self._keeper.start()
-        if problem is not None:
+        try:
+            self._pool.start()
+        except StartError as error:
             self.close()
             raise RewardError(
-                f"reward manager 'parallel': {problem}",
+                f"reward manager 'parallel': {error.message}",
                 hint="the functions must load by name or from their file in a fresh process; or raise "
                 "reward.manager.start_timeout",
-            )
+            ) from error
 
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
-        if self._keeper is None:
+        if self._pool is None:
             message = "reward manager 'parallel' is not started"
             return Failure(kind=FailureKind.CRASH, message=message)
         try:
@@ -85,26 +101,28 @@ class ParallelManager(FunctionManager):
         except Exception as error:  # noqa: BLE001 - whatever a row holds
             message = f"the row can't be sent to a worker process: {type(error).__name__}: {error}"
             return Failure(kind=FailureKind.EXCEPTION, message=message)
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Outcome] = loop.create_future()
-
-        def answer(outcome: Outcome) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and with it who waits
-                loop.call_soon_threadsafe(_settle, answered, outcome)
-
-        job = Job(sample=pickled, limit=time.limit, answer=answer, name=call.name)
-        self._keeper.submit(job)
+        answered = self._pool.submit({"sample": base64.b64encode(pickled).decode()}, time.limit)
+        kind = FailureKind.CRASH
         try:
-            with time.waiting():  # the keeper sees to the limit, from when the sample is worked on
-                return await answered
-        finally:
-            if not answered.done() or answered.cancelled():
-                self._keeper.cancel(job)
+            with time.waiting():  # the pool sees to the limit, from when the sample is worked on
+                return unpack_outcome((await asyncio.wrap_future(answered)).get("outcome"))
+        except RequestTimeoutError:
+            kind = FailureKind.TIMEOUT
+            message = (
+                f"{call.name}: no score within {time.limit:g} s; its worker process was killed"
+            )
+        except ProcessDiedError as error:
+            message = f"{call.name}: its worker process {error.message} while it was scored"
+        except StartError as error:
+            message = f"{call.name} was not called: {error.message}"
+        except (InterruptedError, Garbled) as error:
+            message = f"{call.name}: {error}"
+        return Failure(kind=kind, message=message, retryable=True)
 
     def close(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
 
 def cores() -> int:
@@ -112,11 +130,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _settle(answered: asyncio.Future[Outcome], outcome: Outcome) -> None:
-    if not answered.done():
-        answered.set_result(outcome)
 
 
 def _setup(functions: RewardFunctions) -> bytes:

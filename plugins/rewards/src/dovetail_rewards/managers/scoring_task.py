@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.inner import InnerManager
-from dovetail_rewards.managers.wire import frame, pack_outcome
+from dovetail_rewards.managers.wire import pack_outcome
 
 TARGET = f"{__name__}:make_task"
 """What a runtime is asked to run."""
@@ -72,7 +73,7 @@ class ScoringTask:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """The frames of an Ask's outcomes, as JSON."""
+        """An Ask's outcomes, as `packed` has them."""
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)
@@ -96,8 +97,8 @@ class ScoringTask:
 
 
 def packed(outcomes: Sequence[Outcome]) -> bytes:
-    """Outcomes as frames of JSON."""
-    return b"".join(frame(pack_outcome(i, outcome)) for i, outcome in enumerate(outcomes))
+    """Outcomes as JSON: a list of texts."""
+    return json.dumps([pack_outcome(outcome) for outcome in outcomes]).encode()
 
 
 def _late(seconds: float) -> Failure:

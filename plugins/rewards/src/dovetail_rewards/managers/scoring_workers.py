@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import threading
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.inner import manager_ref
 from dovetail_rewards.managers.scoring_task import TARGET, Ask, TaskSetup
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
-from dovetail_rewards.managers.wire import Garbled, take_frames, unpack_outcome
+from dovetail_rewards.managers.wire import Garbled, unpack_outcome
 
 QUIET_SECONDS = 30.0
 """How long a worker may be silent where samples have no time limit."""
@@ -292,10 +293,13 @@ def _unpacked(answer: bytes, count: int) -> list[Outcome]:
     Raises:
         Garbled: they are not one for each sample.
     """
-    found = [unpack_outcome(payload) for payload in take_frames(bytearray(answer))]
-    if [number for number, _ in found] != list(range(count)):
+    try:
+        found = [unpack_outcome(text) for text in json.loads(answer)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Garbled(f"{type(error).__name__}: {error}") from error
+    if len(found) != count:
         raise Garbled(f"{len(found)} outcomes for {count} samples")
-    return [outcome for _, outcome in found]
+    return found
 
 
 def _setup(config: RemoteConfig, context: PluginContext) -> bytes:

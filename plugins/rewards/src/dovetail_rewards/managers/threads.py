@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
 from typing import Any
 
 Outcome = tuple[Any, Exception | None]
+_Job = tuple[Callable[[], Any], Future[Outcome]]
 
 
 class TooManyHungError(RuntimeError):
@@ -51,7 +52,7 @@ class DaemonThreads:
 
     def __init__(self, hung: HungCalls) -> None:
         self._hung = hung
-        self._idle: list[_Thread] = []
+        self._idle: list[SimpleQueue[_Job | None]] = []
 
     async def run(self, call: Callable[[], Any]) -> Any:
         """The call's result, or its exception; cancellation leaves the call behind.
@@ -60,16 +61,24 @@ class DaemonThreads:
             TooManyHungError: the bound of hung calls is reached.
         """
         self._hung.check()
-        thread = self._idle.pop() if self._idle else _Thread(self._hung)
-        job = _Job(call, asyncio.get_running_loop())
-        thread.jobs.put(job)
+        if self._idle:
+            jobs = self._idle.pop()
+        else:
+            jobs = SimpleQueue()
+            threading.Thread(
+                target=self._work, args=(jobs,), name="dovetail-reward", daemon=True
+            ).start()
+        future: Future[Outcome] = Future()
+        jobs.put((call, future))
         try:
-            result, error = await job.future
+            result, error = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if not job.leave(self._hung):
-                self._idle.append(thread)
+            if future.cancelled():  # it had not returned: its thread is left behind
+                self._hung.add(1)
+            else:
+                self._idle.append(jobs)
             raise
-        self._idle.append(thread)
+        self._idle.append(jobs)
         if error is not None:
             raise error
         return result
@@ -77,58 +86,20 @@ class DaemonThreads:
     def close(self) -> None:
         """End the idle threads; hung ones end with their call or with the process."""
         while self._idle:
-            self._idle.pop().jobs.put(None)
+            self._idle.pop().put(None)
 
-
-class _Job:
-    """One call, and who waits for it."""
-
-    def __init__(self, call: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[Outcome] = loop.create_future()
-        self._call = call
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._left = False
-        self._returned = False
-
-    def leave(self, hung: HungCalls) -> bool:
-        """Give the call up; False where it has just returned, so that its thread is free."""
-        with self._lock:
-            if self._returned:
-                return False
-            self._left = True
-            hung.add(1)
-            return True
-
-    def work(self, hung: HungCalls) -> bool:
-        """In the thread: make the call and answer; False where nobody waits any more."""
-        outcome = _outcome(self._call)
-        with self._lock:
-            self._returned = True
-            if self._left:
-                hung.add(-1)
-                return False
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and with it who waits
-            self._loop.call_soon_threadsafe(self._answer, outcome)
-        return True
-
-    def _answer(self, outcome: Outcome) -> None:
-        if not self.future.done():
-            self.future.set_result(outcome)
-
-
-class _Thread:
-    """One daemon thread and its queue; None ends it."""
-
-    def __init__(self, hung: HungCalls) -> None:
-        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._hung = hung
-        threading.Thread(target=self._work, name="dovetail-reward", daemon=True).start()
-
-    def _work(self) -> None:
-        while (job := self.jobs.get()) is not None:
-            if not job.work(self._hung):
+    def _work(self, jobs: SimpleQueue[_Job | None]) -> None:
+        while (job := jobs.get()) is not None:
+            call, future = job
+            outcome = _outcome(call)
+            try:
+                future.set_result(outcome)
+            except InvalidStateError:
+                self._hung.add(-1)
                 return
+            except RuntimeError:  # the loop was closed, and with it who waits
+                return
+            del job, call, future, outcome
 
 
 def _outcome(call: Callable[[], Any]) -> Outcome:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ctypes
 import inspect
+import io
 import json
 import os
 import pickle
 import signal
-import socket
 import sys
 import traceback
 from typing import Any
@@ -25,37 +26,43 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.function_manager import function_of
-from dovetail_rewards.managers.wire import frame, pack_outcome, receive
+from dovetail_rewards.managers.wire import pack_outcome
 
-READY = b"ready"
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve one manager until it closes the connection.
+def main(parent: int) -> None:
+    """Answer the requests of a ProcessPool until its end of the channel closes.
 
     Args:
-        descriptor: of the socket to the manager.
-        parent: process id of the manager.
+        parent: process id of the pool.
     """
     _end_with(parent)
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)  # what a function prints is no answer of ours, and belongs beside the log
-    connection = socket.socket(fileno=descriptor)
-    setup = receive(connection)
-    if setup is None:
-        return
-    try:
-        functions = _functions(setup)
-    except BaseException as error:  # noqa: BLE001 - told to the manager, whatever it is
-        text = traceback.format_exception_only(error)[-1].strip()
-        _send(connection, json.dumps(text).encode())
-        return
-    _send(connection, READY)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what a function prints is no reply
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    own, functions = os.getpid(), None
     with contextlib.closing(asyncio.new_event_loop()) as loop:
-        while (chunk := receive(connection)) is not None:
-            for number, sample in pickle.loads(chunk):  # noqa: S301 - from the process that started this one
-                _send(connection, pack_outcome(number, _score(functions, sample, loop)))
+        for line in requests:
+            request = json.loads(line)
+            reply: dict[str, str] = {}
+            if functions is None:
+                try:
+                    functions = _functions(base64.b64decode(request["setup"]))
+                except BaseException as error:  # noqa: BLE001 - the pool gets it, whatever it is
+                    reply["error"] = traceback.format_exception_only(error)[-1].strip()
+            else:
+                outcome = _score(functions, base64.b64decode(request["sample"]), loop)
+                reply["outcome"] = pack_outcome(outcome)
+            if os.getpid() != own:
+                os._exit(0)  # a child that a function forked came back: what it returns is no score
+            try:
+                replies.write(json.dumps({"number": request["number"], **reply}).encode() + b"\n")
+                replies.flush()
+            except OSError:  # the pool is gone
+                os._exit(0)
 
 
 def _functions(setup: bytes) -> RewardFunctions:
@@ -86,13 +93,6 @@ def _score(functions: RewardFunctions, pickled: bytes, loop: asyncio.AbstractEve
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _send(connection: socket.socket, payload: bytes) -> None:
-    try:
-        connection.sendall(frame(payload))
-    except OSError:  # the manager is gone
-        os._exit(0)
 
 
 def _end_with(parent: int) -> None:

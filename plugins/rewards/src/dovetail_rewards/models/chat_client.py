@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces import Failure, FailureKind, finite_float
 from dovetail_rewards.judge_config import JudgeConfig
-from dovetail_rewards.managers.http_service import CONNECT_TIMEOUT, RETRYABLE_STATUS
+from dovetail_rewards.managers.http_post import HttpPost, Unanswered, credential
 
 LONGEST_PAUSE = 60.0
 """Seconds that an endpoint's `Retry-After` may ask for, at most."""
@@ -42,50 +39,32 @@ class ChatClient:
     """Posts chats to `<url>/chat/completions`. Used from one event loop.
 
     Args:
-        config: model, sampling and credential.
-        url: the endpoint's base.
-        key: what it wants as a bearer token; None takes what `auth_env` names.
+        config: endpoint, model, sampling and credential.
 
     Raises:
         ConfigError: the environment does not hold the credential.
     """
 
-    def __init__(self, config: JudgeConfig, url: str, key: str | None = None) -> None:
+    def __init__(self, config: JudgeConfig) -> None:
         self._config = config
-        self._url = f"{url.rstrip('/')}/chat/completions"
-        self._headers = {"Content-Type": "application/json", **_credential(config, key)}
-        self._client: Any = None
+        secret = credential(config.auth_env, "judge")
+        self._post = HttpPost(
+            f"{config.url.rstrip('/')}/chat/completions",
+            {} if secret is None else {"Authorization": f"Bearer {secret}"},
+            config.request_timeout,
+        )
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> Answer | Refusal:
         """One request; raises nothing for what the endpoint does."""
-        import httpx2
-
-        if self._client is None:
-            # the limits on time are kept here, since a server may also send a byte now and then
-            self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT))
-        content = json.dumps(self._body(messages)).encode()
         try:
-            async with asyncio.timeout(self._config.request_timeout):
-                reply = await self._client.post(self._url, content=content, headers=self._headers)
-        except TimeoutError:
-            what = f"did not answer within {self._config.request_timeout:g} s"
-            return self._refusal(FailureKind.TIMEOUT, what, retryable=True)
-        except httpx2.HTTPError as error:
-            what = f"can't be reached: {type(error).__name__}: {error}"
-            return self._refusal(FailureKind.UNREACHABLE, what, retryable=True)
-        if reply.status_code != 200:
-            passes = reply.status_code in RETRYABLE_STATUS
-            kind = FailureKind.UNREACHABLE if passes else FailureKind.EXCEPTION
-            what = f"answered with status {reply.status_code}: {reply.text[:200]!r}"
-            pause = _seconds(reply.headers.get("retry-after"))
-            return self._refusal(kind, what, retryable=passes, pause=pause)
-        return self._read(reply.content)
+            return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
+        except Unanswered as none:
+            pause = _seconds(none.retry_after)
+            return self._refusal(none.kind, none.what, retryable=none.retryable, pause=pause)
 
     async def close(self) -> None:
         """Close what connections there are."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        await self._post.close()
 
     def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         config = self._config
@@ -112,22 +91,8 @@ class ChatClient:
     def _refusal(
         self, kind: FailureKind, what: str, *, retryable: bool, pause: float = 0.0
     ) -> Refusal:
-        failure = Failure(kind=kind, message=f"judge {self._url} {what}", retryable=retryable)
+        failure = Failure(kind=kind, message=f"judge {self._post.url} {what}", retryable=retryable)
         return Refusal(failure=failure, pause=pause)
-
-
-def _credential(config: JudgeConfig, key: str | None) -> dict[str, str]:
-    if key is not None:
-        return {"Authorization": f"Bearer {key}"}
-    if config.auth_env is None:
-        return {}
-    secret = os.environ.get(config.auth_env)
-    if not secret:
-        raise ConfigError(
-            f"auth_env of reward manager 'judge' names the environment variable {config.auth_env!r}, which is not set",
-            hint=f"export {config.auth_env}=…, or set auth_env=null",
-        )
-    return {"Authorization": f"Bearer {secret}"}
 
 
 def _seconds(header: str | None) -> float:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from statistics import pstdev
 from typing import Any, ClassVar
 
-import attrs
-
 from dovetail.errors import RewardError
 from dovetail.interfaces import (
     Failure,
@@ -28,7 +26,6 @@ from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
 from dovetail_rewards.models.chat_client import Answer, ChatClient, Refusal
-from dovetail_rewards.models.judge_server import GivenServer, JudgeServer
 from dovetail_rewards.models.question import Question
 from dovetail_rewards.models.verdict import NoVerdict, Verdicts
 
@@ -71,7 +68,6 @@ class JudgeManager(RewardManager):
             config.requests_per_minute, config.tokens_per_minute, window=config.window
         )
         self.cache = OutcomeCache(config.cache_size)
-        self._server = _server(config, context)
         self._lane = AsyncLane(HungCalls(config.workers))
         self._client: ChatClient | None = None
         self._places: asyncio.Semaphore | None = None
@@ -82,16 +78,14 @@ class JudgeManager(RewardManager):
         return False
 
     def start(self) -> None:
-        """Compile the templates, read the credential, and start the server, where it is the judge's own.
+        """Compile the templates and read the credential.
 
         Raises:
             ConfigError: a template has errors, or the environment does not hold the credential.
-            RewardError: the server did not start.
         """
         self._question = Question(self.config)
         self._verdicts = Verdicts(self.config)
-        url = self._server.start()
-        self._client = ChatClient(self.config, url, self._server.key)
+        self._client = ChatClient(self.config)
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         if self._client is None:
@@ -166,8 +160,6 @@ class JudgeManager(RewardManager):
             with time.waiting():
                 spending = await self.budget.spend(estimate)
             reply: Answer | Refusal = await self._lane.run(client.ask(messages))
-            if isinstance(reply, Refusal) and reply.failure.kind is FailureKind.UNREACHABLE:
-                reply = attrs.evolve(reply, failure=await self._seen_to(reply.failure, time))
         except TooManyHungError as error:
             return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
         finally:
@@ -175,16 +167,6 @@ class JudgeManager(RewardManager):
         if isinstance(reply, Answer) and reply.tokens is not None:
             spending.tokens = reply.tokens
         return reply
-
-    async def _seen_to(self, failure: Failure, time: RunningTime) -> Failure:
-        """The failure with what became of the server; not to be tried again where that is gone for good."""
-        with time.waiting():
-            mended = await self._server.mend()
-        if not mended.there:
-            return Failure(kind=FailureKind.CRASH, message=mended.words or "the judge was closed")
-        if not mended.words:
-            return failure
-        return attrs.evolve(failure, message=f"{failure.message}; {mended.words}")
 
     def _without(self, error: NoVerdict, text: str) -> Failure:
         """The failure of an answer without a verdict."""
@@ -212,12 +194,3 @@ class JudgeManager(RewardManager):
         if client is not None:
             self._lane.finish(client.close(), _CLOSE)
         self._lane.close()
-        self._server.close()
-
-
-def _server(config: JudgeConfig, context: PluginContext) -> JudgeServer:
-    if config.url is not None:
-        return GivenServer(config.url)
-    from dovetail_rewards.models.own_server import OwnServer
-
-    return OwnServer(config, context)

@@ -15,14 +15,13 @@ import attrs
 from dovetail_rewards.sandbox.errors import SandboxError
 from dovetail_rewards.sandbox.helper.wire import Level, Setup
 
-LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess", "limits")
-"""Best first; the first two guarantee the same, and the helper's own is faster."""
+LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess")
+"""Best first; the first two guarantee the same, and the helper's own is faster. The third is taken only by name."""
 
 GUARANTEES: dict[Level, str] = {
     "namespaces": "sees only the interpreter and the system's libraries; own processes, network and files",
     "bubblewrap": "sees only the interpreter and the system's libraries; own processes, network and files",
     "subprocess": "reads only the interpreter and the system's libraries, by Landlock; no network; shares process ids",
-    "limits": "reads what any user may read; no network; shares process ids",
 }
 """What a program is kept from, in a line."""
 
@@ -84,29 +83,22 @@ def available_levels(python: str | None = None) -> list[LevelReport]:
     return list(_available_levels(python))
 
 
-def chosen_level(level: str, minimum: Level, python: str | None = None) -> Level:
-    """The level to use: the one asked for, or the best for "auto", never below `minimum`.
+def chosen_level(level: str, python: str | None = None) -> Level:
+    """The level to use: the one asked for; for "auto" the first of `namespaces` and `bubblewrap`, and never a weaker one.
 
     Raises:
-        SandboxError: none is available that is good enough; names each with its reason.
+        SandboxError: it is not available; names each with its reason, and the choices.
     """
-    enough = LEVELS[: LEVELS.index(minimum) + 1]
-    wanted = enough if level == "auto" else [known for known in enough if known == level]
-    if not wanted:
-        raise SandboxError(
-            f"sandbox level {level!r} is below the minimum {minimum!r}",
-            hint=f"set minimum_level={level}, or level=auto",
-        )
+    wanted = LEVELS[:2] if level == "auto" else [known for known in LEVELS if known == level]
     reports = {report.level: report for report in _available_levels(python)}
     for known in wanted:
         if reports[known].available:
             return known
     reasons = "; ".join(f"{known}: {reports[known].detail}" for known in wanted)
-    others = [known for known in LEVELS if reports[known].available]
-    hint = "use a sandbox service"
-    if others:
-        option = "minimum_level" if level == "auto" else "level"
-        hint = f"set {option}={others[0]}, which this machine has, or {hint}"
+    others = [f"set level={known}" for known in LEVELS if reports[known].available]
+    weaker = " (weaker: it shares process ids and the file system)"
+    choices = [f"{other}{weaker if 'subprocess' in other else ''}" for other in others]
+    hint = ", or ".join([*choices, "set service to the address of a sandbox service"])
     raise SandboxError(
         f"untrusted code can't be run here at {' or '.join(wanted)}: {reasons}", hint=hint
     )
@@ -122,7 +114,7 @@ def _tried(level: Level, python: str | None) -> LevelReport:
     from dovetail_rewards.sandbox.values import Limits, Program
 
     try:
-        with Sandbox(level=level, minimum=level, python=python, tried=True) as sandbox:
+        with Sandbox(level=level, python=python, tried=True) as sandbox:
             result = sandbox.run(Program(source="import sys; sys.stdout.write('1')"), Limits())
     except SandboxError as error:
         return LevelReport(level=level, available=False, detail=error.message)

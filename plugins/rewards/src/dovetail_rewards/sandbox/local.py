@@ -32,8 +32,7 @@ class Sandbox:
     run is a fork of it that gives up every right before it runs the program; nothing of it is left at the end.
 
     Args:
-        level: `auto`, or one of `LEVELS`.
-        minimum: the lowest level that `auto` may choose.
+        level: `auto` (`namespaces` or `bubblewrap`), or one of `LEVELS`.
         python: interpreter of the programs; None means this one, without its packages.
         packages: directories with packages that programs may import.
         preload: modules imported once, not in every run; only at levels other than bubblewrap does this save time.
@@ -41,21 +40,20 @@ class Sandbox:
         tried: take the level as it is, without a trial.
 
     Raises:
-        SandboxError: no good enough level is to be had.
+        SandboxError: the level is not available.
     """
 
     def __init__(
         self,
         *,
         level: str = "auto",
-        minimum: Level = "subprocess",
         python: str | None = None,
         packages: Sequence[str] = (),
         preload: Sequence[str] = (),
         user: int | None = None,
         tried: bool = False,
     ) -> None:
-        self.level: Level = cast("Level", level) if tried else chosen_level(level, minimum, python)
+        self.level: Level = cast("Level", level) if tried else chosen_level(level, python)
         self._setup = setup_for(self.level, packages=packages, preload=preload)
         self._python = python or default_python()
         self._user = user

@@ -63,8 +63,8 @@ def confine(setup: Setup, request: Request, *, user: int | None, readable: list[
         OSError: the kernel refuses a step; the program must not be run.
     """
     os.umask(0o077)
-    alone = own_processes(setup) or user is not None
-    _set_limits(request, count_processes=alone)
+    alone = own_processes(setup)
+    _set_limits(request, count_processes=alone or user is not None)
     keep = 0
     if user is not None:
         # Landlock narrows what this capability reads: an interpreter in a home directory closed to others
@@ -83,8 +83,9 @@ def confine(setup: Setup, request: Request, *, user: int | None, readable: list[
         landlock.restrict([*readable, *devices], [os.getcwd(), "/dev/null"])
     seccomp.install(
         only_itself=None if alone else os.getpid(),
+        # shared process ids: a child whose parent ignores SIGCHLD would leave no CPU time behind
         may_fork=alone and request["processes"] > 1,
-        shared_files=not own_processes(setup),
+        shared_files=not alone,
     )
 
 

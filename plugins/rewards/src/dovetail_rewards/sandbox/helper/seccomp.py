@@ -123,6 +123,7 @@ JUDGED: dict[str, tuple[int | None, int | None]] = {
     "ioctl": (16, 29),
     "prlimit64": (302, 261),
     "prctl": (157, 167),
+    "socketpair": (53, 199),
 }
 """Refused by their arguments."""
 
@@ -131,6 +132,7 @@ _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _THREAD = 0x00010000
+_DATAGRAM = 2  # the bit of SOCK_DGRAM that SOCK_STREAM and SOCK_SEQPACKET lack
 _X32 = 0x40000000
 _FCNTL_OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to any process of the user
 _IOCTL_OWNERS = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP; TIOCSTI types into a terminal
@@ -209,6 +211,9 @@ def _judgements(
     yield "ioctl", [_argument(1), *_none_of(_IOCTL_OWNERS)]
     yield "prlimit64", [_argument(0), *_one_of((0,))]
     yield "prctl", [_argument(0), *_none_of((SET_PDEATHSIG,))]
+    # a pair of datagram sockets sends to any socket that has a path
+    datagram = [(_BITS, 0, 1, _DATAGRAM), (_RETURN, 0, 0, _EPERM)]
+    yield "socketpair", [_argument(1), *datagram, (_RETURN, 0, 0, _ALLOW)]
     if only_itself is not None:
         yield "kill", [_argument(0), *_one_of((only_itself, 0))]
         yield "tgkill", [_argument(0), *_one_of((only_itself,))]

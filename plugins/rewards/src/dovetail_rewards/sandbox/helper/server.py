@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-from . import confine, jail, namespaces, seccomp, syscalls as sc
+from . import confine, jail, landlock, namespaces, seccomp, syscalls as sc
 from .supervise import Supervisor
 from .wire import Setup
 
@@ -42,26 +42,14 @@ def prepare(setup: Setup, procfs: int) -> list[str]:
         importlib.import_module(name)
     if setup["level"] == "namespaces":
         namespaces.enter_jail(procfs, readable)
-    elif setup["level"] != "bubblewrap":
-        _prepare_shared(setup, readable)
+    elif setup["level"] == "subprocess":
+        if os.geteuid() != 0:
+            sc.prctl(sc.SET_DUMPABLE, 0)
+        if landlock.version() == 0:
+            raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
     gc.collect()
     gc.freeze()
     return readable
-
-
-def _prepare_shared(setup: Setup, readable: list[str]) -> None:
-    """Levels at which programs share the file system and the process ids of this machine."""
-    from . import landlock
-
-    if os.geteuid() != 0:
-        sc.prctl(sc.SET_DUMPABLE, 0)
-    if setup["level"] == "subprocess":
-        if landlock.version() == 0:
-            raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
-    elif os.geteuid() == 0 and not confine.open_to_all(readable):
-        raise OSError(
-            f"another user can't read the interpreter in {sys.base_prefix}: choose one in /usr or /opt"
-        )
 
 
 def main() -> None:

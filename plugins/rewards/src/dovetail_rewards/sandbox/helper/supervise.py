@@ -47,6 +47,7 @@ class Supervisor:
         self._readable = readable
         self._user = user
         self._directory: str | None = None
+        self._folder = -1
 
     def run(self) -> NoReturn:
         """Do it all, and leave."""
@@ -69,8 +70,9 @@ class Supervisor:
         incoming, outgoing = os.pipe()
         if self._setup["level"] == "namespaces":
             namespaces.enter_run(self._procfs, self._request["disk"], self._user)
-        elif self._setup["level"] != "bubblewrap":
+        elif self._setup["level"] == "subprocess":
             self._directory = tempfile.mkdtemp(prefix="dovetail-sandbox-", dir=self._setup["base"])
+            self._folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
             if self._user is not None:
                 os.chown(self._directory, self._user, self._user)
         box = jail.BOX if self._setup["level"] == "bubblewrap" else None
@@ -120,14 +122,13 @@ class Supervisor:
 
     def _clean(self, report: Report) -> None:
         """Leave no process and no file."""
-        shared = self._setup["level"] in ("subprocess", "limits")
-        watch.end_all(self._procfs, self._user if shared else None)
+        watch.end_all(self._procfs)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         # the times of processes that die with their namespace are lost: what was seen of them counts
         report["cpu_s"] = max(report["cpu_s"], usage.ru_utime + usage.ru_stime)
         report["peak_memory"] = max(report["peak_memory"], usage.ru_maxrss << 10)
         if self._directory is not None:
-            watch.remove(self._directory)
+            watch.remove(self._directory, self._folder, self._procfs)
 
 
 def _take(data: bytes, report: Report) -> None:

@@ -1,6 +1,6 @@
 """Watches the processes of one run: their time, their memory, their disk; and ends every one of them."""
 # A small process that imports little and works with descriptors has no use for pathlib.
-# ruff: noqa: PTH101, PTH106, PTH208
+# ruff: noqa: PTH106, PTH208
 
 from __future__ import annotations
 
@@ -165,16 +165,13 @@ def _descriptors(procfs: int, pid: int) -> list[str]:
         os.close(directory)
 
 
-def end_all(procfs: int, user: int | None) -> None:
+def end_all(procfs: int) -> None:
     """Kill every descendant of this process, which must be their subreaper, and wait until none is left.
 
     Args:
         procfs: a descriptor of /proc.
-        user: the private user that they ran as; one signal to all of its processes outruns any fork bomb.
     """
     while True:
-        if user is not None:
-            _kill_user(user)
         for pid in list(descendants(procfs, os.getpid())):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -184,49 +181,43 @@ def end_all(procfs: int, user: int | None) -> None:
             return
 
 
-def _kill_user(user: int) -> None:
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(OSError):
-            os.setresuid(user, user, user)
-            os.kill(-1, signal.SIGKILL)
-        os._exit(0)
-    os.waitpid(pid, 0)
+def remove(directory: str, top: int, procfs: int) -> None:
+    """Remove a directory and all below it, however deep and whatever its modes; no link is followed.
 
+    Every nested directory is moved up to the top first: no path grows long, and no descriptor is held a level. Its new
+    name is drawn at random now that every program has ended, so that none could take it before.
 
-def remove(directory: str) -> None:
-    """Remove a directory and all below it, however deep and whatever its modes; links are not followed.
-
-    Every nested directory is moved up to the top first: no path grows long, and no descriptor is held a level.
+    Args:
+        directory: its path.
+        top: a descriptor of it, opened before any program ran.
+        procfs: a descriptor of /proc.
     """
-    os.chmod(directory, 0o700)
-    top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    moved = 0
+    os.fchmod(top, 0o700)
     while names := os.listdir(top):
         for name in names:
-            if _unlinked(name, top):
+            if _unlinked(name, top, procfs):
                 continue
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
             for child in os.listdir(inner):
-                if not _unlinked(child, inner):
-                    moved += 1
-                    os.rename(
-                        child, f".moved-{moved}-{os.getpid()}", src_dir_fd=inner, dst_dir_fd=top
-                    )
+                if not _unlinked(child, inner, procfs):
+                    new = f".moved-{os.urandom(8).hex()}"
+                    os.rename(child, new, src_dir_fd=inner, dst_dir_fd=top)
             os.close(inner)
             os.rmdir(name, dir_fd=top)
     os.close(top)
     os.rmdir(directory)
 
 
-def _unlinked(name: str, folder: int) -> bool:
+def _unlinked(name: str, folder: int, procfs: int) -> bool:
     """Remove a file; a directory is opened to us, and False returned."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.EPERM):
             raise
-        os.chmod(name, 0o700, dir_fd=folder)
+        inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        os.chmod(f"self/fd/{inner}", 0o700, dir_fd=procfs)  # the directory itself, not its name
+        os.close(inner)
         return False
     return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-Level = Literal["namespaces", "bubblewrap", "subprocess", "limits"]
+Level = Literal["namespaces", "bubblewrap", "subprocess"]
 
 
 class Setup(TypedDict):
@@ -20,7 +20,7 @@ class Setup(TypedDict):
     bwrap: str
     """Path of bubblewrap; empty at other levels."""
     base: str
-    """Where throw-away directories are made at levels without mounts of their own."""
+    """Where throw-away directories are made at the level without mounts of its own."""
 
 
 class Request(TypedDict):

@@ -1,0 +1,118 @@
+"""HttpPost: JSON posted to one address, and an answer of bounded size: what scoring services and judges share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import FailureKind
+
+RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers after which another try may do."""
+MOST_ANSWER = 64 << 20
+"""Bytes of an answer; the rest is not read."""
+_CONNECT_TIMEOUT = 10.0
+
+
+@attrs.define(kw_only=True, eq=False)
+class Unanswered(Exception):
+    """A request that came to nothing."""
+
+    kind: FailureKind
+    what: str
+    """After the address, in a message."""
+    retryable: bool
+    retry_after: str | None = None
+    """The header of that name."""
+
+
+class HttpPost:
+    """Posts to one address. Used from one event loop.
+
+    Args:
+        url: the address.
+        headers: sent with each request beside the type of the content.
+        timeout: seconds for one request; None for any.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout: float | None = None) -> None:
+        self.url = url
+        self._headers = {"Content-Type": "application/json", **headers}
+        self._timeout = timeout
+        self._client: Any = None
+
+    async def post(self, content: bytes) -> bytes:
+        """The answer with status 200.
+
+        Raises:
+            Unanswered: there was none.
+        """
+        import httpx2
+
+        if self._client is None:
+            # a server may send a byte now and then: time is limited here as a whole
+            self._client = httpx2.AsyncClient(
+                timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT)
+            )
+        unreachable = FailureKind.UNREACHABLE
+        body = bytearray()
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.stream(
+                    "POST", self.url, content=content, headers=self._headers
+                ) as reply,
+            ):
+                async for part in reply.aiter_bytes():
+                    body += part
+                    if len(body) > MOST_ANSWER:
+                        what = f"answered with more than {MOST_ANSWER >> 20} MiB"
+                        raise Unanswered(kind=FailureKind.INVALID_VALUE, what=what, retryable=False)
+        except TimeoutError:
+            what = f"did not answer within {self._timeout or 0:g} s"
+            raise Unanswered(kind=FailureKind.TIMEOUT, what=what, retryable=True) from None
+        except httpx2.HTTPError as error:
+            what = f"can't be reached: {type(error).__name__}: {error}"
+            raise Unanswered(kind=unreachable, what=what, retryable=True) from error
+        if reply.status_code != 200:
+            passes = reply.status_code in RETRYABLE_STATUS
+            shown = body[:200].decode("utf-8", "replace")
+            raise Unanswered(
+                kind=unreachable if passes else FailureKind.EXCEPTION,
+                what=f"answered with status {reply.status_code}: {shown!r}",
+                retryable=passes,
+                retry_after=reply.headers.get("retry-after"),
+            )
+        return bytes(body)
+
+    async def close(self) -> None:
+        """Close what connections there are."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+
+def credential(name: str | None, manager: str) -> str | None:
+    """What the environment variable `name` holds; None without a name.
+
+    Args:
+        name: `auth_env` of the config.
+        manager: the reward manager, for messages.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if name is None:
+        return None
+    secret = os.environ.get(name)
+    if not secret:
+        raise ConfigError(
+            f"auth_env of reward manager {manager!r} names the environment variable {name!r}, which is not set",
+            hint=f"export {name}=…, or set auth_env=null",
+        )
+    return secret

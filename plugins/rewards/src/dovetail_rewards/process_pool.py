@@ -1,0 +1,372 @@
+"""A pool of processes for work that may hang or crash: each has one request at a time and is killed at its limit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from queue import SimpleQueue
+from typing import Any
+
+import attrs
+
+from dovetail.errors import RewardError
+from dovetail.telemetry import visible
+
+MOST_REPLY = 64 << 20
+"""Bytes of a reply; a process that sends more is killed."""
+MOST_PRINTED = 1 << 20
+"""Bytes of a process's prints that are shown."""
+_TICK = 0.1
+"""Seconds after which a thread looks whether its process still lives and somebody still waits."""
+_GRACE = 0.5
+"""Seconds for a process to end by itself, now that its input has ended."""
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
+Reply = dict[str, Any]
+
+
+class RequestTimeoutError(TimeoutError):
+    """There was no reply within the limit; the process was killed."""
+
+
+class StartError(RewardError):
+    """No process could be started, or the pool is closed: the request was not worked on."""
+
+
+class ProcessDiedError(RewardError):
+    """The process ended, or sent what is no reply, while it worked on the request."""
+
+    code: int | None = None
+    """Its exit status as `subprocess` has it; None where it had to be killed."""
+
+
+class ProcessPool:
+    """Processes that answer requests: a line of JSON on standard input, a line with the same `number` on standard output.
+
+    The first request is `setup`; a reply to it with `error` says why the process can't be used. A thread for each process
+    sends it one request at a time, so that whatever ends a process fails that request alone. What a process prints on
+    standard error is shown, up to `MOST_PRINTED` bytes. Its children die with it.
+
+    multiprocessing and pools on it (pebble) are not used: their children run the main script of the user again, replies
+    are unpickled, and all processes write to one pipe, which one of them can garble.
+
+    Args:
+        command: what a process runs.
+        count: processes at most; they are started when they are needed.
+        setup: the first request.
+        start_timeout: seconds until a process has answered it.
+        log: is called with a message when a process has ended before its time.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        *,
+        setup: Mapping[str, Any] | None = None,
+        start_timeout: float = 120.0,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._command, self._count = list(command), count
+        self._setup, self._start_timeout = dict(setup or {}), start_timeout
+        self._log = log
+        self._lock = threading.Lock()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._free = 0  # idle threads less queued requests
+        self._processes: set[_Process] = set()
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the processes that live now."""
+        return [process.popen.pid for process in list(self._processes)]
+
+    def start(self) -> None:
+        """Start all processes and wait until each has answered `setup`.
+
+        Raises:
+            StartError: one could not.
+        """
+        with self._lock:
+            started = [self._add_thread() for _ in range(self._count)]
+        for one in started:
+            one.result()
+
+    def submit(self, request: Mapping[str, Any], limit: float | None) -> Future[Reply]:
+        """Queue a request. Cancelling the future kills the process that works on it.
+
+        Args:
+            request: JSON values.
+            limit: seconds from when a process works on it; None for any.
+
+        Returns:
+            The reply; or RequestTimeoutError, ProcessDiedError or StartError.
+        """
+        task = _Task(request, limit)
+        with self._lock:
+            if self._closed:
+                task.settle(StartError("the pool of processes was closed"))
+                return task.future
+            self._free -= 1
+            if self._free < 0 and len(self._threads) < self._count:
+                self._add_thread()
+            self._tasks.put(task)
+        return task.future
+
+    def close(self) -> None:
+        """Kill busy processes, end idle ones, and answer what is queued with StartError; safe to call twice."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+            self._threads.clear()
+        for _ in threads:
+            self._tasks.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _add_thread(self) -> Future[None]:
+        started: Future[None] = Future()
+        thread = threading.Thread(
+            target=self._serve, args=(started,), name="dovetail-process-pool", daemon=True
+        )
+        self._free += 1
+        self._threads.append(thread)
+        thread.start()
+        return started
+
+    def _serve(self, started: Future[None]) -> None:
+        """In a thread: start a process and have it answer requests; start another where it is lost."""
+        process: _Process | None = None
+        try:
+            process = self._begin()
+            started.set_result(None)
+        except Exception as error:  # noqa: BLE001 - start raises it
+            started.set_exception(error)
+        while (task := self._tasks.get()) is not None:
+            if not task.future.cancelled():
+                process = self._work(process, task)
+            with self._lock:
+                self._free += 1
+        if process is not None:
+            self._end(process, _GRACE)
+
+    def _begin(self) -> _Process:
+        if self._closed:
+            raise StartError("the pool of processes was closed")
+        try:
+            process = _Process(self._command)
+        except OSError as error:
+            raise StartError(f"a process can't be started: {error}") from error
+        self._processes.add(process)
+        try:
+            reply = process.exchange(self._setup, self._start_timeout, lambda: self._closed)
+            problem = reply.get("error")
+        except RequestTimeoutError:
+            problem = f"it was not ready within {self._start_timeout:g} s"
+        except (ProcessDiedError, InterruptedError) as error:
+            problem = str(error)
+        if problem is None:
+            return process
+        how = self._end(process, _GRACE)
+        raise StartError(f"a process could not start: {problem} ({how})")
+
+    def _work(self, process: _Process | None, task: _Task) -> _Process | None:
+        """Have the process answer; it, or None where it is lost."""
+        try:
+            if process is not None and process.popen.poll() is not None:
+                self._log(f"an idle process {self._end(process, 0.0)}")
+                process = None
+            process = process or self._begin()
+            task.settle(process.exchange(task.request, task.limit, lambda: task.over(self._closed)))
+        except StartError as error:
+            self._log(error.message)
+            task.settle(error)
+            return None
+        except ProcessDiedError as error:
+            assert process is not None
+            how = self._end(process, _GRACE)
+            self._log(f"a process {how}: {error.message}")
+            died = ProcessDiedError(how)
+            died.code = process.popen.returncode if how != _KILLED else None
+            task.settle(died)
+            return None
+        except (RequestTimeoutError, InterruptedError) as error:
+            assert process is not None
+            self._end(process, 0.0)
+            task.settle(error)
+            return None
+        return process
+
+    def _end(self, process: _Process, patience: float) -> str:
+        self._processes.discard(process)
+        return process.end(patience)
+
+
+@attrs.frozen(eq=False)
+class _Task:
+    """One request and its reply."""
+
+    request: Mapping[str, Any]
+    limit: float | None
+    future: Future[Reply] = attrs.field(factory=Future)
+
+    def over(self, closed: bool) -> bool:
+        return closed or self.future.cancelled()
+
+    def settle(self, outcome: Reply | Exception) -> None:
+        with contextlib.suppress(InvalidStateError):  # it was cancelled
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+
+
+_KILLED = "was killed"
+
+
+class _Process:
+    """One process, its channel and what it prints. Its methods are called by one thread."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._printed, printing = os.pipe()
+        try:
+            self.popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the pool's own command
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=printing,
+                env={**os.environ, **_ONE_THREAD},
+                start_new_session=True,  # Ctrl-C is the run's affair, and a kill takes children along
+            )
+        except BaseException:
+            self._channel.close()
+            os.close(self._printed)
+            raise
+        finally:
+            theirs.close()
+            os.close(printing)
+        self._channel.setblocking(False)
+        os.set_blocking(self._printed, False)
+        self._poll = select.poll()
+        self._poll.register(self._printed, select.POLLIN)
+        self._left = MOST_PRINTED
+        self._number = 0
+        self._sending = b""
+        self._wanted = 0
+
+    def exchange(
+        self, request: Mapping[str, Any], limit: float | None, over: Callable[[], bool]
+    ) -> Reply:
+        """Send a request and wait for its reply.
+
+        Raises:
+            RequestTimeoutError: there was none within the limit.
+            ProcessDiedError: the process ended, or sent something else.
+            InterruptedError: `over` says that nobody waits any more.
+        """
+        self._number += 1
+        self._sending = json.dumps({"number": self._number, **request}).encode() + b"\n"
+        end = time.monotonic() + (math.inf if limit is None else limit)
+        with contextlib.suppress(OSError):  # an end shows in receiving
+            self._send()
+        received = bytearray()
+        while True:
+            left = end - time.monotonic()
+            received += self._move(max(0.0, min(left, _TICK)))
+            if received.endswith(b"\n"):
+                return self._reply(bytes(received))
+            if len(received) > MOST_REPLY:
+                raise ProcessDiedError(f"it sent more than {MOST_REPLY} bytes")
+            if left <= 0:
+                raise RequestTimeoutError(f"no reply within {limit:g} s")
+            if over():
+                raise InterruptedError("nobody waits for the reply, or the pool was closed")
+
+    def _move(self, seconds: float) -> bytes:
+        """Send, show and receive what can be within these seconds."""
+        wanted = select.POLLIN | (select.POLLOUT if self._sending else 0)
+        if wanted != self._wanted:
+            self._poll.register(self._channel, wanted)
+            self._wanted = wanted
+        ready = dict(self._poll.poll(1000 * seconds))
+        if self._printed in ready:
+            self._show()
+        events = ready.get(self._channel.fileno(), 0)
+        received = b""
+        try:
+            if events & select.POLLOUT:
+                self._send()
+            if events & ~select.POLLOUT:
+                received = self._channel.recv(1 << 20)
+        except OSError as error:
+            raise ProcessDiedError(str(error)) from error
+        silent = not events and self.popen.poll() is not None  # a child of it holds the channel
+        if silent or (events & ~select.POLLOUT and not received):
+            raise ProcessDiedError("its end of the channel is closed")
+        return received
+
+    def _send(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._sending = self._sending[self._channel.send(self._sending) :]
+
+    def _reply(self, line: bytes) -> Reply:
+        try:
+            reply = json.loads(line)
+            if reply.pop("number") == self._number:
+                return dict(reply)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+        raise ProcessDiedError(f"it sent what is no reply: {line[:80]!r}")
+
+    def _show(self) -> None:
+        """Show what it has printed, up to the bound; the rest is read and dropped, so that it does not block."""
+        try:
+            data = os.read(self._printed, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._printed)
+        elif self._left > 0:
+            text = visible(data[: self._left].decode("utf-8", "replace"))
+            self._left -= len(data)
+            if self._left <= 0:
+                text += f"\n(process {self.popen.pid} has printed {MOST_PRINTED} bytes; the rest is not shown)\n"
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(text)
+
+    def end(self, patience: float) -> str:
+        """End it, with its children, and say how it ended.
+
+        Args:
+            patience: seconds for it to end by itself.
+        """
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(patience)
+        code = self.popen.returncode
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        self._show()  # the last words of an interpreter that crashed
+        os.close(self._printed)
+        if code is None:
+            return _KILLED
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
