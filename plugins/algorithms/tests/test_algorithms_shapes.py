@@ -10,16 +10,16 @@ from dovetail_algorithms.config.estimators import DrGrpoConfig
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.group_baseline import deviations
 from dovetail_algorithms.estimators.scans import discounted_returns
-from dovetail_algorithms.losses.ratio import log_ratio, ratio_metrics
+from dovetail_algorithms.losses.ratio import bounded_log_ratio, ratio_metrics
 
 FOUR, ALL = torch.zeros(4), torch.ones(4, dtype=torch.bool)
 GROUPS = Groups.of(np.zeros(4))
 
 # All of these would run: by broadcasting, or because nothing looks.
 WRONG = {
-    "two lengths": lambda: log_ratio(FOUR, FOUR[:1]),
-    "a mask that broadcasts": lambda: ratio_metrics(FOUR, FOUR, ALL[:1], ALL.sum()),
-    "a count with an axis": lambda: ratio_metrics(FOUR, FOUR, ALL, ALL.sum()[None]),
+    "two lengths": lambda: bounded_log_ratio(FOUR, FOUR[:1]),
+    "a mask that broadcasts": lambda: ratio_metrics(ALL[:1], FOUR),
+    "a ratio that broadcasts": lambda: ratio_metrics(ALL, FOUR, ratio_T=FOUR[:1]),
     "narrow scores": lambda: deviations(np.zeros(4, np.float32), GROUPS),
     "narrow scores of an estimator": lambda: DrGrpo(DrGrpoConfig(), PluginContext()).relative(
         np.zeros(4, np.float32), GROUPS
