@@ -51,12 +51,6 @@ def test_whitened_values_have_mean_0_and_variance_at_most_1(rows):
         assert math.isclose(masked_var(white_T, mask_T), 1.0, rel_tol=1e-3)
 
 
-def test_whitening_can_keep_the_mean():
-    values_T = np.array([1.0, 3.0, 5.0])
-    white_T = whiten(values_T, np.ones(3, bool), shift_mean=False)
-    np.testing.assert_allclose(white_T, [3 - 1, 3, 3 + 1], rtol=1e-6)
-
-
 def test_equal_values_whiten_to_exactly_0():
     assert np.all(whiten(np.full(7, 0.1), np.ones(7, bool)) == 0)
 

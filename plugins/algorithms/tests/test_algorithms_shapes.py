@@ -5,28 +5,28 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+from dovetail.batch import Ragged
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import DrGrpoConfig
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.group_baseline import deviations
-from dovetail_algorithms.estimators.scans import discounted_returns
-from dovetail_algorithms.losses.ratio import log_ratio, ratio_metrics
+from dovetail_algorithms.estimators.token_level import PolicyTokens
+from dovetail_algorithms.losses.ratio import bounded_log_ratio, ratio_metrics
 
 FOUR, ALL = torch.zeros(4), torch.ones(4, dtype=torch.bool)
+MASK = Ragged(np.ones(4, np.bool_), np.array([0, 4]))
 GROUPS = Groups.of(np.zeros(4))
 
 # All of these would run: by broadcasting, or because nothing looks.
 WRONG = {
-    "two lengths": lambda: log_ratio(FOUR, FOUR[:1]),
-    "a mask that broadcasts": lambda: ratio_metrics(FOUR, FOUR, ALL[:1], ALL.sum()),
-    "a count with an axis": lambda: ratio_metrics(FOUR, FOUR, ALL, ALL.sum()[None]),
+    "two lengths": lambda: bounded_log_ratio(FOUR, FOUR[:1]),
+    "a mask that broadcasts": lambda: ratio_metrics(ALL[:1], FOUR),
+    "a ratio that broadcasts": lambda: ratio_metrics(ALL, FOUR, ratio_T=FOUR[:1]),
     "narrow scores": lambda: deviations(np.zeros(4, np.float32), GROUPS),
     "narrow scores of an estimator": lambda: DrGrpo(DrGrpoConfig(), PluginContext()).relative(
         np.zeros(4, np.float32), GROUPS
     ),
-    "rewards without a mask": lambda: discounted_returns(
-        np.ones(6), np.ones(4, bool), np.array([0, 4]), 1.0
-    ),
+    "narrow rewards": lambda: PolicyTokens.of(MASK).discounted_sums(np.ones(4, np.float32), 1.0),
 }
 
 

@@ -1,7 +1,6 @@
 """Estimators that compare the samples of one prompt, against loops written from the papers."""
 
 import statistics
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import GrpoConfig, GrpoPasskConfig
-from dovetail_algorithms.estimators import lengths
 from dovetail_algorithms.estimators.dr_grpo import DrGrpo
 from dovetail_algorithms.estimators.gpg import Gpg
 from dovetail_algorithms.estimators.grpo import Grpo
@@ -278,11 +276,3 @@ def test_two_best_samples_have_no_lead():
 def test_the_best_sample_alone_has_the_lead_over_the_second():
     result = estimate("grpo_passk", plain([(0, 0.25), (0, 1.0), (0, 0.0)]))
     assert result.advantages.tolist() == [0, 0.75, 0]
-
-
-@given(st.lists(st.lists(st.booleans(), max_size=30), max_size=12), st.integers(1, 3))
-def test_policy_lengths_count_the_mask_a_row(rows, part):
-    mask = Ragged.from_list(rows, dtype=bool)
-    with mock.patch.object(lengths, "PART", part):
-        assert lengths.policy_lengths(mask).tolist() == [sum(row) for row in rows]
-    assert lengths.policy_lengths(mask.slice(1, len(rows))).tolist() == [sum(r) for r in rows[1:]]

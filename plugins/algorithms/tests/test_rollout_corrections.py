@@ -16,13 +16,11 @@ from dovetail.numerics.rollout_correction import correct_batch
 from dovetail.plugins.index import default_index
 from dovetail_algorithms.config import corrections as configs
 from dovetail_algorithms.config.corrections import (
-    DecoupledTokenIsConfig,
+    CONFIGS,
     RejectionSection,
     RolloutCorrectionConfig,
 )
-from dovetail_algorithms.corrections import bypass, decoupled
-from dovetail_algorithms.corrections.by_ratio import CorrectionByRatio
-from dovetail_algorithms.corrections.disabled import Disabled
+from dovetail_algorithms.corrections import CORRECTIONS
 from dovetail_sdk.testing.conformance import RolloutCorrectionConformance
 from dovetail_sdk.testing.shapes import checked
 
@@ -58,12 +56,6 @@ PRESETS = {
     "bypass_pg_geo_rs_seq_tis": ("bypass", "sequence", TIS, [GEO]),
     "disabled": ("disabled", None, TIS, []),
 }
-CLASSES = {
-    cls.name: cls
-    for module in (decoupled, bypass)
-    for cls in vars(module).values()
-    if isinstance(cls, type) and issubclass(cls, CorrectionByRatio) and cls is not CorrectionByRatio
-} | {"disabled": Disabled}
 
 
 def make(cls, **settings):
@@ -93,7 +85,7 @@ def test_a_preset_is_installed_with_the_settings_of_its_name(name):
     mode, weights, bounds, reject = PRESETS[name]
     entry = next(e for e in default_index().entries("rollout_correction") if e.name == name)
     assert entry.state == "compatible"
-    cls = CLASSES[name]
+    cls = CORRECTIONS[name]
     assert entry.target == f"{cls.__module__}:{cls.__name__}"
     config = cls.Config()
     assert (config.mode, config.weights, config.normalize_weights) == (mode, weights, False)
@@ -108,12 +100,12 @@ def test_there_are_no_other_presets():
         if e.distribution == "dovetail-algorithms"
     ]
     assert sorted(ours) == sorted(PRESETS)
-    assert set(CLASSES) == set(PRESETS)
+    assert set(CORRECTIONS) == set(PRESETS)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_setting_of_a_preset_can_be_overridden_and_is_documented(name):
-    own = CLASSES[name].Config
+    own = CORRECTIONS[name].Config
     config = own(
         mode="decoupled",
         weights="token",
@@ -135,7 +127,7 @@ def test_each_setting_of_a_preset_can_be_overridden_and_is_documented(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_asks_for_what_it_reads_and_says_what_it_makes(name):
     mode, weights, _, reject = PRESETS[name]
-    cls = CLASSES[name]
+    cls = CORRECTIONS[name]
     config = cls.Config()
     assert cls.mode(config) == mode
     assert cls.requires(config) == (set() if mode == "disabled" else {"rollout_log_probs"})
@@ -146,15 +138,18 @@ def test_a_preset_asks_for_what_it_reads_and_says_what_it_makes(name):
 
 
 def test_normalising_needs_the_whole_batch():
-    config = DecoupledTokenIsConfig(normalize_weights=True)
-    assert decoupled.DecoupledTokenIs.before_update(config)
+    config = CONFIGS["decoupled_token_is"](normalize_weights=True)
+    assert CORRECTIONS["decoupled_token_is"].before_update(config)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: DecoupledTokenIsConfig(weights=None, normalize_weights=True), "no weights"),
-        (lambda: DecoupledTokenIsConfig(mode="bypass", normalize_weights=True), "micro-batch"),
+        (lambda: CONFIGS["decoupled_token_is"](weights=None, normalize_weights=True), "no weights"),
+        (
+            lambda: CONFIGS["decoupled_token_is"](mode="bypass", normalize_weights=True),
+            "micro-batch",
+        ),
         (lambda: RejectionSection(by="token_k3", lower=0.5, upper=2.0), "never negative"),
         (lambda: RejectionSection(by="token_k1", upper=0.9), "upper is 0.9"),
         (lambda: RejectionSection(by="token_k1", lower=1.1, upper=2.0), "lower is 1.1"),
@@ -178,7 +173,7 @@ def test_the_criteria_of_the_config_are_those_of_the_numerics():
 
 
 def weights(name, log_ratios, **settings):
-    corrected, _ = correct_batch(make(CLASSES[name], **settings), batch(log_ratios))
+    corrected, _ = correct_batch(make(CORRECTIONS[name], **settings), batch(log_ratios))
     return corrected["rollout_is_weights"].to_list()
 
 
@@ -205,7 +200,7 @@ def test_icepop_zeroes_on_both_sides():
 def test_normalised_weights_have_mean_one_over_the_tokens_that_are_kept():
     done, metrics = correct_batch(
         make(
-            decoupled.DecoupledTokenIs,
+            CORRECTIONS["decoupled_token_is"],
             normalize_weights=True,
             reject=(RejectionSection(by="token_k1", upper=3.0),),
         ),
@@ -220,7 +215,7 @@ def test_normalised_weights_have_mean_one_over_the_tokens_that_are_kept():
 
 def test_rejection_makes_a_loss_mask_and_counts():
     far, near = [0.01, 0.02, 0.0], [0.0005, -0.0005, 0.0002]
-    done, metrics = correct_batch(make(decoupled.DecoupledGeoRs), batch([far, near, []]))
+    done, metrics = correct_batch(make(CORRECTIONS["decoupled_geo_rs"]), batch([far, near, []]))
     assert "rollout_is_weights" not in done
     assert done["loss_mask"].to_list() == [[False] * 3, [True] * 3, []]
     got = values(metrics)
@@ -231,7 +226,7 @@ def test_rejection_makes_a_loss_mask_and_counts():
 
 def test_without_a_rejected_token_the_loss_mask_is_the_response_mask():
     given = batch([[0.0, 0.0]])
-    done, _ = correct_batch(make(decoupled.DecoupledGeoRs), given)
+    done, _ = correct_batch(make(CORRECTIONS["decoupled_geo_rs"]), given)
     assert done["loss_mask"].to_list() == given["response_mask"].to_list()
 
 
@@ -239,7 +234,7 @@ def test_a_loss_mask_that_is_there_is_narrowed_and_its_tokens_count_in_nothing()
     there = Ragged.from_list([[True, False], [False, False]], dtype=np.bool_)
     # The second token's ratio would reject the first sample, and the second sample is out already.
     given = batch([[0.0, 9.0], [9.0, 9.0]], loss_mask=there)
-    done, metrics = correct_batch(make(decoupled.DecoupledGeoRsSeqTis), given)
+    done, metrics = correct_batch(make(CORRECTIONS["decoupled_geo_rs_seq_tis"]), given)
     assert done["loss_mask"].to_list() == [[True, False], [False, False]]
     assert done["rollout_is_weights"].to_list() == [[1.0, 0.0], [0.0, 0.0]]
     assert values(metrics)["rollout_corr/masked_token"] == 0.0
@@ -247,7 +242,7 @@ def test_a_loss_mask_that_is_there_is_narrowed_and_its_tokens_count_in_nothing()
 
 def test_criteria_combine_with_and():
     cls = make(
-        decoupled.DecoupledTokenIs,
+        CORRECTIONS["decoupled_token_is"],
         weights=None,
         reject=(
             RejectionSection(by="token_k1", lower=0.5, upper=2.0),
@@ -261,13 +256,13 @@ def test_criteria_combine_with_and():
 
 def test_disabled_does_nothing_at_all():
     given = batch([[3.0, 1.0]])
-    done, metrics = correct_batch(make(Disabled), given)
+    done, metrics = correct_batch(make(CORRECTIONS["disabled"]), given)
     assert done.equals(given)
     assert not metrics
 
 
 def test_bypass_corrects_micro_batches_by_the_current_policy():
-    done = make(bypass.BypassPgGeoRsTokenTis).correct(
+    done = make(CORRECTIONS["bypass_pg_geo_rs_token_tis"]).correct(
         _inputs([0.5, 0.0, 0.0002], [0, 1, 3]), LocalReduction()
     )
     assert done.keep_T.tolist() == [False, True, True]
@@ -297,7 +292,7 @@ _APART = (
 )  # fmt: skip
 """Presets that have each mode, level of weights and criterion between them; the suite of the others is nightly."""
 
-for _name, _cls in CLASSES.items():
+for _name, _cls in CORRECTIONS.items():
     globals()[f"Test{_cls.__name__}"] = type(
         f"Test{_cls.__name__}",
         (_Suite,),
@@ -311,14 +306,14 @@ for _name, _cls in CLASSES.items():
 
 
 class TestNormalisedTokens(RolloutCorrectionConformance):
-    plugin = decoupled.DecoupledTokenIs
-    config = DecoupledTokenIsConfig(name="decoupled_token_is", normalize_weights=True)
+    plugin = CORRECTIONS["decoupled_token_is"]
+    config = CONFIGS["decoupled_token_is"](name="decoupled_token_is", normalize_weights=True)
     batch_wide = True
 
 
 class TestEveryLevelAtOnce(RolloutCorrectionConformance):
-    plugin = decoupled.DecoupledSeqIs
-    config = configs.DecoupledSeqIsConfig(
+    plugin = CORRECTIONS["decoupled_seq_is"]
+    config = CONFIGS["decoupled_seq_is"](
         name="decoupled_seq_is",
         weight_upper=None,
         reject=(

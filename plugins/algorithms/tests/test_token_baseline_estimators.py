@@ -1,7 +1,4 @@
-"""The optimal token baselines, compiled and in NumPy, against a loop over groups and positions."""
-
-import contextlib
-from unittest import mock
+"""The optimal token baselines against a loop over groups and positions."""
 
 import numpy as np
 import pytest
@@ -9,14 +6,11 @@ from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.estimators import baselines_eager, scans
 from dovetail_algorithms.estimators.optimal_token_baseline import (
     OptimalTokenBaseline,
     TirOptimalTokenBaseline,
 )
 
-scans_compiled = pytest.importorskip("dovetail_algorithms.estimators.scans_compiled")
-by_scans = pytest.mark.parametrize("kind", ["compiled", "eager"])
 by_estimator = pytest.mark.parametrize("estimator", [OptimalTokenBaseline, TirOptimalTokenBaseline])
 
 # Of every token its reward, the chosen token's probability, what the others have of the most they can, and a weight.
@@ -31,17 +25,6 @@ tokens = st.tuples(
 samples = st.lists(
     st.tuples(st.integers(0, 2), st.lists(tokens, max_size=7)), min_size=1, max_size=9
 )
-
-
-@contextlib.contextmanager
-def using(kind):
-    with (
-        mock.patch.object(
-            scans, "compiled", return_value=scans_compiled if kind == "compiled" else None
-        ),
-        mock.patch.object(baselines_eager, "BLOCK", 8 if kind == "eager" else 1 << 17),
-    ):
-        yield
 
 
 def packed(rows, weighted):
@@ -93,19 +76,17 @@ def one_path(batch, i, compact):
     return path
 
 
-def estimate(estimator, batch, groups, kind):
-    with using(kind):
-        return estimator(estimator.Config(), PluginContext()).estimate(batch, groups)
+def estimate(estimator, batch, groups):
+    return estimator(estimator.Config(), PluginContext()).estimate(batch, groups)
 
 
-@by_scans
 @by_estimator
 @settings(max_examples=40, deadline=None)
 @given(samples, st.booleans())
-def test_advantages_equal_the_formula(kind, estimator, rows, weighted):
+def test_advantages_equal_the_formula(estimator, rows, weighted):
     batch = packed(rows, weighted)
     ids = [group for group, _ in rows]
-    result = estimate(estimator, batch, Groups.of(np.array(ids)), kind)
+    result = estimate(estimator, batch, Groups.of(np.array(ids)))
     expected = oracle(batch, ids, estimator is TirOptimalTokenBaseline)
     largest = [
         max([1.0, *(abs(token[0]) for other, row in rows for token in row if other == group)])
@@ -123,10 +104,9 @@ def test_advantages_equal_the_formula(kind, estimator, rows, weighted):
     assert result.metrics["advantage/zero_signal_groups"] <= np.mean(silent) + 1e-9
 
 
-@by_scans
 @by_estimator
 @pytest.mark.parametrize("own", [0.9, 1.0])
-def test_long_responses_in_any_order_agree_with_the_formula(kind, estimator, own):
+def test_long_responses_in_any_order_agree_with_the_formula(estimator, own):
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.repeat(np.arange(4), 3))
     rows = [
@@ -146,34 +126,32 @@ def test_long_responses_in_any_order_agree_with_the_formula(kind, estimator, own
         for group, n in zip(ids, rng.integers(0, 150, len(ids)), strict=True)
     ]
     batch = packed(rows, weighted=True)
-    result = estimate(estimator, batch, Groups.of(ids), kind)
+    result = estimate(estimator, batch, Groups.of(ids))
     expected = oracle(batch, ids.tolist(), estimator is TirOptimalTokenBaseline)
     for got, want in zip(result.advantages, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
-@by_scans
 @by_estimator
-def test_sequences_of_one_trajectory_weigh_as_one(kind, estimator):
+def test_sequences_of_one_trajectory_weigh_as_one(estimator):
     row = [(1.0, 0.5, 0.5, 1.0, True), (0.0, 0.9, 0.5, 1.0, True)]
     other = [(0.0, 0.1, 0.5, 1.0, True), (0.5, 0.5, 0.2, 1.0, True)]
     once = packed([(0, row), (0, other)], weighted=False)
     thrice = packed([(0, row), (0, row), (0, other), (0, row)], weighted=False)
-    expected = estimate(estimator, once, Groups.of(np.zeros(2)), kind).advantages
+    expected = estimate(estimator, once, Groups.of(np.zeros(2))).advantages
     groups = Groups.of(np.zeros(4), np.array([7, 7, 8, 7]))
-    got = estimate(estimator, thrice, groups, kind).advantages
+    got = estimate(estimator, thrice, groups).advantages
     for i, j in enumerate([0, 0, 1, 0]):
         np.testing.assert_allclose(got[i], expected[j], rtol=1e-5, atol=1e-6)
 
 
-@by_scans
-def test_tool_tokens_shift_positions_only_where_they_count(kind):
+def test_tool_tokens_shift_positions_only_where_they_count():
     token, tool = (1.0, 0.5, 0.5, 1.0, True), (0.0, 0.5, 0.5, 1.0, False)
     batch = packed([(0, [token, tool, tool, token]), (0, [token, token])], weighted=False)
     groups = Groups.of(np.zeros(2))
-    tir = estimate(TirOptimalTokenBaseline, batch, groups, kind).advantages
+    tir = estimate(TirOptimalTokenBaseline, batch, groups).advantages
     np.testing.assert_allclose(np.concatenate(list(tir)), 0.0, atol=1e-6)
-    plain = estimate(OptimalTokenBaseline, batch, groups, kind).advantages
+    plain = estimate(OptimalTokenBaseline, batch, groups).advantages
     # Beyond the second longest response there is no baseline; alone at a position, a token is its own.
     np.testing.assert_allclose(plain[0], [0.0, 0.0, 0.0, 1.0], atol=1e-6)
     np.testing.assert_allclose(plain[1], [0.0, 0.0], atol=1e-6)

@@ -12,8 +12,6 @@ from .finite import (
 from .kl import estimate_kl as estimate_kl
 from .loss_aggregation import sum_by_sample as sum_by_sample
 from .masked import (
-    EPSILON as EPSILON,
-    ROUNDING as ROUNDING,
     masked_mean as masked_mean,
     masked_var as masked_var,
     whiten as whiten,

@@ -6,11 +6,10 @@ What the mask leaves out has no influence, whatever it holds: NaN and infinity i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import attrs
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Real
+from jaxtyping import Bool, Float32, Real
 
 from dovetail.interfaces.plugin import LocalReduction, Reduction
 
@@ -18,10 +17,6 @@ EPSILON = 1e-8
 """Floor of the variance in whitening."""
 ROUNDING = 1e-12
 """Relative to the mean: a smaller standard deviation is the mean's own rounding error."""
-
-
-BLOCK = 1 << 15
-"""Tokens that are worked on at once."""
 
 
 @attrs.frozen
@@ -49,19 +44,7 @@ def masked_moments(
         mask_T: bool [T].
         reduction: sums over the ranks that hold the other parts of the batch; by default there are none.
     """
-    total = reduction or LocalReduction()
-    sums = np.zeros(2)
-    for _, chosen in _chosen(values_T, mask_T):
-        sums += len(chosen), chosen.sum()
-    count, sum_ = total.sum(sums).tolist()
-    if not count:
-        return Moments(0.0, 0.0, 0.0)
-    mean = sum_ / count
-    own = 0.0
-    for _, chosen in _chosen(values_T, mask_T):
-        own += float(np.square(np.subtract(chosen, mean, out=chosen), out=chosen).sum())
-    squares = float(total.sum(np.array([own], np.float64))[0])
-    return Moments(count, mean, squares / (count - 1) if count > 1 else 0.0)
+    return weighted_moments(values_T, mask_T.astype(np.int64), reduction)
 
 
 def weighted_moments(
@@ -82,12 +65,12 @@ def weighted_moments(
     counted = weights_N > 0
     chosen = values_N[counted].astype(np.float64, copy=False)
     weights = weights_N[counted].astype(np.float64, copy=False)
-    sums = np.array([weights.sum(), np.dot(weights, chosen)], np.float64)
+    sums = np.array([weights.sum(), (weights * chosen).sum()], np.float64)
     count, sum_ = total.sum(sums).tolist()
     if not count:
         return Moments(0.0, 0.0, 0.0)
     mean = sum_ / count
-    own = np.array([np.dot(weights, np.square(chosen - mean))], np.float64)
+    own = np.array([(weights * np.square(chosen - mean)).sum()], np.float64)
     squares = float(total.sum(own)[0])
     return Moments(count, mean, squares / (count - 1) if count > 1 else 0.0)
 
@@ -114,30 +97,13 @@ def whiten(
     values_T: Real[np.ndarray, "T"],
     mask_T: Bool[np.ndarray, "T"],
     reduction: Reduction | None = None,
-    *,
-    shift_mean: bool = True,
 ) -> Float32[np.ndarray, "T"]:
-    """(x − mean) / √(variance + 1e-8) over what the mask selects.
-
-    Args:
-        values_T: [T], any real dtype.
-        mask_T: bool [T].
-        reduction: as in `masked_moments`.
-        shift_mean: False scales only, and leaves the mean where it was.
+    """(x − mean) / √(variance + 1e-8) over what the mask selects. Arguments as in `masked_moments`.
 
     Returns:
         float32 [T]; 0 where the mask is False.
     """
-    moments = masked_moments(values_T, mask_T, reduction)
-    white_T = np.empty(values_T.shape, np.float32)
-    for block, chosen in _chosen(values_T, mask_T):
-        white = _white(chosen, moments, shift_mean=shift_mean)
-        if len(white) == block.stop - block.start:
-            white_T[block] = white
-        else:
-            white_T[block] = 0
-            white_T[block][mask_T[block]] = white
-    return white_T
+    return whiten_weighted(values_T, mask_T.astype(np.int64), reduction)
 
 
 def whiten_weighted(
@@ -151,35 +117,10 @@ def whiten_weighted(
         float32 [N]; 0 where the weight is 0.
     """
     moments = weighted_moments(values_N, weights_N, reduction)
-    counted = weights_N > 0
     white_N = np.zeros(values_N.shape, np.float32)
-    white_N[counted] = _white(values_N[counted].astype(np.float64), moments, shift_mean=True)
-    return white_N
-
-
-def _chosen(
-    values_T: Real[np.ndarray, "T"], mask_T: Bool[np.ndarray, "T"]
-) -> Iterator[tuple[slice, Float64[np.ndarray, "K"]]]:
-    """What the mask selects, block by block that fits a core's cache: where, and a copy that the next overwrites."""
-    room = np.empty(min(BLOCK, len(mask_T)))
-    for start in range(0, len(mask_T), BLOCK):
-        block = slice(start, min(start + BLOCK, len(mask_T)))
-        mask, values = mask_T[block], values_T[block]
-        chosen = room[: np.count_nonzero(mask)]
-        chosen[:] = values if len(chosen) == len(mask) else values[mask]
-        yield block, chosen
-
-
-def _white(
-    values_K: Float64[np.ndarray, "K"], moments: Moments, *, shift_mean: bool
-) -> Float64[np.ndarray, "K"]:
-    """Of float64 values; overwrites them."""
-    deviations_K = values_K
-    deviations_K -= moments.mean
     # The mean of equal values is off by a rounding error, which is no signal.
-    if math.sqrt(moments.var) <= ROUNDING * abs(moments.mean):
-        deviations_K[:] = 0
-    deviations_K /= math.sqrt(moments.var + EPSILON)
-    if not shift_mean:
-        deviations_K += moments.mean
-    return deviations_K
+    if not math.sqrt(moments.var) <= ROUNDING * abs(moments.mean):
+        counted = weights_N > 0
+        deviations = values_N[counted].astype(np.float64) - moments.mean
+        white_N[counted] = deviations / math.sqrt(moments.var + EPSILON)
+    return white_N

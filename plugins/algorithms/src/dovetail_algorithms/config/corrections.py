@@ -1,10 +1,11 @@
-"""Config classes of the rollout corrections: one set of keys, and a class a preset with defaults of its own.
+"""Config classes of the rollout corrections: one set of keys, and a table of presets, each a name for other defaults.
 
 Nothing here imports more than the config sections.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
@@ -33,14 +34,6 @@ _AT_MOST_ONE: Any = attrs.validators.optional(
     attrs.validators.and_(attrs.validators.gt(0), attrs.validators.le(1))
 )
 _AT_LEAST_ONE: Any = attrs.validators.optional(attrs.validators.ge(1))
-
-
-def _lower(default: float | None) -> Any:
-    return attrs.field(default=default, validator=_AT_MOST_ONE)
-
-
-def _upper(default: float | None) -> Any:
-    return attrs.field(default=default, validator=_AT_LEAST_ONE)
 
 
 @attrs.frozen(kw_only=True)
@@ -78,9 +71,9 @@ class RolloutCorrectionConfig(PluginSection):
     """Three policies, rollout, old and current (decoupled); two, the rollout policy being the old one (bypass); or no correction (disabled)."""
     weights: WeightLevel | None = None
     """Importance weights, by each token's ratio or by the product over its whole sample; None for none."""
-    weight_upper: float | None = _upper(2.0)
+    weight_upper: float | None = attrs.field(default=2.0, validator=_AT_LEAST_ONE)
     """Largest ratio that weighs as it is; None for any."""
-    weight_lower: float | None = _lower(None)
+    weight_lower: float | None = attrs.field(default=None, validator=_AT_MOST_ONE)
     """Smallest ratio that weighs as it is; None for any."""
     weight_outside: Outside = "truncate"
     """What a ratio beyond a bound weighs: as much as the bound (TIS), or nothing (IcePop)."""
@@ -108,139 +101,81 @@ GEOMETRIC = RejectionSection(by="seq_mean_k1", lower=0.999, upper=1.001)
 K3 = RejectionSection(by="seq_mean_k3", upper=0.01)
 """The mean of k3 over a sample."""
 
+_ICEPOP = {
+    "weights": "token",
+    "weight_lower": 0.5,
+    "weight_upper": 5.0,
+    "weight_outside": "zero",
+}
+_TOKEN, _SEQUENCE = {"weights": "token"}, {"weights": "sequence"}
+_BYPASS = {"mode": "bypass"}
+_GEOMETRIC, _K3 = {"reject": (GEOMETRIC,)}, {"reject": (K3,)}
 
-@attrs.frozen(kw_only=True)
-class DecoupledTokenIsConfig(RolloutCorrectionConfig):
-    """Decoupled: a weight a token, truncated at 2."""
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "decoupled_token_is": _TOKEN,
+    "decoupled_seq_is": _SEQUENCE,
+    "decoupled_token_icepop": _ICEPOP,
+    "decoupled_seq_is_rs": {**_SEQUENCE, "reject": (SEQUENCE,)},
+    "decoupled_geo_rs": _GEOMETRIC,
+    "decoupled_geo_rs_token_tis": {**_TOKEN, **_GEOMETRIC},
+    "decoupled_geo_rs_seq_tis": {**_SEQUENCE, **_GEOMETRIC},
+    "decoupled_k3_rs": _K3,
+    "decoupled_k3_rs_token_tis": {**_TOKEN, **_K3},
+    "decoupled_k3_rs_seq_tis": {**_SEQUENCE, **_K3},
+    "bypass_ppo_clip": _BYPASS,
+    "bypass_ppo_clip_geo_rs": {**_BYPASS, **_GEOMETRIC},
+    "bypass_ppo_clip_k3_rs": {**_BYPASS, **_K3},
+    "bypass_pg_is": {**_BYPASS, **_SEQUENCE},
+    "bypass_pg_token_icepop": {**_BYPASS, **_ICEPOP},
+    "bypass_pg_geo_rs": {**_BYPASS, **_GEOMETRIC},
+    "bypass_pg_geo_rs_token_tis": {**_BYPASS, **_TOKEN, **_GEOMETRIC},
+    "bypass_pg_geo_rs_seq_tis": {**_BYPASS, **_SEQUENCE, **_GEOMETRIC},
+    "disabled": {"mode": "disabled"},
+}
+"""Names that the field knows, verl's: what each sets differently from `RolloutCorrectionConfig`."""
 
-    weights: WeightLevel | None = "token"
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledSeqIsConfig(RolloutCorrectionConfig):
-    """Decoupled: a weight a sample, truncated at 2."""
-
-    weights: WeightLevel | None = "sequence"
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledTokenIcepopConfig(RolloutCorrectionConfig):
-    """Decoupled: a weight a token, 0 outside 0.5 to 5."""
-
-    weights: WeightLevel | None = "token"
-    weight_lower: float | None = _lower(0.5)
-    weight_upper: float | None = _upper(5.0)
-    weight_outside: Outside = "zero"
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledSeqIsRsConfig(DecoupledSeqIsConfig):
-    """Decoupled: a weight a sample, and no samples whose ratio is outside 0.5 to 2."""
-
-    reject: tuple[RejectionSection, ...] = (SEQUENCE,)
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledGeoRsConfig(RolloutCorrectionConfig):
-    """Decoupled: no samples whose geometric mean ratio is outside 0.999 to 1.001."""
-
-    reject: tuple[RejectionSection, ...] = (GEOMETRIC,)
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledGeoRsTokenTisConfig(DecoupledGeoRsConfig):
-    """Decoupled: geometric rejection, and a weight a token, truncated at 2."""
-
-    weights: WeightLevel | None = "token"
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledGeoRsSeqTisConfig(DecoupledGeoRsConfig):
-    """Decoupled: geometric rejection, and a weight a sample, truncated at 2."""
-
-    weights: WeightLevel | None = "sequence"
+_MODES = {
+    "decoupled": "Decoupled",
+    "bypass_ppo_clip": "Bypass with a clipped loss, whose own ratio is r",
+    "bypass_pg": "Bypass with the policy gradient, a loss without a ratio",
+    "disabled": "No correction",
+}
+_WEIGHTS = {
+    "token": "w_t = min(r_t, 2) (truncated importance sampling; Ionides, 2008)",
+    "sequence": "w = min(Π_t r_t, 2) for each token of a sample",
+    "zero": "w_t = r_t where 0.5 ≤ r_t ≤ 5, otherwise 0 (IcePop, arXiv 2510.18855)",
+}
+_KEEPS = {
+    SEQUENCE: "only samples with 0.5 ≤ Π_t 1/r_t ≤ 2",
+    GEOMETRIC: "only samples with 0.999 ≤ exp(mean_t −log r_t) ≤ 1.001 (the geometric mean)",
+    K3: "only samples with mean_t (r_t − 1 − log r_t) ≤ 0.01 (k3)",
+}
 
 
-@attrs.frozen(kw_only=True)
-class DecoupledK3RsConfig(RolloutCorrectionConfig):
-    """Decoupled: no samples whose mean k3 is above 0.01."""
-
-    reject: tuple[RejectionSection, ...] = (K3,)
-
-
-@attrs.frozen(kw_only=True)
-class DecoupledK3RsTokenTisConfig(DecoupledK3RsConfig):
-    """Decoupled: rejection by k3, and a weight a token, truncated at 2."""
-
-    weights: WeightLevel | None = "token"
+def _described(name: str, settings: Mapping[str, Any]) -> str:
+    """What a preset does, in one line."""
+    mode = next(text for start, text in _MODES.items() if name.startswith(start))
+    parts = [_KEEPS[section] for section in settings.get("reject", ())]
+    if "weights" in settings:
+        parts.append(_WEIGHTS[settings.get("weight_outside", settings["weights"])])
+    return mode + (": " if parts else "") + "; ".join(parts) + "."
 
 
-@attrs.frozen(kw_only=True)
-class DecoupledK3RsSeqTisConfig(DecoupledK3RsConfig):
-    """Decoupled: rejection by k3, and a weight a sample, truncated at 2."""
-
-    weights: WeightLevel | None = "sequence"
-
-
-@attrs.frozen(kw_only=True)
-class BypassPpoClipConfig(RolloutCorrectionConfig):
-    """Bypass: a clipped loss whose ratio is over the rollout policy itself."""
-
-    mode: Mode = "bypass"
+def _preset_config(name: str) -> type[RolloutCorrectionConfig]:
+    """The config class of a preset: `RolloutCorrectionConfig` with its defaults."""
+    base = attrs.fields_dict(RolloutCorrectionConfig)
+    body = {"__doc__": _described(name, PRESETS[name]), "__module__": __name__}
+    cls = type(f"{name.title().replace('_', '')}Config", (RolloutCorrectionConfig,), body)
+    defaults = {
+        key: attrs.field(default=value, validator=base[key].validator, type=base[key].type)
+        for key, value in PRESETS[name].items()
+    }
+    return attrs.frozen(kw_only=True, these=defaults)(cls)
 
 
-@attrs.frozen(kw_only=True)
-class BypassPpoClipGeoRsConfig(BypassPpoClipConfig):
-    """Bypass: a clipped loss over the rollout policy, with geometric rejection."""
-
-    reject: tuple[RejectionSection, ...] = (GEOMETRIC,)
-
-
-@attrs.frozen(kw_only=True)
-class BypassPpoClipK3RsConfig(BypassPpoClipConfig):
-    """Bypass: a clipped loss over the rollout policy, with rejection by k3."""
-
-    reject: tuple[RejectionSection, ...] = (K3,)
-
-
-@attrs.frozen(kw_only=True)
-class BypassPgIsConfig(RolloutCorrectionConfig):
-    """Bypass: the policy gradient with a weight a sample, truncated at 2."""
-
-    mode: Mode = "bypass"
-    weights: WeightLevel | None = "sequence"
-
-
-@attrs.frozen(kw_only=True)
-class BypassPgTokenIcepopConfig(DecoupledTokenIcepopConfig):
-    """Bypass: the policy gradient with a weight a token, 0 outside 0.5 to 5."""
-
-    mode: Mode = "bypass"
-
-
-@attrs.frozen(kw_only=True)
-class BypassPgGeoRsConfig(DecoupledGeoRsConfig):
-    """Bypass: the policy gradient with geometric rejection."""
-
-    mode: Mode = "bypass"
-
-
-@attrs.frozen(kw_only=True)
-class BypassPgGeoRsTokenTisConfig(DecoupledGeoRsTokenTisConfig):
-    """Bypass: the policy gradient with geometric rejection, and a weight a token, truncated at 2."""
-
-    mode: Mode = "bypass"
-
-
-@attrs.frozen(kw_only=True)
-class BypassPgGeoRsSeqTisConfig(DecoupledGeoRsSeqTisConfig):
-    """Bypass: the policy gradient with geometric rejection, and a weight a sample, truncated at 2."""
-
-    mode: Mode = "bypass"
-
-
-@attrs.frozen(kw_only=True)
-class DisabledConfig(RolloutCorrectionConfig):
-    """No correction."""
-
-    mode: Mode = "disabled"
+CONFIGS: Mapping[str, type[RolloutCorrectionConfig]] = {
+    name: _preset_config(name) for name in PRESETS
+}
+"""The config class of each preset, by its name."""
+# A manifest names a config class by its module and name.
+globals().update({cls.__name__: cls for cls in CONFIGS.values()})

@@ -6,8 +6,8 @@ from typing import Any
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups
+from dovetail.numerics import whiten
 from dovetail_algorithms.config.estimators import GaeConfig
-from dovetail_algorithms.estimators.scans import gae, whiten
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
@@ -32,17 +32,13 @@ class Gae(TokenEstimator):
         return frozenset({"token_rewards", "response_mask", "values"})
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
-        mask = self.mask(columns)
-        advantages_T, returns_T = gae(
-            columns["token_rewards"].values,
-            columns["values"].values,
-            mask.values,
-            mask.offsets,
-            self.config.gamma,
-            self.config.lam,
-        )
+        own = self.policy_tokens(columns)
+        gamma, lam = self.config.gamma, self.config.lam
+        rewards_K, values_K = own.take(columns["token_rewards"]), own.take(columns["values"])
+        deltas_K = rewards_K + gamma * own.following(values_K) - values_K
+        advantages_K = own.discounted_sums(deltas_K, gamma * lam)
+        advantages, returns = own.column(advantages_K), own.column(advantages_K + values_K)
         if self.config.whiten:
-            advantages_T = whiten(advantages_T, mask.values, self.context.reduction, in_place=True)
-        return Advantages(
-            advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
-        )
+            white_T = whiten(advantages.values, own.mask.values, self.context.reduction)
+            advantages = own.mask.with_values(white_T)
+        return Advantages(advantages=advantages, returns=returns)

@@ -11,7 +11,6 @@ from dovetail.batch import Batch
 from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import OpoConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, comparable_G
-from dovetail_algorithms.estimators.lengths import policy_lengths
 
 
 class Opo(GroupBaseline):
@@ -33,7 +32,7 @@ class Opo(GroupBaseline):
 
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
         scores_N = np.asarray(columns["scores"], np.float64)
-        lengths_N = policy_lengths(columns["response_mask"])
+        lengths_N = columns["response_mask"].sum()
         # Sums over sequences, not over trajectories: their lengths add up.
         tokens_G = _sum_G(lengths_N, groups)
         # Rewards relative to the plain mean lose no precision where all of them are large.

@@ -1,6 +1,6 @@
 """Optimal token baseline: one for every position, weighted by the energy of the paths that lead there.
 
-Legend: T tokens, N samples, G groups, J trajectories.
+Legend: K tokens of the policy, N samples, G groups, J trajectories.
 """
 
 from __future__ import annotations
@@ -8,22 +8,19 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float64, Int64
 
-from dovetail.batch import Batch, Ragged
+from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups
 from dovetail_algorithms.config.estimators import (
     OptimalTokenBaselineConfig,
     TirOptimalTokenBaselineConfig,
 )
-from dovetail_algorithms.estimators.baselines import optimal_baseline
 from dovetail_algorithms.estimators.group_baseline import group_metrics
-from dovetail_algorithms.estimators.lengths import policy_lengths
-from dovetail_algorithms.estimators.parts import in_threads
-from dovetail_algorithms.estimators.token_level import TokenEstimator
+from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstimator
 
-PART = 1 << 17
-"""Tokens that one thread works on at once."""
+EPSILON = 1e-8
+"""Floor of the sum of energies at a position."""
 ROUNDING = 1e-6
 """A negative energy this small is the rounding error of a probability near 1."""
 
@@ -55,39 +52,49 @@ class OptimalTokenBaseline(TokenEstimator):
         return 2
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
-        mask = self.mask(columns)
-        compact = self.positions_among_own
-        lengths_N = policy_lengths(mask) if compact else own_reach(mask)
-        sizes_G = np.bincount(groups.index_N, minlength=groups.count)
-        order_N = np.argsort(groups.index_N, kind="stable")
-        sorted_ = bool(np.all(groups.index_N[:-1] <= groups.index_N[1:]))
-        rows = columns if sorted_ else columns.select(self._reads(columns)).take(order_N)
-        own = rows["response_mask"]
-        weights_N = groups.weights_N
-        advantages_T, returns_T = optimal_baseline(
-            rows["token_rewards"].values.astype(np.float32, copy=False),
-            _energies_T(rows),
-            own.values.astype(np.bool_, copy=False),
-            own.offsets,
-            np.concatenate([[0], np.cumsum(sizes_G)]).astype(np.int64),
-            np.ones(len(mask)) if weights_N is None else weights_N[order_N],
-            second_longest(lengths_N, groups),
-            compact=compact,
-        )
-        advantages, returns = own.with_values(advantages_T), own.with_values(returns_T)
-        if not sorted_:
-            back_N = np.argsort(order_N)
-            advantages, returns = advantages.take(back_N), returns.take(back_N)
-        advantages = _without_singletons(advantages, groups)
+        own = self.policy_tokens(columns)
+        returns_K = own.discounted_sums(own.take(columns["token_rewards"]), 1.0)
+        energies_K = own.running_sums(_energies(columns, own))
+        if groups.weights_N is not None:
+            energies_K = energies_K * np.repeat(groups.weights_N, own.lengths_N)
+        baseline_K = self._baselines(own, groups, returns_K, energies_K)
+        # A group of one trajectory has nothing to compare with.
+        compared_K = np.repeat((groups.sizes_G > 1)[groups.index_N], own.lengths_N)
+        advantages = own.column(np.where(compared_K, returns_K - baseline_K, 0.0))
+        signal_N = advantages.with_values(np.abs(advantages.values)).sum()
         return Advantages(
             advantages=advantages,
-            returns=returns,
-            metrics=group_metrics(_signal_N(advantages), groups),
+            returns=own.column(returns_K),
+            metrics=group_metrics(signal_N, groups),
         )
 
-    def _reads(self, columns: Batch) -> list[str]:
-        optional = {"rollout_is_weights"} & set(columns.names)
-        return sorted(self.requires(self.config) | optional)
+    def _baselines(
+        self,
+        own: PolicyTokens,
+        groups: Groups,
+        returns_K: Float64[np.ndarray, "K"],
+        energies_K: Float64[np.ndarray, "K"],
+    ) -> Float64[np.ndarray, "K"]:
+        """Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8) at each token, over the tokens at its position in its group."""
+        if self.positions_among_own:
+            position_K = np.arange(len(returns_K)) - np.repeat(
+                own.last_N + 1 - own.lengths_N, own.lengths_N
+            )
+        else:
+            position_K = own.place_K - np.repeat(own.mask.offsets[:-1], own.lengths_N)
+        some_N = own.lengths_N > 0
+        reach_N = np.zeros(len(some_N), np.int64)
+        reach_N[some_N] = position_K[own.last_N[some_N]] + 1
+        reach_G = np.zeros(groups.count, np.int64)
+        np.maximum.at(reach_G, groups.index_N, reach_N)
+        group_K = np.repeat(groups.index_N, own.lengths_N)
+        # A cell for every position of every group, as far as its longest response reaches.
+        cell_K = (np.cumsum(reach_G) - reach_G)[group_K] + position_K
+        weighted = np.bincount(cell_K, weights=returns_K * energies_K)
+        baselines = weighted / (np.bincount(cell_K, weights=energies_K) + EPSILON)
+        within_K = position_K < second_longest(reach_N, groups)[group_K]
+        baseline_K: np.ndarray = np.where(within_K, baselines[cell_K], 0.0)
+        return baseline_K
 
 
 class TirOptimalTokenBaseline(OptimalTokenBaseline):
@@ -104,66 +111,14 @@ class TirOptimalTokenBaseline(OptimalTokenBaseline):
     positions_among_own = True
 
 
-def _energies_T(columns: Batch) -> Float32[np.ndarray, "T"]:
-    """float32 [T]: ρ² (1 − 2π + Σπ²) of each token, of which those with mask 0 hold anything."""
-    log_probs_T, squares_T = columns["old_log_probs"].values, columns["sum_pi_squared"].values
-    weights = columns["rollout_is_weights"].values if "rollout_is_weights" in columns else None
-    energies_T = np.empty(len(log_probs_T), np.float32)
-    starts = range(0, len(log_probs_T), PART)
-
-    def work(part: int) -> None:
-        block = slice(starts[part], starts[part] + PART)
-        out = energies_T[block]
-        np.exp(log_probs_T[block], out=out, dtype=np.float32, casting="same_kind")
-        out *= -2
-        out += 1
-        out += squares_T[block]
-        if out.min() < 0:
-            out[(out < 0) & (out > -ROUNDING)] = 0
-        if weights is not None:
-            out *= weights[block]
-            out *= weights[block]
-
-    in_threads(len(starts), work)
-    return energies_T
-
-
-def own_reach(mask: Ragged) -> Int64[np.ndarray, "N"]:
-    """int64 [N]: position after the last token with mask 1 in each row; 0 where there is none."""
-    reach_N = mask.lengths.copy()
-    some = np.flatnonzero(reach_N > 0)
-    # Most responses end with a token of the policy; only the others are searched.
-    late = some[~mask.values[mask.offsets[some + 1] - 1]]
-    if len(late):
-        rows = mask.take(late)
-        own = np.flatnonzero(rows.values)
-        bounds = np.searchsorted(own, rows.offsets)
-        found = bounds[1:] > bounds[:-1]
-        last = own[bounds[1:][found] - 1]
-        reach_N[late] = 0
-        reach_N[late[found]] = last + 1 - rows.offsets[:-1][found]
-    return reach_N
-
-
-def _without_singletons(advantages: Ragged, groups: Groups) -> Ragged:
-    """0 in groups of one trajectory, which has nothing to compare with."""
-    alone_N = (groups.sizes_G < 2)[groups.index_N]
-    if alone_N.any():
-        advantages.values[np.repeat(alone_N, advantages.lengths)] = 0
-    return advantages
-
-
-def _signal_N(advantages: Ragged) -> Float32[np.ndarray, "N"]:
-    """float32 [N]: the largest absolute advantage of each sample."""
-    signal_N = np.zeros(len(advantages), np.float32)
-    some_N = advantages.lengths > 0
-    if some_N.any():
-        starts = advantages.offsets[:-1][some_N]
-        signal_N[some_N] = np.maximum(
-            np.maximum.reduceat(advantages.values, starts),
-            -np.minimum.reduceat(advantages.values, starts),
-        )
-    return signal_N
+def _energies(columns: Batch, own: PolicyTokens) -> Float64[np.ndarray, "K"]:
+    """ρ² (1 − 2π + Σπ²) of each token, float64 [K]."""
+    pi_K = np.exp(own.take(columns["old_log_probs"]))
+    energies_K: np.ndarray = 1 - 2 * pi_K + own.take(columns["sum_pi_squared"])
+    energies_K[(energies_K < 0) & (energies_K > -ROUNDING)] = 0
+    if "rollout_is_weights" in columns:
+        energies_K *= own.take(columns["rollout_is_weights"]) ** 2
+    return energies_K
 
 
 def second_longest(lengths_N: Int64[np.ndarray, "N"], groups: Groups) -> Int64[np.ndarray, "G"]:

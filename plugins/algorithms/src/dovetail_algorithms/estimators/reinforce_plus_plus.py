@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups
+from dovetail.numerics import whiten
 from dovetail_algorithms.config.estimators import ReinforcePlusPlusConfig
-from dovetail_algorithms.estimators.scans import discounted_returns, whiten
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
@@ -24,10 +24,8 @@ class ReinforcePlusPlus(TokenEstimator):
     scope = "batch"
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
-        mask = self.mask(columns)
-        rewards_T = columns["token_rewards"].values
-        returns_T = discounted_returns(rewards_T, mask.values, mask.offsets, self.config.gamma)
-        advantages_T = whiten(returns_T, mask.values, self.context.reduction)
-        return Advantages(
-            advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
-        )
+        own = self.policy_tokens(columns)
+        rewards_K = own.take(columns["token_rewards"])
+        returns = own.column(own.discounted_sums(rewards_K, self.config.gamma))
+        white_T = whiten(returns.values, own.mask.values, self.context.reduction)
+        return Advantages(advantages=own.mask.with_values(white_T), returns=returns)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups
 from dovetail_algorithms.config.estimators import RemaxConfig
-from dovetail_algorithms.estimators.scans import rewards_to_go
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
@@ -28,10 +29,9 @@ class Remax(TokenEstimator):
         return frozenset({"token_rewards", "response_mask", "baseline_scores"})
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
-        mask = self.mask(columns)
-        advantages_T, returns_T = rewards_to_go(
-            columns["token_rewards"].values, mask.values, mask.offsets, columns["baseline_scores"]
-        )
+        own = self.policy_tokens(columns)
+        returns_K = own.discounted_sums(own.take(columns["token_rewards"]), 1.0)
+        greedy_K = np.repeat(columns["baseline_scores"], own.lengths_N)
         return Advantages(
-            advantages=mask.with_values(advantages_T), returns=mask.with_values(returns_T)
+            advantages=own.column(returns_K - greedy_K), returns=own.column(returns_K)
         )

@@ -1,13 +1,77 @@
-"""What the token-level estimators share. T tokens, N samples."""
+"""What the token-level estimators share. T tokens, K of them the policy's own, N samples."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
+from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import AdvantageEstimator
+
+
+@attrs.frozen(eq=False)
+class PolicyTokens:
+    """The tokens that the policy wrote, one sample after another. Tokens of tools between them take no time.
+
+    Attributes:
+        mask: ragged bool, `response_mask`.
+        place_K: int64 [K], index among all tokens.
+        lengths_N: int64 [N], how many each sample has.
+    """
+
+    mask: Ragged
+    place_K: Int64[np.ndarray, "K"]
+    lengths_N: Int64[np.ndarray, "N"]
+
+    @classmethod
+    def of(cls, mask: Ragged) -> PolicyTokens:
+        """Find them."""
+        place_K = np.flatnonzero(mask.values)
+        return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
+
+    def take(self, column: Ragged) -> Float64[np.ndarray, "K"]:
+        """Their values in a column, float64 [K]."""
+        values_K: np.ndarray = column.values[self.place_K].astype(np.float64)
+        return values_K
+
+    def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:
+        """Return a ragged float32 column with these values, and 0 on all other tokens."""
+        values_T = np.zeros(len(self.mask.values), np.float32)
+        values_T[self.place_K] = values_K
+        return self.mask.with_values(values_T)
+
+    def following(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
+        """x_{k+1} at each token, float64 [K]; 0 after a sample's last."""
+        following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
+        following_K[self.last_N[self.lengths_N > 0]] = 0
+        return following_K
+
+    def discounted_sums(
+        self, values_K: Float64[np.ndarray, "K"], decay: float
+    ) -> Float64[np.ndarray, "K"]:
+        """S_k = x_k + decay · S_{k+1} within each sample, float64 [K]."""
+        sums_K = values_K.copy()
+        # One step back at a time, in all samples at once that are long enough: the longest stand first.
+        order_N = np.argsort(-self.lengths_N, kind="stable")
+        last_N, steps = self.last_N[order_N], np.arange(1, self.lengths_N.max(initial=1))
+        counts = np.searchsorted(-self.lengths_N[order_N], -steps)
+        for back, count in zip(steps.tolist(), counts.tolist(), strict=True):
+            at = last_N[:count] - back
+            sums_K[at] += decay * sums_K[at + 1]
+        return sums_K
+
+    def running_sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
+        """Σ_{j≤k} x_j within each sample, float64 [K]."""
+        backwards = attrs.evolve(self, lengths_N=self.lengths_N[::-1])
+        return backwards.discounted_sums(values_K[::-1], 1.0)[::-1]
+
+    @property
+    def last_N(self) -> Int64[np.ndarray, "N"]:
+        """int64 [N]: where among the K tokens each sample's last one is."""
+        return np.cumsum(self.lengths_N) - 1
 
 
 class TokenEstimator(AdvantageEstimator):
@@ -25,12 +89,12 @@ class TokenEstimator(AdvantageEstimator):
     def provides(cls, config: Any) -> frozenset[str]:
         return frozenset({"advantages", "returns"})
 
-    def mask(self, columns: Batch) -> Ragged:
-        """`response_mask`, once all required columns are known to be there.
+    def policy_tokens(self, columns: Batch) -> PolicyTokens:
+        """The tokens that `response_mask` selects, once all required columns are known to be there.
 
         Raises:
             ColumnError: one is missing.
         """
         columns.require(sorted(self.requires(self.config)), f"advantage estimator {self.name!r}")
         mask: Ragged = columns["response_mask"]
-        return mask if mask.dtype == np.bool_ else mask.with_values(mask.values != 0)
+        return PolicyTokens.of(mask.with_values(mask.values != 0))

@@ -8,7 +8,6 @@ from jaxtyping import Float64
 from dovetail.batch import Ragged
 from dovetail.interfaces import Groups, Reduction
 from dovetail.numerics import whiten_weighted
-from dovetail_algorithms.estimators.lengths import policy_lengths
 
 
 def whiten_over_tokens(
@@ -28,6 +27,6 @@ def whiten_over_tokens(
         float64 [N]; 0 for groups of one and samples without a token of the policy.
     """
     compared_N = (groups.sizes_G > 1)[groups.index_N]
-    tokens_N = np.where(compared_N, policy_lengths(mask), 0)
+    tokens_N = np.where(compared_N, mask.sum(), 0)
     white_N = whiten_weighted(advantages_N, tokens_N, reduction).astype(np.float64)
     return np.where(np.isfinite(advantages_N), white_N, advantages_N)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, TokenLosses
 from dovetail_algorithms.config.losses import CispoConfig
-from dovetail_algorithms.losses.ratio import as_numbers, clip_metrics, log_ratio, ratio_metrics
+from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
 
-class Cispo(PolicyLoss):
+class Cispo(RatioLoss):
     """L = −sg(clip(ρ, 1 − clip_low, 1 + clip_high)) · A · log π, ρ = exp(clamp(log π − log π_old, ±20)).
 
     Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip takes the gradient of a token away; here every token keeps it,
@@ -20,24 +18,20 @@ class Cispo(PolicyLoss):
     """
 
     name = "cispo"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = CispoConfig
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: shares of tokens whose weight a bound cut, and the ratio's."""
-        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
-        ratio_T = log_ratio_T.exp()
+        log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
+        ratio_T = log_ratio_T.detach().exp()
         low, upper = self.config.clip_low, 1 + self.config.clip_high
         lower = None if low is None else 1 - low
         weights_T = ratio_T.clamp(lower, upper)
-
-        tokens = inputs.mask_T.count_nonzero()
-        metrics = clip_metrics(tokens, ratio_T > upper, None if lower is None else ratio_T < lower)
-        metrics |= ratio_metrics(ratio_T, log_ratio_T, as_numbers(inputs.mask_T, ratio_T), tokens)
-        return TokenLosses(losses_T=-(weights_T * advantages_T) * log_probs_T, metrics=metrics)
+        metrics = ratio_metrics(
+            inputs.mask_T,
+            log_ratio_T,
+            upper_T=ratio_T > upper,
+            lower_T=None if lower is None else ratio_T < lower,
+        )
+        losses_T = -weights_T * inputs.columns["advantages"] * inputs.log_probs_T
+        return TokenLosses(losses_T=losses_T, metrics=metrics)

@@ -6,23 +6,21 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces import LossInputs, PolicyLoss, Reduction, TokenLosses
+from dovetail.interfaces import LossInputs, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import ClipCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
 from dovetail_algorithms.losses.ratio import (
-    as_numbers,
-    clip_metrics,
+    RatioLoss,
+    bounded_log_ratio,
     clipped_surrogate,
-    log_ratio,
     ratio_metrics,
-    with_slopes,
 )
 
 CHOSEN = "clip_cov_detached"
 
 
-class ClipCov(PolicyLoss):
+class ClipCov(RatioLoss):
     """L = 0 on the chosen tokens, max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)) on the others.
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
@@ -35,16 +33,10 @@ class ClipCov(PolicyLoss):
     """
 
     name = "clip_cov"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = ClipCovConfig
     columns: ClassVar[tuple[Column, ...]] = (
         Column(CHOSEN, "float32", "ragged", "1 on tokens that Clip-Cov detaches", "actor", "response_ids"),
     )  # fmt: skip
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
 
     @classmethod
     def prepares(cls, config: Any) -> frozenset[str]:
@@ -59,17 +51,14 @@ class ClipCov(PolicyLoss):
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: shares of tokens bounded and detached, and the ratio's."""
-        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
-        ratio_T = log_ratio_T.exp()
-        low, high = self.config.clip_low, self.config.clip_high
-        found = clipped_surrogate(ratio_T, advantages_T, clip_low=low, clip_high=high)
+        log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
+        losses_T, upper_T, lower_T = clipped_surrogate(
+            log_ratio_T.exp(),
+            inputs.columns["advantages"],
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+        )
         chosen_T = inputs.columns[CHOSEN]
-        kept_T = 1 - chosen_T
-
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
-        metrics = clip_metrics(tokens, found.upper_T, found.lower_T)
-        metrics |= ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
-        metrics["actor/clip_cov_frac"] = share_metric(chosen_T, tokens)
-        losses_T = with_slopes(found.values_T * kept_T, found.slopes_T * kept_T, log_probs_T)
-        return TokenLosses(losses_T=losses_T, metrics=metrics)
+        metrics = ratio_metrics(inputs.mask_T, log_ratio_T, upper_T=upper_T, lower_T=lower_T)
+        metrics["actor/clip_cov_frac"] = share_metric(chosen_T, inputs.mask_T.count_nonzero())
+        return TokenLosses(losses_T=(1 - chosen_T) * losses_T, metrics=metrics)

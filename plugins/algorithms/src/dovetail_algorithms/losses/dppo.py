@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, TokenLosses
 from dovetail_algorithms.config.losses import DppoConfig
-from dovetail_algorithms.losses.ratio import as_numbers, clip_metrics, log_ratio, ratio_metrics
+from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
 MAX_RATIO = 20.0
 """Greatest importance weight of a token."""
@@ -20,7 +20,7 @@ SMALLEST = 1e-12
 """Floor of a probability inside a logarithm."""
 
 
-class Dppo(PolicyLoss):
+class Dppo(RatioLoss):
     """L = −A · sg(min(ρ, 20)) · log π where the token is inside the trust region or coming back, else 0.
 
     Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout
@@ -33,8 +33,6 @@ class Dppo(PolicyLoss):
     """
 
     name = "dppo"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = DppoConfig
 
     @classmethod
@@ -45,19 +43,13 @@ class Dppo(PolicyLoss):
         """Losses [T], and metrics: shares of tokens outside the trust region by side, and the ratio's."""
         log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
         anchor_T = inputs.columns["rollout_log_probs"]
-        log_ratio_T = log_ratio(log_probs_T, anchor_T)
-        ratio_T = log_ratio_T.exp()
+        log_ratio_T = bounded_log_ratio(log_probs_T, anchor_T).detach()
         outside_T = self._outside(log_probs_T.detach(), anchor_T)
-        positive_T = advantages_T > 0
-        upper_T = (log_ratio_T > 0) & positive_T & outside_T
-        lower_T = (log_ratio_T < 0) & ~positive_T & outside_T
-        inside_T = as_numbers((upper_T | lower_T).logical_not_(), ratio_T)
-        slopes_T = -(ratio_T.clamp(max=MAX_RATIO).mul_(inside_T) * advantages_T)
-
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
-        metrics = clip_metrics(tokens, upper_T, lower_T)
-        metrics |= ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
-        return TokenLosses(losses_T=slopes_T * log_probs_T, metrics=metrics)
+        upper_T = (log_ratio_T > 0) & (advantages_T > 0) & outside_T
+        lower_T = (log_ratio_T < 0) & (advantages_T <= 0) & outside_T
+        weights_T = log_ratio_T.exp().clamp(max=MAX_RATIO).masked_fill(upper_T | lower_T, 0)
+        metrics = ratio_metrics(inputs.mask_T, log_ratio_T, upper_T=upper_T, lower_T=lower_T)
+        return TokenLosses(losses_T=-advantages_T * weights_T * log_probs_T, metrics=metrics)
 
     def _outside(self, log_probs_T: Float[Tensor, "T"], anchor_T: Float[Tensor, "T"]) -> Tensor:
         divergence = self.config.divergence

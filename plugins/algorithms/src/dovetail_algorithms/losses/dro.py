@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, TokenLosses
 from dovetail_algorithms.config.losses import DroConfig
-from dovetail_algorithms.losses.ratio import (
-    as_numbers,
-    clip_metrics,
-    log_ratio,
-    ratio_metrics,
-    with_slopes,
-)
+from dovetail_algorithms.losses.ratio import RatioLoss, ratio_metrics
 
 
-class Dro(PolicyLoss):
+class Dro(RatioLoss):
     """L = −(A · log π − ½ beta · (log π − log π_old)²).
 
     Paper: Direct Reward Optimisation, arXiv 2405.19107, by token here. No importance ratio multiplies the
@@ -27,29 +19,12 @@ class Dro(PolicyLoss):
     """
 
     name = "dro"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = DroConfig
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and the ratio's metrics."""
-        log_probs_T, old_T = inputs.log_probs_T, inputs.columns["old_log_probs"]
-        advantages_T, beta = inputs.columns["advantages"], self.config.beta
         # Not clamped as a ratio is: the pull grows with the distance, and nothing overflows.
-        distance_T = log_probs_T.detach() - old_T
-        values_T = (
-            distance_T.square()
-            .mul_(beta / 2)
-            .addcmul_(advantages_T, log_probs_T.detach(), value=-1)
-        )
-        slopes_T = distance_T.mul_(beta).sub_(advantages_T)
-
-        log_ratio_T = log_ratio(log_probs_T, old_T)
-        ratio_T = log_ratio_T.exp()
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
-        metrics = clip_metrics(tokens) | ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
-        return TokenLosses(losses_T=with_slopes(values_T, slopes_T, log_probs_T), metrics=metrics)
+        log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
+        penalty_T = 0.5 * self.config.beta * log_ratio_T.square()
+        losses_T = -(inputs.columns["advantages"] * inputs.log_probs_T - penalty_T)
+        return TokenLosses(losses_T=losses_T, metrics=ratio_metrics(inputs.mask_T, log_ratio_T))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
 from dovetail_algorithms.config.losses import GpgConfig
+from dovetail_algorithms.losses.reinforce import Reinforce
 
 
-class Gpg(PolicyLoss):
+class Gpg(Reinforce):
     """L = −A · log π.
 
     Paper: Group Policy Gradient, arXiv 2504.02546, which leaves surrogate, clip and reference out, and corrects the
@@ -19,14 +17,4 @@ class Gpg(PolicyLoss):
     """
 
     name = "gpg"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = GpgConfig
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages"})
-
-    def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T]; no metrics."""
-        return TokenLosses(losses_T=-inputs.columns["advantages"] * inputs.log_probs_T)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, TokenLosses
 from dovetail_algorithms.config.losses import GspoConfig
 from dovetail_algorithms.losses.ratio import (
-    LOG_RATIO_BOUND,
-    as_numbers,
-    clip_metrics,
+    RatioLoss,
     clipped_surrogate,
     ratio_metrics,
     sequence_ratio,
-    with_slopes,
 )
 
 
-class Gspo(PolicyLoss):
+class Gspo(RatioLoss):
     """L = max(−A s, −A · clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean over the sequence of log π − log π_old).
 
     Paper: Group Sequence Policy Optimization, arXiv 2507.18071. The reward belongs to the sequence, so its
@@ -34,32 +29,20 @@ class Gspo(PolicyLoss):
     """
 
     name = "gspo"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = GspoConfig
     aggregation = "seq_mean_token_mean"
 
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
-
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: shares of tokens in clipped sequences, and the ratio's."""
-        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_probs_T.detach() - inputs.columns["old_log_probs"]
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, log_ratio_T)
-        sequence_T = sequence_ratio(log_ratio_T, weights_T, inputs.offsets_N1)
-        found = clipped_surrogate(
-            sequence_T,
-            advantages_T,
+        log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
+        ratio_T = sequence_ratio(log_ratio_T, inputs.mask_T, inputs.offsets_N1)
+        losses_T, upper_T, lower_T = clipped_surrogate(
+            ratio_T,
+            inputs.columns["advantages"],
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
         )
-
-        metrics = clip_metrics(tokens, found.upper_T, found.lower_T)
-        log_ratio_T.clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        metrics |= ratio_metrics(log_ratio_T.exp(), log_ratio_T, weights_T, tokens, sequence_T)
-        # log s in token form has the slope of the token's own log-probability, 1.
-        return TokenLosses(
-            losses_T=with_slopes(found.values_T, found.slopes_T, log_probs_T), metrics=metrics
+        metrics = ratio_metrics(
+            inputs.mask_T, log_ratio_T, ratio_T=ratio_T, upper_T=upper_T, lower_T=lower_T
         )
+        return TokenLosses(losses_T=losses_T, metrics=metrics)

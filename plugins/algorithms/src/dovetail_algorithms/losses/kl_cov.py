@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
-
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces import LossInputs, PolicyLoss, Reduction, TokenLosses
+from dovetail.interfaces import LossInputs, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import KlCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
-from dovetail_algorithms.losses.ratio import (
-    RATIO_BOUND,
-    as_numbers,
-    clip_metrics,
-    log_ratio,
-    ratio_metrics,
-    with_slopes,
-)
+from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
 CHOSEN = "kl_cov_penalised"
 
@@ -27,7 +18,7 @@ ROUNDING = 1e-5
 """Nats: two passes over one policy differ by less."""
 
 
-class KlCov(PolicyLoss):
+class KlCov(RatioLoss):
     """L = −A ρ, and coef · |d| more on the chosen tokens that have |d| > 1e-5 nats; d = log π − log π_old, ρ = exp(clamp(d, ±20)).
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
@@ -44,16 +35,10 @@ class KlCov(PolicyLoss):
     """
 
     name = "kl_cov"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = KlCovConfig
     columns: ClassVar[tuple[Column, ...]] = (
         Column(CHOSEN, "float32", "ragged", "1 on tokens that KL-Cov penalises", "actor", "response_ids"),
     )  # fmt: skip
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
 
     @classmethod
     def prepares(cls, config: Any) -> frozenset[str]:
@@ -65,23 +50,13 @@ class KlCov(PolicyLoss):
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: share of tokens penalised, and the ratio's."""
-        log_probs_T, old_T = inputs.log_probs_T, inputs.columns["old_log_probs"]
-        log_ratio_T = log_ratio(log_probs_T, old_T)
-        ratio_T = log_ratio_T.exp()
-        plain_T = -(inputs.columns["advantages"] * ratio_T)
+        old_T, chosen_T = inputs.columns["old_log_probs"], inputs.columns[CHOSEN]
+        log_ratio_T = bounded_log_ratio(inputs.log_probs_T, old_T)
+        plain_T = -inputs.columns["advantages"] * log_ratio_T.exp()
         # The distance is not clamped as the ratio is, so that the penalty never lets go.
-        distance_T, chosen_T = log_probs_T.detach() - old_T, inputs.columns[CHOSEN]
+        distance_T = (inputs.log_probs_T - old_T).abs()
         # In a step's first update π is π_old: the sign of a rounding error must not become a pull of full strength.
-        apart_T = distance_T.abs() > ROUNDING
-        pull_T = distance_T.sign() * apart_T * chosen_T * self.config.coef
-
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
-        metrics = clip_metrics(tokens) | ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
-        metrics["actor/kl_cov_frac"] = share_metric(chosen_T, tokens)
-        free_T = as_numbers(ratio_T < RATIO_BOUND, ratio_T)
-        losses_T = with_slopes(
-            torch.addcmul(plain_T, pull_T, distance_T),
-            torch.addcmul(pull_T, plain_T, free_T),
-            log_probs_T,
-        )
-        return TokenLosses(losses_T=losses_T, metrics=metrics)
+        penalty_T = self.config.coef * distance_T * chosen_T * (distance_T > ROUNDING)
+        metrics = ratio_metrics(inputs.mask_T, log_ratio_T)
+        metrics["actor/kl_cov_frac"] = share_metric(chosen_T, inputs.mask_T.count_nonzero())
+        return TokenLosses(losses_T=plain_T + penalty_T, metrics=metrics)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import PpoClipConfig
 from dovetail_algorithms.losses.ratio import (
-    RATIO_BOUND,
-    as_numbers,
-    clip_metrics,
+    RatioLoss,
+    bounded_log_ratio,
     clipped_surrogate,
-    log_ratio,
     ratio_metrics,
-    with_slopes,
 )
 
 
-class PpoClip(PolicyLoss):
+class PpoClip(RatioLoss):
     """L = max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)), ρ = exp(clamp(log π − log π_old, ±20)).
 
     Papers: PPO, arXiv 1707.06347 (clip_low = clip_high = 0.2); Clip-Higher of DAPO, 2503.14476 (0.2 and 0.28), which
@@ -31,29 +26,23 @@ class PpoClip(PolicyLoss):
     """
 
     name = "ppo_clip"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = PpoClipConfig
-
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and metrics: shares of tokens where a bound took the gradient away, and the ratio's."""
-        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
-        ratio_T = log_ratio_T.exp()
-        low, high, dual = self.config.clip_low, self.config.clip_high, self.config.dual_clip
-        found = clipped_surrogate(
-            ratio_T, advantages_T, clip_low=low, clip_high=high, cap=dual or RATIO_BOUND
+        advantages_T, dual = inputs.columns["advantages"], self.config.dual_clip
+        log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
+        losses_T, upper_T, lower_T = clipped_surrogate(
+            log_ratio_T.exp(),
+            advantages_T,
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
         )
-
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
-        metrics = clip_metrics(tokens, found.upper_T, found.lower_T)
-        metrics |= ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
+        metrics = ratio_metrics(inputs.mask_T, log_ratio_T, upper_T=upper_T, lower_T=lower_T)
         if dual is not None:
-            metrics["actor/dual_clip_frac"] = share_metric(found.capped_T, tokens)
-        return TokenLosses(
-            losses_T=with_slopes(found.values_T, found.slopes_T, log_probs_T), metrics=metrics
-        )
+            # Where A ≥ 0 the cap is 0, and the loss not above it.
+            caps_T = dual * (-advantages_T).clamp(min=0)
+            tokens = inputs.mask_T.count_nonzero()
+            metrics["actor/dual_clip_frac"] = share_metric(losses_T > caps_T, tokens)
+            losses_T = losses_T.clamp(max=caps_T)
+        return TokenLosses(losses_T=losses_T, metrics=metrics)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.sections import PluginSection
 from dovetail_algorithms.config.losses import ReinforceConfig
 
 
@@ -21,7 +22,7 @@ class Reinforce(PolicyLoss):
     name = "reinforce"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = ReinforceConfig
+    Config: ClassVar[type[PluginSection]] = ReinforceConfig
 
     @classmethod
     def requires(cls, config: Any) -> frozenset[str]:

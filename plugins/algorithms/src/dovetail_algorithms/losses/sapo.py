@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, TokenLosses
 from dovetail_algorithms.config.losses import SapoConfig
-from dovetail_algorithms.losses.ratio import (
-    as_numbers,
-    clip_metrics,
-    log_ratio,
-    ratio_metrics,
-    with_slopes,
-)
+from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
 
-class Sapo(PolicyLoss):
+class Sapo(RatioLoss):
     """L = −A · f(ρ), f(x) = sigmoid(τ (x − 1)) · 4 / τ, τ = tau_positive where A > 0 and tau_negative elsewhere.
 
     Paper: Soft Adaptive Policy Optimization, arXiv 2511.20347; ρ = exp(clamp(log π − log π_old, ±20)). The slope of f
@@ -27,27 +21,15 @@ class Sapo(PolicyLoss):
     """
 
     name = "sapo"
-    api = ">=1.0,<2"
-    capabilities = frozenset({"deterministic"})
     Config = SapoConfig
     aggregation = "seq_mean_token_mean"
 
-    @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
-        return frozenset({"advantages", "old_log_probs"})
-
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Losses [T], and the ratio's metrics."""
-        log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
-        log_ratio_T = log_ratio(log_probs_T, inputs.columns["old_log_probs"])
-        ratio_T = log_ratio_T.exp()
-        positive, negative = self.config.tau_positive, self.config.tau_negative
-        tau_T = as_numbers(advantages_T > 0, ratio_T).mul_(positive - negative).add_(negative)
-        gate_T = (ratio_T - 1).mul_(tau_T).sigmoid_()
-        scale_T = -4 * advantages_T
-
-        tokens, weights_T = inputs.mask_T.count_nonzero(), as_numbers(inputs.mask_T, ratio_T)
-        metrics = clip_metrics(tokens) | ratio_metrics(ratio_T, log_ratio_T, weights_T, tokens)
-        values_T = scale_T * gate_T / tau_T
-        slopes_T = scale_T * ratio_T * gate_T * (1 - gate_T)
-        return TokenLosses(losses_T=with_slopes(values_T, slopes_T, log_probs_T), metrics=metrics)
+        advantages_T = inputs.columns["advantages"]
+        log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
+        tau_T = torch.full_like(advantages_T, self.config.tau_negative)
+        tau_T[advantages_T > 0] = self.config.tau_positive
+        gate_T = torch.sigmoid(tau_T * (log_ratio_T.exp() - 1)) * 4 / tau_T
+        metrics = ratio_metrics(inputs.mask_T, log_ratio_T)
+        return TokenLosses(losses_T=-advantages_T * gate_T, metrics=metrics)

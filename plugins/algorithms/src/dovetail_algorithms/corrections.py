@@ -1,10 +1,11 @@
-"""Importance weights and rejection from the ratio of the two policies: what every preset of a rollout correction does.
+"""Rollout corrections: importance weights and rejection from the ratio of the two policies, and its presets by name.
 
 Legend: T response tokens, packed end to end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -30,7 +31,7 @@ from dovetail.numerics import (
     rejection_metrics,
     weight_metrics,
 )
-from dovetail_algorithms.config.corrections import RolloutCorrectionConfig
+from dovetail_algorithms.config.corrections import CONFIGS, RolloutCorrectionConfig
 
 
 class CorrectionByRatio(RolloutCorrection):
@@ -117,3 +118,33 @@ class CorrectionByRatio(RolloutCorrection):
             ratio_T, weights_T, keep_T, lower=config.weight_lower, upper=config.weight_upper
         )
         return weights_T
+
+
+_IN_BYPASS = """
+
+A rejected token has no policy loss and still counts in the loss's denominator, which is fixed before the update;
+under a decoupled correction it does not count."""
+_WITHOUT_RATIO = """
+
+In a config:
+
+    algorithm:
+      policy_loss: reinforce"""
+
+
+def _preset(name: str, config: type[RolloutCorrectionConfig]) -> type[CorrectionByRatio]:
+    """The correction with the defaults of a preset."""
+    default = config()
+    doc = str(config.__doc__)
+    doc += _IN_BYPASS if default.mode == "bypass" and default.reject else ""
+    doc += _WITHOUT_RATIO if name.startswith("bypass_pg") else ""
+    body = {"__doc__": doc, "__module__": __name__, "name": name, "Config": config}
+    return type(config.__name__.removesuffix("Config"), (CorrectionByRatio,), body)
+
+
+CORRECTIONS: Mapping[str, type[CorrectionByRatio]] = {
+    name: _preset(name, config) for name, config in CONFIGS.items()
+}
+"""The plugin class of each preset, by its name."""
+# Entry points name a plugin by its module and name.
+globals().update({cls.__name__: cls for cls in CORRECTIONS.values()})

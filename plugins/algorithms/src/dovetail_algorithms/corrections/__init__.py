@@ -1,1 +1,0 @@
-"""Rollout corrections: one implementation, and the presets that the field knows by name."""
