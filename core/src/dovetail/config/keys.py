@@ -9,6 +9,9 @@ from typing import Any
 
 KeyPath = tuple[str | int, ...]
 
+DEEPEST = 100
+"""Levels of mappings and lists in a config: Python's own limit would end in a traceback."""
+
 _PLAIN = re.compile(r"[^.\[\]=\"\s]+")
 _SEGMENT = re.compile(
     r"""\[(?P<index>\d+)\] | \["(?P<quoted>(?:[^"\\]|\\.)*)"\] | (?P<dot>\.?)(?P<plain>[^.\[\]=\"\s]+)""",
@@ -50,6 +53,8 @@ def parse_path(text: str) -> KeyPath:
         position = match.end()
     if not path or isinstance(path[0], int):
         raise ValueError(f"{text!r} is no key path: it starts with a section's name")
+    if len(path) > DEEPEST:
+        raise ValueError(f"a key path has at most {DEEPEST} levels, not {len(path)}")
     return tuple(path)
 
 
