@@ -8,14 +8,13 @@ from typing import Any
 import attrs
 
 from dovetail.config.docs import field_docs
-from dovetail.config.keys import KeyPath, format_path, leaves, parse_path
+from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, parse_path, value_at
 from dovetail.config.layers import DEFAULT_LAYER
 from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
-from dovetail.config.problems import ABSENT, show_value
+from dovetail.config.problems import show_value
 from dovetail.config.schema import Field, bounds, describe, fields_of, is_section
 from dovetail.config.serialise import dump_yaml, plain_value, to_mapping
-from dovetail.config.wording import value_at
 from dovetail.errors import ConfigError, nearest
 
 

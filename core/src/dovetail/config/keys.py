@@ -9,6 +9,9 @@ from typing import Any
 
 KeyPath = tuple[str | int, ...]
 
+ABSENT: Any = object()
+"""Stands for the value of a key that was not given."""
+
 DEEPEST = 100
 """Levels of mappings and lists in a config: Python's own limit would end in a traceback."""
 
@@ -68,3 +71,13 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
             yield from leaves(child, (*path, index))
     else:
         yield path, value
+
+
+def value_at(tree: Any, path: KeyPath) -> Any:
+    """The value at a key path of plain containers, or ABSENT."""
+    for key in path:
+        try:
+            tree = tree[key]
+        except (KeyError, IndexError, TypeError):
+            return ABSENT
+    return tree

@@ -9,12 +9,11 @@ from typing import Any
 import attrs
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
-from dovetail.config.advice import key_advice, replacement, value_advice
-from dovetail.config.aliases import DROPPED_PREFIX
-from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.aliases import DROPPED_PREFIX, key_advice, replacement, value_advice
+from dovetail.config.keys import ABSENT, KeyPath, format_path, value_at
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
-from dovetail.config.problems import ABSENT, Problem
+from dovetail.config.problems import Problem
 from dovetail.config.schema import fields_of
 from dovetail.config.structure import Fault
 from dovetail.errors import DovetailError, nearest
@@ -43,16 +42,6 @@ def problems_of(fault: Fault, tree: SectionDict, origins: Origins) -> Iterator[P
         origin=origin_of(origins, fault.path) if value is not ABSENT else None,
         text=_text(fault, value),
     )
-
-
-def value_at(tree: Any, path: KeyPath) -> Any:
-    """The value at a key path of plain containers, or ABSENT."""
-    for key in path:
-        try:
-            tree = tree[key]
-        except (KeyError, IndexError, TypeError):
-            return ABSENT
-    return tree
 
 
 def origin_of(origins: Origins, path: KeyPath) -> str | None:
