@@ -22,7 +22,8 @@ def verl_advice(path: KeyPath) -> str | None:
     given, theirs = format_path(path), format_path(keys)
     if needless := NEEDLESS_KEYS.get(given) or NEEDLESS_KEYS.get(theirs):
         return f"this is verl's key; leave it out: {needless}"
-    ours = VERL_KEYS.get(theirs) or _section_of(keys)
+    ours = VERL_KEYS.get(theirs) or VERL_KEYS.get(theirs.removesuffix("_per_gpu"))
+    ours = ours or _section_of(keys)
     if ours and ours != given:
         return f"this is verl's key; Dovetail's is {ours}"
     return None

@@ -61,12 +61,12 @@ def parse_path(text: str) -> KeyPath:
     return tuple(path)
 
 
-def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every scalar, and every empty container, of nested plain containers with its key path."""
+def leaves(value: Any, path: KeyPath = (), *, lists: bool = True) -> Iterator[tuple[KeyPath, Any]]:
+    """Every scalar, and every empty container, of nested plain containers with its key path; or `lists` as a whole."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
-            yield from leaves(child, (*path, key))
-    elif isinstance(value, (list, tuple)) and value:
+            yield from leaves(child, (*path, key), lists=lists)
+    elif lists and isinstance(value, (list, tuple)) and value:
         for index, child in enumerate(value):
             yield from leaves(child, (*path, index))
     else:
