@@ -100,12 +100,8 @@ def narrow(
     givens = []
     for given in mappings:
         kept = {}
-        for key, value in given.value.items():
+        for key, value in _own_keys(given, choice).items():
             where, field = (*path, key), fields.get(key)
-            if key in SELECTORS or (
-                given.layer.is_preset and choice.presets != _plugin_of(choice.said)
-            ):
-                continue
             told = Problem(path=where, value=value, text="", origin=given.layer.at(where))
             if found is None and field is None:
                 if advice := key_advice(where, value):
@@ -128,6 +124,13 @@ def narrow(
         problems=problems,
         warnings=list(_in_words(dropped, f"dropped: {kind} {chosen!r}, chosen by {by},")),
     )
+
+
+def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
+    """A contribution without what selects the plugin. What a preset wrote for another plugin means nothing to this one."""
+    if given.layer.is_preset and choice.presets != _plugin_of(choice.said):
+        return {}
+    return {key: value for key, value in given.value.items() if key not in SELECTORS}
 
 
 def _select(
