@@ -75,3 +75,41 @@ def test_problems_of_a_file_name_its_lines(tmp_path, lookup):
     assert error.message.startswith(f"{path}: 2 problems in the config\n")
     assert f'rollout.n = "3" ({path}:4): expected int, got text' in error.message
     assert f"rollout.tempurature = 1.0 ({path}:5): unknown key; did you mean rollout.temperature?" in error.message  # fmt: skip
+
+
+def test_each_kind_of_bad_yaml_gets_its_own_way_out(tmp_path):
+    path = tmp_path / "c.yaml"
+    hints = set()
+    for content in ("a: [", "model:\n\tpath: x\n", "seed: 1\nseed: 2\n", "a: &a [*a]\n", "1: 2\n"):
+        path.write_text(content)
+        hints.add(_error(path).hint)
+    assert len(hints) == 5
+    path.write_text("model:\n\tpath: x\n")
+    assert _error(path).hint == "indent with spaces"
+
+
+@pytest.mark.parametrize("content", ["[" * 2000, "a: " + "{a: " * 2000, "- " * 2000])
+def test_a_text_that_is_nested_very_deep_is_refused_at_once(tmp_path, content):
+    path = tmp_path / "c.yaml"
+    path.write_text(content + ("]" * 2000 if content[0] == "[" else ""))
+    assert "not YAML that a config can hold" in _error(path).message
+
+
+@pytest.mark.parametrize(("first", "more"), [("[x, x]", "[{0}, {0}]"), ("{{k: x}}", "{{<<: [{0}, {0}], l{1}: {0}}}")])  # fmt: skip
+def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path, first, more):
+    lines = [f"a0: &a0 {first.format()}"]
+    lines += [f"a{n}: &a{n} {more.format(f'*a{n - 1}', n)}" for n in range(1, 40)]
+    path = tmp_path / "c.yaml"
+    path.write_text("\n".join(lines))
+    error = _error(path)
+    assert "more than 100,000 values once its aliases are expanded" in error.message
+
+
+def test_a_mapping_with_merged_keys_may_be_given_twice(tmp_path, lookup):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model: {path: x}\nactor: {optim: &a {lr: 1e-5, <<: {lr: 1e-4, eps: 1e-7}}}\ncritic: {optim: *a}\n"
+    )
+    config = load_config(path, resolver=lookup).config
+    assert config.critic.optim == config.actor.optim
+    assert (config.actor.optim.lr, config.actor.optim.eps) == (1e-5, 1e-7)

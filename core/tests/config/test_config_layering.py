@@ -100,7 +100,7 @@ def test_the_layer_that_wins_is_what_an_interpolation_sees(load):
     assert (loaded.config.experiment, loaded.config.project) == ("b", "s7")
 
 
-@pytest.mark.parametrize("text", ["${{ x }}", "${model.path}", "a ${", r"\${x} \\", "???"])
+@pytest.mark.parametrize("text", ["${{ x }}", "${model.path}", "a ${", r"\${x} \\"])
 def test_templates_and_patterns_are_never_interpolated(build, text):
     config = build(
         {

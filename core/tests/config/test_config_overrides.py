@@ -95,6 +95,7 @@ def test_a_template_that_is_no_yaml_reaches_a_verbatim_field_as_it_is(build):
         ("rollout.stop=[a", "not YAML"),
         ("rollout[0]=a", "expected a plugin's name"),
         ("seed[0]=1", "is no list"),
+        (f"odd{'.x' * 2000}=1", "at most 100 levels"),
     ],
 )
 def test_a_bad_override_is_named_with_its_number(problems, override, complaint):

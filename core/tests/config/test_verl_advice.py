@@ -15,6 +15,7 @@ from dovetail.config.keys import parse_path
         ("critic.ppo_mini_batch_size", "critic.mini_batch_size"),
         ("critic.model.path", "critic.path"),
         ("critic.optim.lr_warmup_steps", "critic.optim.warmup_steps"),
+        ("critic.ppo_micro_batch_size_per_gpu", "critic.max_tokens_per_micro_batch"),
         ("trainer.critic_warmup", "critic.warmup_steps"),
         ("algorithm.gamma", "algorithm.advantage.gamma"),
         ("algorithm.lam", "algorithm.advantage.lam"),
@@ -81,6 +82,9 @@ def test_keys_of_a_section_whose_plugin_was_not_chosen_are_explained_all_the_sam
     [
         "rollout.tensor_parallel_size",  # another engine's than the one that is chosen
         "rollout.stop",
+        "rollout.n",
+        "rollout.gpu_memory_utilization",
+        "model.path",
         "actor.optim.eps",
         "model.revision",
     ],
@@ -102,7 +106,8 @@ def test_unknown_keys_of_several_layers_are_each_told_with_theirs(problems, load
         assert f"'{problem.partition(' ')[0]}=" in problem
     assert len(problems({"actor_rollout_ref": {"nothing": {"odd": 1, "odder": 2}}})) == 1
     assert len(problems({"async_training": {"odd": 1, "odder": 2}})) == 1
-    assert len(problems(None, "async_training.odd=1", "async_training.odder=2")) == 2
+    (problem,) = problems(None, "async_training.odd=1", "async_training.odder=2")
+    assert "override #1 'async_training.odd=1', override #2 'async_training.odder=2'" in problem
 
 
 def test_a_misspelt_section_is_told_once_with_every_layer_that_gives_it(problems):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 import typing
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,7 +16,7 @@ from dovetail.config.schema import (
     is_section,
     without_none,
 )
-from dovetail.config.serialise import to_mapping
+from dovetail.config.serialise import plain_value
 from dovetail.errors import PluginError
 from dovetail.sections import PluginSection
 
@@ -72,22 +69,5 @@ def _field(field: Field, doc: str) -> dict[str, Any]:
     if field.required:
         described["required"] = True
     elif field.section is None or not is_section(field.type):
-        described["default"] = _plain(field.default())
+        described["default"] = plain_value(field.default(), verbatim=True)
     return described
-
-
-def _plain(value: Any) -> Any:
-    """A default as JSON has it."""
-    if is_section(type(value)):
-        return to_mapping(value)
-    if isinstance(value, enum.Enum):
-        return _plain(value.value)
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(map(_plain, value))
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

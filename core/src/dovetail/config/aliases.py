@@ -1,8 +1,9 @@
-"""verl's and TRL's names for keys, so that a config written for either gets Dovetail's key named in the error."""
+"""What to write in place of keys and values of verl's, TRL's and Hydra's, or of what was put in the wrong place."""
 
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.verl_keys import NEEDLESS_KEYS, VERL_KEYS, VERL_SECTIONS
@@ -21,7 +22,8 @@ def verl_advice(path: KeyPath) -> str | None:
     given, theirs = format_path(path), format_path(keys)
     if needless := NEEDLESS_KEYS.get(given) or NEEDLESS_KEYS.get(theirs):
         return f"this is verl's key; leave it out: {needless}"
-    ours = VERL_KEYS.get(theirs) or _section_of(keys)
+    ours = VERL_KEYS.get(theirs) or VERL_KEYS.get(theirs.removesuffix("_per_gpu"))
+    ours = ours or _section_of(keys)
     if ours and ours != given:
         return f"this is verl's key; Dovetail's is {ours}"
     return None
@@ -126,3 +128,53 @@ def prefixed_advice(path: KeyPath, known: Container[KeyPath]) -> str | None:
     if path[1:] in known or ours in _NAMED_HERE:
         return f"this is verl's key; Dovetail's is {ours}"
     return None
+
+
+_PRESET = "algorithm.preset"
+_MISPLACED_PRESETS = (("preset",), ("preset", "name"), ("algorithm", "name"))
+_VERL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+"""verl's names of KL estimators to Dovetail's."""
+_KL = (("algorithm", "kl", "in_loss"), ("algorithm", "kl", "in_reward"))
+
+
+def key_advice(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> str | None:
+    """What to say of an unknown key with that value; None where the key means nothing elsewhere either; `known` are the config's own keys."""
+    return replacement(path, value, known) or foreign_advice(path)
+
+
+def replacement(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> str | None:
+    """What to write in place of an unknown key with that value, or why nothing; None where nothing is known of it."""
+    if path in _MISPLACED_PRESETS:
+        name = value if isinstance(value, str) else "NAME"
+        return f"unknown key; a preset is chosen by {_PRESET}={name}"
+    return verl_advice(path) or prefixed_advice(path, known) or trl_advice(path)
+
+
+def section_advice(path: KeyPath, value: Any) -> str | None:
+    """What to write in place of a single value for a section; None where it can't be told."""
+    if path == ("algorithm",) and isinstance(value, str):
+        return f"a preset is chosen by {_PRESET}={value}"
+    if path not in _KL:
+        return None
+    key = format_path(path)
+    if value is False:
+        return f"write {key}=null for no penalty"
+    if value is True:
+        return f"write {key}.coef= and the weight of the penalty"
+    if isinstance(value, (int, float)):
+        return f"write {key}.coef={value}"
+    if isinstance(value, str):
+        return f"write {key}.estimator={_VERL_ESTIMATORS.get(value, value)}"
+    return None
+
+
+def value_advice(path: KeyPath, value: Any) -> str | None:
+    """What to write in place of verl's name of a KL estimator; None for any other value."""
+    if path[:-1] not in _KL or path[-1] != "estimator" or not isinstance(value, str):
+        return None
+    ours = _VERL_ESTIMATORS.get(value.removesuffix("+"))
+    if ours is None:
+        return None
+    # verl's `+` swaps the gradient, which a penalty in the reward has none of.
+    plus = "+" if value.endswith("+") and path[-2] == "in_loss" and ours != "k2" else ""
+    return f'verl\'s "{value}" is "{ours}{plus}"'

@@ -34,32 +34,24 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
 
 
 def _mini_batch(config: RunConfig) -> Iterator[Problem]:
-    for role, section in config.role_sections.items():
-        if not isinstance(section, RefSection):
-            yield from _mini_batch_of(config, role, section.mini_batch_size)
-
-
-def _mini_batch_of(config: RunConfig, role: str, mini: int | None) -> Iterator[Problem]:
     batch = config.data.train_batch_size
-    if mini is None or batch % mini == 0:
-        return
-    if mini > batch:
-        default = "the actor's" if role == "critic" else "the whole batch"
-        text = (
-            f"larger than data.train_batch_size = {batch} (both count prompts or examples, "
-            f"not samples); at most {batch}, or null for {default}"
+    for role, section in config.role_sections.items():
+        mini = None if isinstance(section, RefSection) else section.mini_batch_size
+        if mini is None or batch % mini == 0:
+            continue
+        both = "(both count prompts or examples, not samples)"
+        if mini > batch:
+            default = "the actor's" if role == "critic" else "the whole batch"
+            text = f"larger than data.train_batch_size = {batch} {both}; at most {batch}, or null for {default}"
+        else:
+            nearest_sizes = _divisors_around(batch, mini)
+            text = f"does not divide data.train_batch_size = {batch} {both}; nearest that do: {nearest_sizes}"
+        yield Problem(
+            path=(*config.role_key(role).split("."), "mini_batch_size"),
+            value=mini,
+            text=text,
+            touches=(("data", "train_batch_size"),),
         )
-    else:
-        text = (
-            f"does not divide data.train_batch_size = {batch} (both count prompts or examples, "
-            f"not samples); nearest that do: {_divisors_around(batch, mini)}"
-        )
-    yield Problem(
-        path=(*config.role_key(role).split("."), "mini_batch_size"),
-        value=mini,
-        text=text,
-        touches=(("data", "train_batch_size"),),
-    )
 
 
 def _divisors_around(batch: int, mini: int) -> str:

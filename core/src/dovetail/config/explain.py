@@ -8,14 +8,13 @@ from typing import Any
 import attrs
 
 from dovetail.config.docs import field_docs
-from dovetail.config.keys import KeyPath, format_path, leaves, parse_path
+from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, parse_path, value_at
 from dovetail.config.layers import DEFAULT_LAYER
 from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
-from dovetail.config.problems import ABSENT, show_value
+from dovetail.config.problems import show_value
 from dovetail.config.schema import Field, bounds, describe, fields_of, is_section
 from dovetail.config.serialise import dump_yaml, plain_value, to_mapping
-from dovetail.config.wording import value_at
 from dovetail.errors import ConfigError, nearest
 
 
@@ -57,25 +56,43 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
     value: Any = loaded.config
     owner: type = type(value)
     field: Field | None = None
+    holder: Field | None = None
     absent: KeyPath = ()
     for depth, part in enumerate(path):
-        inner = _absent_section(value, field)
-        if is_section(type(value)) or inner is not None:
-            owner = inner or type(value)
-            absent = absent or path[: depth if inner else 0]
-            field = fields_of(owner).get(str(part))
-            if field is None:
-                raise _no_such_key(loaded, key)
-            value = getattr(value, field.name, None)
+        # The keys of an optional section that is null can be explained all the same.
+        null = field.section if value is None and field and not field.kind else None
+        if is_section(type(value)) or null:
+            owner = null or type(value)
+            absent = absent or path[: depth if null else 0]
+            holder, field = field, fields_of(owner).get(str(part))
+            value = getattr(value, str(part), None)
         else:
-            value = _entry(loaded, key, value, part)
-            field = field if depth else None
+            value = (
+                value_at(value, (part,)) if isinstance(value, (Mapping, list, tuple)) else ABSENT
+            )
+        if field is None or value is ABSENT:
+            raise _no_such_key(loaded, key)
     assert field is not None
-    explained = _explained(loaded, path, value, owner, field)
+    if field.name != "name" or not (holder and holder.kind):
+        holder = None
+    section = is_section(type(value))
+    below = [origin for _, _, origin in all_keys(loaded, key)]
+    origin = loaded.provenance.get(format_path(path)) or ", ".join(dict.fromkeys(below))
     if absent:
-        origin = f"{loaded.provenance.get(format_path(absent), DEFAULT_LAYER)}: {format_path(absent)} is null"
-        return attrs.evolve(explained, origin=origin)
-    return explained
+        given = format_path(absent)
+        origin = f"{loaded.provenance.get(given, DEFAULT_LAYER)}: {given} is null"
+    return Explanation(
+        key=format_path(path),
+        value=None if section else plain_value(value),
+        origin=origin or DEFAULT_LAYER,
+        preset=_overruled_preset(loaded, path),
+        type=_type_of(field, inside=path[-1] != field.name),
+        allowed=_allowed(field, holder),
+        default=_default_of(field, holder),
+        required=field.required,
+        doc=field_docs(owner).get(field.name, ""),
+        keys=tuple(fields_of(type(value))) if section else (),
+    )
 
 
 def annotated_yaml(loaded: LoadedConfig) -> str:
@@ -90,13 +107,6 @@ def annotated_yaml(loaded: LoadedConfig) -> str:
     return "\n".join(lines)
 
 
-def _absent_section(value: Any, field: Field | None) -> type | None:
-    """The class of an optional section that is null: its keys can be explained all the same."""
-    if value is None and field is not None and field.kind is None:
-        return field.section
-    return None
-
-
 def all_keys(loaded: LoadedConfig, below: str | None = None) -> Iterator[tuple[str, Any, str]]:
     """Every key path, or those below one, with its value and the layer that it came from."""
     start = parse_path(below) if below else ()
@@ -106,48 +116,18 @@ def all_keys(loaded: LoadedConfig, below: str | None = None) -> Iterator[tuple[s
             yield key, value, loaded.provenance.get(key, DEFAULT_LAYER)
 
 
-def _explained(
-    loaded: LoadedConfig, path: KeyPath, value: Any, owner: type, field: Field
-) -> Explanation:
-    key = format_path(path)
-    section = is_section(type(value))
-    inside = path[-1] != field.name
-    return Explanation(
-        key=key,
-        value=None if section else plain_value(value),
-        origin=loaded.provenance.get(key) or _origins_below(loaded, path),
-        preset=_overruled_preset(loaded, path),
-        type=_type_of(field, inside=inside),
-        allowed=_allowed(loaded, path, field),
-        default=_default_of(loaded, path, field),
-        required=field.required,
-        doc=field_docs(owner).get(field.name, ""),
-        keys=tuple(fields_of(type(value))) if section else (),
-    )
-
-
 def _overruled_preset(loaded: LoadedConfig, path: KeyPath) -> str:
     layer = loaded.preset
     if layer is None or loaded.provenance.get(format_path(path)) == layer.name:
         return ""
     given = value_at(layer.tree, path)
-    written_for = value_at(layer.tree, (*path[:-1], "name"))
+    name = (*path[:-1], "name")
+    written_for = value_at(layer.tree, name)
     if given is ABSENT or isinstance(given, (Mapping, list)):
         return ""
-    if path[-1] != "name" and written_for not in (ABSENT, _chosen_plugin(loaded, path)):
+    if path != name and written_for not in (ABSENT, value_at(to_mapping(loaded.config), name)):
         return ""
     return f"{show_value(given)} ({layer.name})"
-
-
-def _chosen_plugin(loaded: LoadedConfig, path: KeyPath) -> Any:
-    """The name in the section that holds a key."""
-    return value_at(to_mapping(loaded.config), (*path[:-1], "name"))
-
-
-def _origins_below(loaded: LoadedConfig, path: KeyPath) -> str:
-    """The layers that the parts of a container came from, each once."""
-    origins = [origin for _, _, origin in all_keys(loaded, format_path(path))]
-    return ", ".join(dict.fromkeys(origins)) or DEFAULT_LAYER
 
 
 def _type_of(field: Field, *, inside: bool) -> str:
@@ -159,10 +139,10 @@ def _type_of(field: Field, *, inside: bool) -> str:
     return plugin
 
 
-def _allowed(loaded: LoadedConfig, path: KeyPath, field: Field) -> str:
-    """Bounds of a number, or the installed plugins where the key names one."""
-    plugin = field if field.kind else _plugin_above(loaded, path) if field.name == "name" else None
-    if plugin is None:
+def _allowed(field: Field, holder: Field | None) -> str:
+    """Bounds of a number, or the installed plugins where the key names one, as in the section of a `holder`."""
+    plugin = holder or field
+    if plugin.kind is None:
         return bounds(field.attribute)
     from dovetail.plugins.index import default_index
 
@@ -170,62 +150,23 @@ def _allowed(loaded: LoadedConfig, path: KeyPath, field: Field) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _plugin_above(loaded: LoadedConfig, path: KeyPath) -> Field | None:
-    """The field whose plugin section holds the key; None where no plugin's does."""
-    value: Any = loaded.config
-    field: Field | None = None
-    for part in path[:-1]:
-        if is_section(type(value)):
-            field = fields_of(type(value))[str(part)]
-            value = getattr(value, field.name)
-        else:
-            value = value[part]
-    return field if field and field.kind else None
-
-
-def _default_of(loaded: LoadedConfig, path: KeyPath, field: Field) -> Any:
+def _default_of(field: Field, holder: Field | None) -> Any:
     """What a key is where no layer gives it; for a plugin's name, the plugin that is then selected."""
-    plugin = _plugin_above(loaded, path) if field.name == "name" else field if field.kind else None
-    if plugin is not None and not plugin.collection:
+    plugin = holder or field
+    if plugin.kind and not plugin.collection:
         return plugin.plugin_default
-    if plugin is not None and plugin is field:
-        return (plugin.plugin_default or "").split()
+    if field.kind:
+        return (field.plugin_default or "").split()
     default = field.default()
     return None if default is attrs.NOTHING else plain_value(default)
 
 
-def _entry(loaded: LoadedConfig, key: str, value: Any, part: str | int) -> Any:
-    if (isinstance(value, Mapping) and part in value) or (
-        isinstance(value, (list, tuple)) and isinstance(part, int) and part < len(value)
-    ):
-        return value[part]  # type: ignore[index]
-    raise _no_such_key(loaded, key)
-
-
 def _no_such_key(loaded: LoadedConfig, key: str) -> ConfigError:
-    known = [format_path(path) for path in _paths(loaded.config)]
+    paths = [path for path, _ in leaves(plain_value(loaded.config))]
+    known = dict.fromkeys(format_path(path[:end]) for path in paths for end in range(1, len(path) + 1))  # fmt: skip
     last = key.rpartition(".")[2]
-    close = [name for name in known if name.rpartition(".")[2] == last] or [
-        name for name in [nearest(key, known)] if name
-    ]
-    return ConfigError(
-        f"the config has no key {key!r}",
-        hint=f"did you mean {' or '.join(close)}?"
-        if close
-        else "`dovetail config explain CONFIG` lists all",
-    )
-
-
-def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key path of a config, those of sections included."""
-    if path:
-        yield path
-    if is_section(type(value)):
-        for name in fields_of(type(value)):
-            yield from _paths(getattr(value, name), (*path, name))
-    elif isinstance(value, Mapping):
-        for key, child in value.items():
-            yield from _paths(child, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for index, child in enumerate(value):
-            yield from _paths(child, (*path, index))
+    close = [name for name in known if name.rpartition(".")[2] == last]
+    close = close or [name for name in [nearest(key, known)] if name]
+    listing = "`dovetail config explain CONFIG` lists all"
+    hint = f"did you mean {' or '.join(close)}?" if close else listing
+    return ConfigError(f"the config has no key {key!r}", hint=hint)

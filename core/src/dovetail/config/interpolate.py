@@ -9,16 +9,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dovetail.config.keys import KeyPath
-from dovetail.config.layers import Layer, is_mapping
+from dovetail.config.layers import Layer
 from dovetail.config.merge import Merger, SectionDict
+from dovetail.config.plugin_choice import Resolver
 from dovetail.config.schema import fields_of
-from dovetail.config.selection import Resolver
-from dovetail.config.serialise import plain_value
+from dovetail.config.serialise import escaped, plain_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-_OPENING = "${"
 
 
 class Interpolator:
@@ -32,7 +30,6 @@ class Interpolator:
         self._layers = tuple(layers)
         self._resolver = resolver
         self._context: DictConfig | None = None
-        self._literals: dict[str, str] = {}
 
     def __call__(self, value: str, path: KeyPath) -> Any:
         """The value that a string at that key path stands for.
@@ -40,14 +37,14 @@ class Interpolator:
         Raises:
             ValueError: a key that does not exist, a missing environment variable, a cycle, or bad syntax.
         """
-        from omegaconf import DictConfig, ListConfig, OmegaConf
+        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
         try:
             node, key = self._place(path)
             node[key] = value
             resolved = node[key]
-            if isinstance(resolved, (DictConfig, ListConfig)):
+            if OmegaConf.is_config(resolved):
                 resolved = OmegaConf.to_container(resolved, resolve=True)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
@@ -56,44 +53,22 @@ class Interpolator:
             ) from error
         except RecursionError as error:
             raise ValueError("can't be interpolated: it refers to itself") from error
-        return self._restored(resolved)
+        return resolved
 
     def _place(self, path: KeyPath) -> tuple[Any, str | int]:
         """The container that holds the value, so that `${.sibling}` means what it says, and its key there."""
-        from omegaconf import DictConfig, OmegaConf
+        from omegaconf import OmegaConf
 
         if self._context is None:
             OmegaConf.register_resolver("share", share, replace=True, annotation_validation="off")
             merged = Merger(self._resolver).merge(self._cls, self._layers)
-            self._context = OmegaConf.create(self._parsable(_with_defaults(merged)))
+            self._context = OmegaConf.create(_resolvable(merged))
         node: Any = self._context
         for key in path[:-1]:
             node = node[key] if _holds(node, key) else None
-        if isinstance(node, DictConfig) or _holds(node, path[-1]):
+        if OmegaConf.is_dict(node) or _holds(node, path[-1]):
             return node, path[-1]
         return self._context, "value"
-
-    def _parsable(self, value: Any) -> Any:
-        """The tree without what OmegaConf would stumble over: `${` in templates and patterns, and its own `???`."""
-        if is_mapping(value):
-            return {key: self._parsable(child) for key, child in value.items()}
-        if isinstance(value, list):
-            return [self._parsable(child) for child in value]
-        if isinstance(value, str) and (value == "???" or not _parses(value)):
-            placeholder = f"\0{len(self._literals)}\0"
-            self._literals[placeholder] = value
-            return placeholder
-        return value
-
-    def _restored(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._restored(child) for key, child in value.items()}
-        if isinstance(value, list):
-            return [self._restored(child) for child in value]
-        if isinstance(value, str) and "\0" in value:
-            for placeholder, literal in self._literals.items():
-                value = value.replace(placeholder, literal)
-        return value
 
 
 def share(part: float, whole: int) -> int:
@@ -110,37 +85,32 @@ def share(part: float, whole: int) -> int:
 
 
 def _holds(node: Any, key: str | int) -> bool:
-    from omegaconf import DictConfig, ListConfig
+    from omegaconf import OmegaConf
 
-    if isinstance(node, ListConfig):
+    if OmegaConf.is_list(node):
         return isinstance(key, int) and key < len(node)
-    return isinstance(node, DictConfig) and key in node
+    return OmegaConf.is_dict(node) and key in node
 
 
-def _parses(text: str) -> bool:
-    if _OPENING not in text:
-        return True
+def _resolvable(value: Any) -> Any:
+    """The tree with defaults filled in; `${` that OmegaConf can't parse, as in templates and patterns, is escaped."""
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
 
-    try:
-        OmegaConf.create({"value": text})
-    except GrammarParseError:
-        return False
-    return True
-
-
-def _with_defaults(value: Any) -> Any:
     if isinstance(value, SectionDict):
-        filled: dict[str, Any] = {}
-        for name, field in fields_of(value.cls).items():
-            default = field.default()
-            if name not in value and not field.required:
-                filled[name] = plain_value(default)
-        filled.update({key: _with_defaults(child) for key, child in value.items()})
-        return filled
-    if isinstance(value, list):
-        return [_with_defaults(child) for child in value]
+        defaults = {
+            name: plain_value(field.default())
+            for name, field in fields_of(value.cls).items()
+            if name not in value and not field.required
+        }
+        value = {**defaults, **value}
     if isinstance(value, dict):
-        return {key: _with_defaults(child) for key, child in value.items()}
+        return {key: _resolvable(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_resolvable(child) for child in value]
+    if isinstance(value, str) and "${" in value:
+        try:
+            OmegaConf.create({"value": value})
+        except GrammarParseError:
+            return escaped(value)
     return value

@@ -9,6 +9,12 @@ from typing import Any
 
 KeyPath = tuple[str | int, ...]
 
+ABSENT: Any = object()
+"""Stands for the value of a key that was not given."""
+
+DEEPEST = 100
+"""Levels of mappings and lists in a config: Python's own limit would end in a traceback."""
+
 _PLAIN = re.compile(r"[^.\[\]=\"\s]+")
 _SEGMENT = re.compile(
     r"""\[(?P<index>\d+)\] | \["(?P<quoted>(?:[^"\\]|\\.)*)"\] | (?P<dot>\.?)(?P<plain>[^.\[\]=\"\s]+)""",
@@ -50,16 +56,28 @@ def parse_path(text: str) -> KeyPath:
         position = match.end()
     if not path or isinstance(path[0], int):
         raise ValueError(f"{text!r} is no key path: it starts with a section's name")
+    if len(path) > DEEPEST:
+        raise ValueError(f"a key path has at most {DEEPEST} levels, not {len(path)}")
     return tuple(path)
 
 
-def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every scalar, and every empty container, of nested plain containers with its key path."""
+def leaves(value: Any, path: KeyPath = (), *, lists: bool = True) -> Iterator[tuple[KeyPath, Any]]:
+    """Every scalar, and every empty container, of nested plain containers with its key path; or `lists` as a whole."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
-            yield from leaves(child, (*path, key))
-    elif isinstance(value, (list, tuple)) and value:
+            yield from leaves(child, (*path, key), lists=lists)
+    elif lists and isinstance(value, (list, tuple)) and value:
         for index, child in enumerate(value):
             yield from leaves(child, (*path, index))
     else:
         yield path, value
+
+
+def value_at(tree: Any, path: KeyPath) -> Any:
+    """The value at a key path of plain containers, or ABSENT."""
+    for key in path:
+        try:
+            tree = tree[key]
+        except (KeyError, IndexError, TypeError):
+            return ABSENT
+    return tree

@@ -89,7 +89,7 @@ def read_file(path: str | os.PathLike[str], rank: int = 0) -> Layer:
         where = f", line {error.line}" if error.line else ""
         raise ConfigError(
             f"config file {file}{where} is not YAML that a config can hold: {error}",
-            hint="values that hold `: `, `#`, `{` or `[` need quotes",
+            hint=error.hint,
         ) from None
     if tree is None:
         raise ConfigError(

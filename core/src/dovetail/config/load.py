@@ -10,14 +10,14 @@ import attrs
 
 from dovetail.config.checks import cross_field_problems
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.keys import KeyPath, format_path, leaves
+from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves
 from dovetail.config.layers import DEFAULT_LAYER, Layer, read_file
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
+from dovetail.config.plugin_choice import Resolver
 from dovetail.config.presets import preset_layer
-from dovetail.config.problems import ABSENT, Problem, config_error
+from dovetail.config.problems import Problem, config_error
 from dovetail.config.schema import fields_of, is_section
-from dovetail.config.selection import Resolver
 from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
@@ -101,8 +101,7 @@ def _load(
     for fault in faults:
         problems += problems_of(fault, tree, merger.origins)
     if preset:
-        section, _ = structure(tree["algorithm"]["preset"])
-        problems += [] if section is None else preset.problems(section)
+        problems += preset.problems(structure(tree["algorithm"]["preset"])[0])
     problems += _cross_field(config, tree, [problem.path for problem in problems])
     raise_problems(source, problems, merger.origins)
     return LoadedConfig(

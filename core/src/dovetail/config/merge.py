@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.advice import section_advice
-from dovetail.config.keys import KeyPath, leaves
-from dovetail.config.layers import (
-    DEFAULT_LAYER,
-    DEFAULT_RANK,
-    ByIndex,
-    Given,
-    Layer,
-    is_mapping,
-)
+from dovetail.config.aliases import section_advice
+from dovetail.config.keys import ABSENT, KeyPath, leaves
+from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ByIndex, Given, Layer, is_mapping
 from dovetail.config.mismatch import mismatch
-from dovetail.config.narrow import narrow
 from dovetail.config.overrides import NotYaml
-from dovetail.config.problems import ABSENT, Problem
-from dovetail.config.schema import Field, describe, fields_of, without_none
-from dovetail.config.selection import SELECTORS, Resolver, select
+from dovetail.config.plugin_choice import Resolver, narrow
+from dovetail.config.problems import Problem
+from dovetail.config.schema import (
+    Field,
+    describe,
+    entry_type,
+    fields_of,
+    is_section,
+    without_none,
+)
 from dovetail.config.serialise import given_values
-from dovetail.config.shapes import always_there, default_entries, element_types, shape_of
+from dovetail.sections.fields import SELECTORS
 
 Interpolate = Callable[[str, KeyPath], Any]
 """Resolves the `${…}` in a string found at a key path; raises ValueError where it can't."""
@@ -65,17 +64,17 @@ class Merger:
         """The whole tree of a config class; sections that no layer gives are there, empty."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
-    def _section(self, cls: type, givens: Sequence[Given], path: KeyPath) -> SectionDict:
+    def _section(self, cls: type, givens: Iterable[Given], path: KeyPath) -> SectionDict:
         merged = SectionDict(cls)
-        by_key: dict[str, list[Given]] = {}
+        mappings = []
         for given in givens:
-            if not is_mapping(given.value):
+            if is_mapping(given.value):
+                mappings.append(given)
+            else:
                 advice = section_advice(path, given.value)
                 text = str(mismatch(given.value, cls))
                 self._problem(given, path, f"{text}; {advice}" if advice else text)
-                continue
-            for key, value in given.value.items():
-                by_key.setdefault(key, []).append(Given(value, given.layer))
+        by_key = _by_key(mappings)
         for field in fields_of(cls).values():
             value = self._field(field, by_key.pop(field.name, []), (*path, field.name))
             if value is not ABSENT:
@@ -85,22 +84,19 @@ class Merger:
         return merged
 
     def _unknown(self, givens: Sequence[Given], path: KeyPath) -> Any:
-        """What the layers give for a key that the class does not know, all of it and as it stands: it is told of, not used."""
-        self.origins[path] = givens[-1].layer.at(path)
-        if not all(isinstance(given.value, Mapping) for given in givens):
-            value, raw = givens[-1].value, givens[-1].layer.raw
-            for leaf, _ in leaves(value, path):
-                self.origins[leaf] = givens[-1].layer.at(leaf)
-            return raw if isinstance(value, NotYaml) else value
-        by_key: dict[Any, list[Given]] = {}
-        for given in givens:
-            for key, value in given.value.items():
-                by_key.setdefault(key, []).append(Given(value, given.layer))
-        return {key: self._unknown(entries, (*path, key)) for key, entries in by_key.items()}
+        """What the layers give for a key that the class does not know, all of it and as it stands: for the error alone."""
+        last = givens[-1]
+        self.origins[path] = last.layer.at(path)
+        if all(isinstance(given.value, Mapping) for given in givens):
+            by_key = _by_key(givens)
+            return {key: self._unknown(entries, (*path, key)) for key, entries in by_key.items()}
+        for leaf, _ in leaves(last.value, path):
+            self.origins[leaf] = last.layer.at(leaf)
+        return last.layer.raw if isinstance(last.value, NotYaml) else last.value
 
     def _field(self, field: Field, givens: list[Given], path: KeyPath) -> Any:
         default = field.default()
-        if not givens and not always_there(field, default):
+        if not givens and not _always_there(field, default):
             return ABSENT
         if default is not attrs.NOTHING and not field.kind and (base := given_values(default)):
             givens = [Given(base, _DEFAULTS), *givens]
@@ -108,23 +104,21 @@ class Merger:
 
     def _value(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
         inner, optional = without_none(tp)
-        shape = shape_of(inner, field, givens)
+        shape = _shape(inner, field, givens)
         if shape == "leaf":
             return self._kept(givens[-1], path, field)
         givens = [done for given in givens if (done := self._ready(given, path, field))]
-        nulls = [index for index, given in enumerate(givens) if given.value is None]
-        if nulls:
-            if nulls[-1] == len(givens) - 1 and (optional or shape != "plugin"):
+        if givens and givens[-1].value is None:
+            if optional or shape != "plugin":
                 return self._kept(givens[-1], path, field)
-            if nulls[-1] == len(givens) - 1:
-                self._problem(
-                    givens[-1], path, f"a plugin of kind {field.kind} is needed; give its name"
-                )
-            givens = givens[nulls[-1] + 1 :]
-        if inner is Any:
-            # A list or a mapping replaces what is something else in a lower layer.
-            others = [i for i, given in enumerate(givens) if shape_of(Any, field, [given]) != shape]
-            givens = givens[others[-1] + 1 :] if others else givens
+            text = f"a plugin of kind {field.kind} is needed; give its name"
+            self._problem(givens[-1], path, text)
+        # Null, or another kind of value where any is allowed, replaces what lower layers say.
+        for index in range(len(givens) - 1, -1, -1):
+            value = givens[index].value
+            if value is None or (inner is Any and _shape(Any, field, [givens[index]]) != shape):
+                givens = givens[index + 1 :]
+                break
         if shape == "plugin":
             return self._plugin(field, inner, givens, path, optional=optional)
         if shape == "section":
@@ -141,14 +135,19 @@ class Merger:
         default = None if field.collection else field.plugin_default
         if optional and not mappings and default is None:
             return None
-        kind = str(field.kind)
-        choice = select(kind, mappings, path, default=default)
-        self.origins.update({(*path, key): origin for key, origin in choice.origins.items()})
-        narrowed = narrow(choice, mappings, path, kind=kind, base=base, resolver=self._resolver)
+        narrowed = narrow(
+            mappings,
+            path,
+            kind=str(field.kind),
+            default=default,
+            base=base,
+            resolver=self._resolver,
+        )
+        self.origins.update({(*path, key): origin for key, origin in narrowed.origins.items()})
         self.problems.extend(narrowed.problems)
         self.warnings.extend(narrowed.warnings)
         merged = self._section(narrowed.cls, narrowed.givens, path)
-        merged.update(choice.keys)
+        merged.update(narrowed.keys)
         return merged
 
     def _spelt_out(self, given: Given, base: type, path: KeyPath) -> Given | None:
@@ -158,14 +157,13 @@ class Merger:
             self._problem(given, path, f"expected a plugin's name or {describe(base)}")
             return None
         value = dict(value)
-        for key in SELECTORS:
-            if key in value:
-                ready = self._ready(Given(value[key], given.layer), (*path, key), None)
-                value[key] = ready.value if ready else None
+        for key in value.keys() & set(SELECTORS):
+            ready = self._ready(Given(value[key], given.layer), (*path, key), None)
+            value[key] = ready.value if ready else None
         return Given(value, given.layer)
 
     def _list(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
-        slots: list[list[Given]] = [[Given(entry, _DEFAULTS)] for entry in default_entries(field)]
+        slots: list[list[Given]] = [[Given(entry, _DEFAULTS)] for entry in _default_entries(field)]
         for given in givens:
             value = given.value
             if isinstance(value, str) and field.one_or_many:
@@ -177,9 +175,8 @@ class Merger:
                 self.origins[path] = given.layer.at(path)
             else:
                 return self._kept(given, path, field)
-        element = element_types(tp)
         return [
-            self._value(element(index), field, slot, (*path, index))
+            self._value(entry_type(tp, index), field, slot, (*path, index))
             for index, slot in enumerate(slots)
         ]
 
@@ -193,31 +190,23 @@ class Merger:
                 slots.append([Given(value, given.layer)])
             else:
                 held = "1 entry" if len(slots) == 1 else f"{len(slots)} entries"
-                self._problem(
-                    Given(ABSENT, given.layer),
-                    (*path, index),
-                    f"the list has {held}; the next free index is [{len(slots)}]",
-                )
+                text = f"the list has {held}; the next free index is [{len(slots)}]"
+                self._problem(Given(ABSENT, given.layer), (*path, index), text)
 
     def _dict(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
-        by_key: dict[str, list[Given]] = {}
         for given in givens:
             if not is_mapping(given.value):
                 return self._kept(given, path, field)
             self.origins.setdefault(path, given.layer.at(path))
-            for key, value in given.value.items():
-                by_key.setdefault(key, []).append(Given(value, given.layer))
-        value_type = typing.get_args(tp)[1] if typing.get_args(tp) else Any
         return {
-            key: self._value(value_type, field, entries, (*path, key))
-            for key, entries in by_key.items()
+            key: self._value(entry_type(tp), field, entries, (*path, key))
+            for key, entries in _by_key(givens).items()
         }
 
-    def _kept(self, given: Given, path: KeyPath, field: Field | None = None) -> Any:
+    def _kept(self, given: Given, path: KeyPath, field: Field) -> Any:
         """A value as it stands, or the raw text of an override where the field is verbatim."""
-        value, raw = given.value, given.layer.raw
-        verbatim = field is not None and field.verbatim
-        if verbatim and raw is not None and not isinstance(value, (str, list, type(None))):
+        raw = given.layer.raw
+        if field.verbatim and raw and not isinstance(given.value, (str, list, type(None))):
             given = Given(raw, given.layer)
         ready = self._ready(given, path, field)
         if ready is None:
@@ -225,20 +214,16 @@ class Merger:
         if isinstance(ready.value, ByIndex):
             self._problem(Given(ABSENT, given.layer), path, "is no list: no index can be set")
             return ABSENT
-        origin = given.layer.at(path)
-        self.origins[path] = origin
-        for leaf, _ in leaves(given.value, path):
-            self.origins[leaf] = given.layer.at(leaf)
+        for key, _ in [(path, None), *leaves(given.value, path)]:
+            self.origins[key] = given.layer.at(key)
         return ready.value
 
     def _ready(self, given: Given, path: KeyPath, field: Field | None) -> Given | None:
         """The value with its interpolations resolved; None where that fails."""
         value = given.value
         if isinstance(value, NotYaml):
-            raw = given.layer.raw
-            self._problem(
-                Given(raw, given.layer), path, f"not YAML: {value.reason}; quote the value"
-            )
+            text = f"not YAML: {value.reason}; quote the value"
+            self._problem(Given(given.layer.raw, given.layer), path, text)
             return None
         verbatim = field is not None and field.verbatim
         if self._interpolate is None or verbatim or not (isinstance(value, str) and "${" in value):
@@ -250,6 +235,47 @@ class Merger:
             return None
 
     def _problem(self, given: Given, path: KeyPath, text: str) -> None:
-        self.problems.append(
-            Problem(path=path, value=given.value, text=text, origin=given.layer.at(path))
-        )
+        origin = given.layer.at(path)
+        self.problems.append(Problem(path=path, value=given.value, text=text, origin=origin))
+
+
+def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
+    """What the layers give for each key of mappings."""
+    by_key: dict[Any, list[Given]] = {}
+    for given in givens:
+        for key, value in given.value.items():
+            by_key.setdefault(key, []).append(Given(value, given.layer))
+    return by_key
+
+
+def _always_there(field: Field, default: Any) -> bool:
+    """Whether an absent field is built all the same, for the plugins and required keys inside it."""
+    inner, optional = without_none(field.type)
+    if is_section(inner) and not field.kind:
+        return default is not None and not (optional and default is attrs.NOTHING)
+    return bool(field.kind) or (field.section is not None and bool(default))
+
+
+def _default_entries(field: Field) -> list[Any]:
+    """What an index in an override counts from where no layer gives the list."""
+    if field.kind:
+        return [{"name": name} for name in (field.plugin_default or "").split()]
+    default = field.default()
+    if not isinstance(default, (tuple, list)):
+        return []
+    return [given_values(entry) if is_section(type(entry)) else entry for entry in default]
+
+
+def _shape(
+    tp: Any, field: Field, givens: Sequence[Given]
+) -> Literal["plugin", "section", "list", "dict", "leaf"]:
+    """How a value of this type merges; where anything is allowed, as the last layer's value does."""
+    container = typing.get_origin(tp) or tp
+    last = givens[-1].value if tp is Any and givens else None
+    if is_section(tp):
+        return "plugin" if field.kind else "section"
+    if container in (tuple, list) or isinstance(last, (list, ByIndex)):
+        return "list"
+    if (isinstance(container, type) and issubclass(container, Mapping)) or is_mapping(last):
+        return "dict"
+    return "leaf"

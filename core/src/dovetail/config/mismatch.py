@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,8 @@ def _advice(value: Any, tp: Any) -> str | None:
         return f"write {_YAML_1_1_BOOLEANS[value.lower()]}"
     if int in members and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"write {int(value)}"
+    if float in members and str(value).lower().lstrip("+-") in ("nan", "inf"):
+        return "in YAML this number is " + re.sub("nan|inf", r".\g<0>", value.lower())
     if members & {int, float, bool} and isinstance(value, str):
         return _unquoted(value, members)
     if bool in members and value in (0, 1):

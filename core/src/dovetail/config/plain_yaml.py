@@ -6,56 +6,135 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
-from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.keys import DEEPEST, KeyPath, format_path
 
-_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
-_INT = re.compile(r"^[-+]?(?:[0-9]+(?:_[0-9]+)*|0x[0-9a-fA-F]+|0o[0-7]+)$")
-_FLOAT = re.compile(
-    r"""^(?:[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)
-       |[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?
-       |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
-    re.VERBOSE,
-)
 _TAG = "tag:yaml.org,2002:"
-_RULES: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("bool", _BOOL, "tTfF"),
-    ("int", _INT, "-+0123456789"),
-    ("float", _FLOAT, "-+0123456789."),
-    ("null", _NULL, "~nN"),
-    ("merge", re.compile(r"^<<$"), "<"),
+_FLOAT = (
+    r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+    r"|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
+_RULES = (
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", "[-+]?(?:[0-9]+(?:_[0-9]+)*|0x[0-9a-fA-F]+|0o[0-7]+)", "-+0123456789"),
+    ("float", _FLOAT, "-+0123456789."),
+    ("null", "~|null|Null|NULL|", "~nN"),
+    ("merge", "<<", "<"),
+)
+"""Name of a tag, the text of its scalars, and the characters that these begin with."""
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "null": lambda _: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": lambda text: int(text, 16 if "x" in text else 8 if "o" in text else 10),
+    "float": lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text)),
+}
+_MOST = 100_000
+"""Values of a text, once its aliases are expanded: ten lines of them can stand for billions."""
+_QUOTES = "values that hold `: `, `#`, `{` or `[` need quotes"
+
+
+class YamlTextError(ValueError):
+    """The text is no YAML, or YAML that a config can't hold; `line` counts from 1, and `hint` says how to correct it."""
+
+    def __init__(self, message: str, line: int | None = None, hint: str = _QUOTES) -> None:
+        super().__init__(message)
+        self.line = line
+        self.hint = hint
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads scalars by YAML 1.2's core rules."""
+    """Reads scalars by YAML 1.2's core rules, and notes the line of every value."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
 
-    def int_(self, node: yaml.ScalarNode) -> int:
-        """Decimal whatever the leading zeros; `0x` and `0o` as Python has them."""
-        text = str(self.construct_scalar(node)).replace("_", "")
-        base = {"0x": 16, "0o": 8}.get(text.lstrip("+-")[:2], 10)
-        return int(text, base)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lines: dict[KeyPath, int] = {}
+        self._depth = 0
 
-    def float_(self, node: yaml.ScalarNode) -> float:
-        """A number, infinity or nan."""
-        return float(
-            str(self.construct_scalar(node))
-            .replace("_", "")
-            .lower()
-            .replace(".inf", "inf")
-            .replace(".nan", "nan")
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """The next node of the text, unless it stands too deep: PyYAML's scanner would need minutes."""
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise _too_deep(self.peek_event().start_mark.line + 1)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def plain(
+        self, node: yaml.Node, path: KeyPath = (), above: frozenset[int] = frozenset()
+    ) -> Any:
+        """The value of a node, which stands inside the nodes `above`, by their ids."""
+        line = self.lines[path] = node.start_mark.line + 1
+        inside = above | {id(node)}
+        if id(node) in above:
+            raise YamlTextError(
+                f"{format_path(path)} is an alias that holds itself",
+                line,
+                "write out the value in place of the alias",
+            )
+        if len(path) > DEEPEST:
+            raise _too_deep(line)
+        if len(self.lines) > _MOST:
+            raise YamlTextError(
+                f"it holds more than {_MOST:,} values once its aliases are expanded",
+                line,
+                "write out what is needed in place of aliases of aliases",
+            )
+        tag = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and tag == "map":
+            pairs = self._pairs(node, path)
+            return {key: self.plain(child, (*path, key), inside) for key, child in pairs.items()}
+        if isinstance(node, yaml.SequenceNode) and tag == "seq":
+            return [self.plain(each, (*path, i), inside) for i, each in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and tag in _SCALARS:
+            try:
+                return _SCALARS[tag](node.value)
+            except ValueError as error:
+                raise YamlTextError(f"{format_path(path)} is no {tag}: {error}", line) from None
+        shown = node.tag.replace(_TAG, "!!")
+        raise YamlTextError(
+            f"the tag {shown} is not allowed in a config", line, "write a plain value without a tag"
         )
 
-    def bool_(self, node: yaml.ScalarNode) -> bool:
-        """`true` or `false`."""
-        return str(self.construct_scalar(node)).lower() == "true"
+    def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, yaml.Node]:
+        """Keys and values, those that `<<` merges in first."""
+        first_lines: dict[str, int] = {}
+        for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _TAG + "merge":
+                continue
+            if key_node.tag != _TAG + "str":
+                scalar = isinstance(key_node, yaml.ScalarNode)
+                shown = key_node.value if scalar else "a container"
+                where = f" below {format_path(path)}" if path else ""
+                raise YamlTextError(
+                    f"the key {shown}{where} is no string: put it in quotes",
+                    line,
+                    'keys are text, such as `n:` or `"1":`',
+                )
+            if key_node.value in first_lines:
+                key = format_path((*path, key_node.value))
+                first = first_lines[key_node.value]
+                raise YamlTextError(
+                    f"the key {key} is given twice, first on line {first}",
+                    line,
+                    "keep one of them, with all that belongs below it",
+                )
+            first_lines[key_node.value] = line
+        self.flatten_mapping(node)
+        return {key_node.value: child for key_node, child in node.value}
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what `<<` merges in before the mapping's own keys, each key once."""
+        super().flatten_mapping(node)
+        pairs = {str(key_node.value): (key_node, child) for key_node, child in node.value}
+        node.value = list(pairs.values())
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -63,35 +142,20 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 for _name, _pattern, _first in _RULES:
-    _Loader.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
-    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
-_Loader.add_implicit_resolver(_TAG + "null", _NULL, [""])
-_Loader.add_constructor(_TAG + "int", _Loader.int_)
-_Loader.add_constructor(_TAG + "float", _Loader.float_)
-_Loader.add_constructor(_TAG + "bool", _Loader.bool_)
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), [*_first])
+_Loader.add_implicit_resolver(_TAG + "null", re.compile("^$"), [""])
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # Single quotes would fold these further line breaks of YAML into spaces.
-    if set(text) & set("\r\x85\u2028\u2029"):
-        style: str | None = '"'
-    else:
-        style = "|" if "\n" in text else None
-    return dumper.represent_scalar(_TAG + "str", text, style=style)
+    unfolded = '"' if set(text) & set("\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar(
+        _TAG + "str", text, style=unfolded or ("|" if "\n" in text else None)
+    )
 
 
 _Dumper.add_representer(str, _represent_str)
-
-
-_SCALAR_TAGS = frozenset(_TAG + name for name in ("str", "bool", "int", "float", "null"))
-
-
-class YamlTextError(ValueError):
-    """The text is no YAML, or YAML that a config can't hold. `line` counts from 1."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
@@ -99,27 +163,30 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
 
     Raises:
         YamlTextError: bad syntax, several documents, a key given twice, a key that is no string, a tag of YAML's
-            language-specific kind, an alias that holds itself, or containers nested deeper than Python recurses.
+            language-specific kind, an alias that holds itself, more than 100 levels, or more than 100,000 values.
     """
-    loader: _Loader | None = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None, {}
-        lines: dict[KeyPath, int] = {}
-        return _plain(loader, node, (), lines, frozenset()), lines
+        return (None, {}) if node is None else (loader.plain(node), loader.lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        if "found character '\\t'" in str(error.problem):
+            message = "a tab stands where YAML allows spaces alone"
+            raise YamlTextError(message, line, "indent with spaces") from error
         message = " ".join(part for part in (error.context, error.problem) if part)
-        raise YamlTextError(message, mark.line + 1 if mark else None) from error
+        raise YamlTextError(message, line) from error
     except yaml.YAMLError as error:
         raise YamlTextError(" ".join(str(error).split())) from error
-    except RecursionError as error:
-        raise YamlTextError("mappings and lists are nested too deep") from error
-    finally:
-        if loader is not None:
-            loader.dispose()
+
+
+def _too_deep(line: int) -> YamlTextError:
+    return YamlTextError(
+        f"mappings and lists are nested too deep: more than {DEEPEST} levels",
+        line,
+        "take out levels; sections nest a few deep",
+    )
 
 
 def dump(value: Any) -> str:
@@ -127,55 +194,3 @@ def dump(value: Any) -> str:
     return str(
         yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
     )
-
-
-def _plain(
-    loader: _Loader,
-    node: yaml.Node,
-    path: KeyPath,
-    lines: dict[KeyPath, int],
-    open_nodes: frozenset[int],
-) -> Any:
-    line = node.start_mark.line + 1
-    lines[path] = line
-    if id(node) in open_nodes:
-        raise YamlTextError(f"{format_path(path)} is an alias that holds itself", line)
-    inside = open_nodes | {id(node)}
-    if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-        children = _children(loader, node, path)
-        return {key: _plain(loader, child, (*path, key), lines, inside) for key, child in children}
-    if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-        return [
-            _plain(loader, child, (*path, index), lines, inside)
-            for index, child in enumerate(node.value)
-        ]
-    if isinstance(node, yaml.ScalarNode) and node.tag in _SCALAR_TAGS:
-        return loader.construct_object(node)
-    raise YamlTextError(f"the tag {node.tag.replace(_TAG, '!!')} is not allowed in a config", line)
-
-
-def _children(
-    loader: _Loader, node: yaml.MappingNode, path: KeyPath
-) -> Iterator[tuple[str, yaml.Node]]:
-    """Keys and values, those that `<<` merges in first."""
-    first_lines: dict[str, int] = {}
-    for key_node, _ in node.value:
-        line = key_node.start_mark.line + 1
-        if key_node.tag == _TAG + "merge":
-            continue
-        key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
-        if not isinstance(key, str):
-            shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a container"
-            where = f" below {format_path(path)}" if path else ""
-            raise YamlTextError(f"the key {shown}{where} is no string: put it in quotes", line)
-        if key in first_lines:
-            raise YamlTextError(
-                f"the key {format_path((*path, key))} is given twice, first on line {first_lines[key]}",
-                line,
-            )
-        first_lines[key] = line
-    loader.flatten_mapping(node)
-    merged: dict[str, yaml.Node] = {}
-    for key_node, child in node.value:
-        merged[str(loader.construct_object(key_node))] = child
-    yield from merged.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from dovetail.batch.columns import GLOSSARY, sizes_of
-from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.keys import KeyPath, format_path, value_at
 from dovetail.config.plain_yaml import YamlTextError, dump, parse
 from dovetail.config.schema import fields_of
 from dovetail.plugins.manifest import PluginManifest
@@ -150,8 +151,6 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
 
 def shown(value: Any) -> str:
     """A default as YAML's flow style has it."""
-    import json
-
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -183,20 +182,13 @@ def _notes(names: Iterable[str] | None, plugin: PluginManifest) -> tuple[ColumnN
     own = {str(column.get("name")): column for column in plugin.columns}
     notes = []
     for name in names:
-        inner: Any = ()
-        if name in own:
-            column = own[name]
-            dtype, shape, meaning = (str(column.get(k, "")) for k in ("dtype", "shape", "meaning"))
-            inner = column.get("inner", ())
-        elif name in GLOSSARY:
-            dtype, shape, meaning = (
-                getattr(GLOSSARY[name], k) for k in ("dtype", "shape", "meaning")
-            )
-        else:
-            dtype, shape, meaning = "", "", "no column of that name is known"
+        known = vars(GLOSSARY[name]) if name in GLOSSARY else {}
+        column = own.get(name) or known or {"meaning": "no column of that name is known"}
+        inner = own.get(name, {}).get("inner")
         each = f", each {sizes_of(*inner)}" if inner else ""
-        holds = f"{dtype}, {_SHAPES.get(shape, shape)}{each}".strip(", ")
-        notes.append(ColumnNote(name, holds, meaning))
+        shape = str(column.get("shape", ""))
+        holds = f"{column.get('dtype', '')}, {_SHAPES.get(shape, shape)}{each}".strip(", ")
+        notes.append(ColumnNote(name, holds, str(column.get("meaning", ""))))
     return tuple(notes)
 
 
@@ -206,11 +198,8 @@ def _settings(fields: Iterable[Mapping[str, Any]], above: str = "") -> Iterator[
         default = "required" if field.get("required") else shown(field.get("default"))
         if "fields" in field and "default" not in field and not field.get("collection"):
             default = ""
-        allowed, doc = (
-            str(field.get("allowed") or ""),
-            " ".join(str(field.get("doc") or "").split()),
-        )
-        yield Setting(name, str(field["type"]), default, allowed, doc)
+        doc = " ".join(str(field.get("doc") or "").split())
+        yield Setting(name, str(field["type"]), default, str(field.get("allowed") or ""), doc)
         below = {"list": "[].", "dict": ".<key>."}.get(str(field.get("collection")), ".")
         yield from _settings(field.get("fields", []), name + below)
 
@@ -292,9 +281,7 @@ def _defaults(fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for path, kind, _ in _places(RunConfig, ()):
-        value: Any = settings
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = value_at(settings, path)
         for section in value if isinstance(value, (list, tuple)) else [value]:
             name = section.get("name") if isinstance(section, Mapping) else section
             if isinstance(name, str):

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.keys import KeyPath, format_path, leaves
+from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, value_at
 from dovetail.config.layers import Layer, is_mapping
 from dovetail.config.merge import Merger
-from dovetail.config.problems import ABSENT, Problem, show_value
-from dovetail.config.selection import SELECTORS, Resolver
+from dovetail.config.plugin_choice import Resolver
+from dovetail.config.problems import Problem, show_value
+from dovetail.config.serialise import plain_value
 from dovetail.config.structure import structure
-from dovetail.config.wording import value_at
-from dovetail.sections.fields import PluginSection, PresetSection, plugin_field
+from dovetail.sections.fields import SELECTORS, PluginSection, PresetSection, plugin_field
 
 SECTION, KEY = PATH = ("algorithm", "preset")
 """Where a config selects a preset."""
@@ -60,14 +60,8 @@ class PresetLayer:
 
     def problems(self, section: Any) -> list[Problem]:
         """What is wrong with the preset's own section, once its settings take part in the config."""
-        if section == self.section:
-            return []
-        return [
-            Problem(
-                path=PATH,
-                text="its own settings refer to a key that the preset sets; give them values, or refer to another key",
-            )
-        ]
+        text = "its own settings refer to a key that the preset sets; give them values, or refer to another key"
+        return [] if section in (None, self.section) else [Problem(path=PATH, text=text)]
 
     def warnings(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
         """What the config says of the preset and does not do.
@@ -94,20 +88,18 @@ class PresetLayer:
 
     def _overruled(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
         """Of the parts that make the algorithm, those for which the file that names the preset chooses otherwise."""
-        theirs = self.layer.tree.get(SECTION, {})
         for part in ("advantage", "policy_loss"):
-            preset = theirs.get(part)
+            preset = value_at(self.layer.tree, (SECTION, part))
             preset = preset.get("name") if is_mapping(preset) else preset
             for selector in ("name", "path"):
                 key = (SECTION, part, selector)
-                value, origin = tree[SECTION][part].get(selector), self.named_by.at(key)
-                if preset is None or value in (None, preset) or origins.get(key) != origin:
-                    continue
-                yield (
-                    f"{format_path(key)} = {show_value(value)} ({origin}): overrules {self.layer.name} "
-                    f"({self.named_by.at(PATH)}), which has {show_value(preset)}; leave the key out to train with "
-                    "the preset's, or take the preset out if it is not meant"
-                )
+                value, origin = value_at(tree, key), self.named_by.at(key)
+                if preset not in (None, ABSENT, value) and origins.get(key) == origin:
+                    yield (
+                        f"{format_path(key)} = {show_value(value)} ({origin}): overrules {self.layer.name} "
+                        f"({self.named_by.at(PATH)}), which has {show_value(preset)}; leave the key out to train with "
+                        "the preset's, or take the preset out if it is not meant"
+                    )
 
 
 def preset_layer(
@@ -124,65 +116,45 @@ def preset_layer(
         The preset's layer, and what is wrong with its settings. There is no layer where no preset is selected, nor
         where its section is wrong in itself: its faults are found when the config that holds it is structured.
     """
-    speaking = [layer for layer in layers if _choice(layer) is not ABSENT]
-    if not speaking:
+    choices = [
+        (layer, choice) for layer in layers if (choice := value_at(layer.tree, PATH)) is not ABSENT
+    ]
+    naming = [layer for layer, choice in choices if _names(choice)]
+    if not naming:
         return None, []
     merger = Merger(resolver, Interpolator(cls, layers, resolver))
-    tree = merger.merge(
-        _Run,
-        [attrs.evolve(layer, tree={SECTION: {KEY: _choice(layer)}}) for layer in speaking],
-    )
-    config, faults = structure(tree)
+    trees = [attrs.evolve(layer, tree={SECTION: {KEY: choice}}) for layer, choice in choices]
+    config, faults = structure(merger.merge(_Run, trees))
     if faults or merger.problems or config.algorithm.preset is None:
         return None, []
-    section = config.algorithm.preset
+    section, named_by = config.algorithm.preset, naming[-1]
     try:
         settings = plain_settings(section)
     except ValueError as error:
         key = (*PATH, "path" if section.path else "name")
-        problem = Problem(
-            path=key,
-            value=section.path or section.name,
-            origin=merger.origins.get(key),
-            text=str(error),
-        )
-        return None, [problem]
-    naming = max(index for index, layer in enumerate(speaking) if _names(_choice(layer)))
-    named_by = speaking[naming]
+        value, origin = section.path or section.name, merger.origins.get(key)
+        return None, [Problem(path=key, value=value, origin=origin, text=str(error))]
     layer = Layer(rank=named_by.rank, name=_title(section), tree=settings, is_preset=True)
-    later = [layer for layer in speaking[naming:] if layer.rank > named_by.rank]
-    altered_by = later[-1] if later else None
+    later = [layer for layer, _ in choices if layer.rank > named_by.rank]
     before = [given for given in layers if given.rank < named_by.rank]
     earlier, _ = preset_layer(cls, before, resolver)
     left_over: tuple[KeyPath, ...] = ()
     if earlier and earlier.layer.name != layer.name:
-        left_over = _left_over(earlier.layer, before, [layer, *layers[len(before) :]])
+        since = [layer, *layers[len(before) :]]
+        keys = dict.fromkeys(path[:2] for path, _ in leaves(earlier.layer.tree))
+        left_over = tuple(key for key in keys if _gives(before, key) and not _gives(since, key))
     preset = PresetLayer(
         layer=layer,
         section=section,
         named_by=named_by,
-        altered_by=altered_by,
+        altered_by=later[-1] if later else None,
         left_over=left_over,
     )
     return preset, []
 
 
-def _left_over(
-    earlier: Layer, before: Sequence[Layer], since: Sequence[Layer]
-) -> tuple[KeyPath, ...]:
-    """Keys of sections that an earlier preset sets, that the layers before hold, and that no layer since gives."""
-    keys = dict.fromkeys(path[:2] for path, _ in leaves(earlier.tree))
-    return tuple(key for key in keys if _gives(before, key) and not _gives(since, key))
-
-
-def _gives(layers: Iterable[Layer], path: KeyPath) -> bool:
+def _gives(layers: Sequence[Layer], path: KeyPath) -> bool:
     return any(value_at(layer.tree, path) is not ABSENT for layer in layers)
-
-
-def _choice(layer: Layer) -> Any:
-    """What a layer says of the preset, null included, or ABSENT."""
-    algorithm: Any = layer.tree.get(SECTION) if is_mapping(layer.tree) else None
-    return algorithm.get(KEY, ABSENT) if is_mapping(algorithm) else ABSENT
 
 
 def _names(choice: Any) -> bool:
@@ -213,22 +185,15 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
         raise ValueError(
             f"{title} fails to make its settings: {type(error).__name__}: {error}"
         ) from error
-    plain: dict[str, Any] = _plain(settings, (), title)
-    if not is_mapping(plain):
-        raise ValueError(f"{title} gives {plain!r} for its settings; they must be a mapping")
-    if is_mapping(plain.get(SECTION)) and KEY in plain[SECTION]:
+    if not is_mapping(settings):
+        raise ValueError(f"{title} gives {settings!r} for its settings; they must be a mapping")
+    plain = (str, int, float, bool, Mapping, list, tuple, type(None))
+    odd = next((leaf for leaf in leaves(settings) if not isinstance(leaf[1], plain)), None)
+    if odd:
+        raise ValueError(
+            f"{title} sets {format_path(odd[0])} to {odd[1]!r}; settings are plain: mappings, lists, text, numbers, "
+            "true, false and null"
+        )
+    if value_at(settings, PATH) is not ABSENT:
         raise ValueError(f"{title} sets {format_path(PATH)} itself; a preset selects no preset")
-    return plain
-
-
-def _plain(value: Any, path: KeyPath, title: str) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(child, (*path, str(key)), title) for key, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(child, (*path, index), title) for index, child in enumerate(value)]
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    raise ValueError(
-        f"{title} sets {format_path(path)} to {value!r}; settings are plain: mappings, lists, text, numbers, "
-        "true, false and null"
-    )
+    return dict(plain_value(settings, verbatim=True))

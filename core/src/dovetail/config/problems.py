@@ -8,13 +8,11 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.keys import ABSENT, KeyPath, format_path
 from dovetail.errors import ConfigError
 
 _MOST = 200
 """So many problems are listed."""
-ABSENT: Any = object()
-"""Stands for the value of a key that was not given."""
 
 
 @attrs.frozen(kw_only=True)

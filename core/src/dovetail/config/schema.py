@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import re
 import types
@@ -25,34 +24,16 @@ class Field:
     type: Any
     """The annotation, resolved."""
     attribute: attrs.Attribute[Any]
-
-    @property
-    def kind(self) -> str | None:
-        """The kind of plugin whose section, or sections, it holds."""
-        kind: str | None = self.attribute.metadata.get(PLUGIN_KIND)
-        return kind
-
-    @property
-    def plugin_default(self) -> str | None:
-        """Name of the plugin that an absent section selects."""
-        default: str | None = self.attribute.metadata.get(PLUGIN_DEFAULT)
-        return default
-
-    @property
-    def collection(self) -> str | None:
-        """`list` or `dict` where it holds several plugin sections."""
-        collection: str | None = self.attribute.metadata.get(COLLECTION)
-        return collection
-
-    @property
-    def verbatim(self) -> bool:
-        """Whether its strings are left as they are written, `${…}` and all."""
-        return bool(self.attribute.metadata.get(VERBATIM))
-
-    @property
-    def one_or_many(self) -> bool:
-        """Whether a bare string stands for a list of one."""
-        return bool(self.attribute.metadata.get(ONE_OR_MANY))
+    kind: str | None
+    """The kind of plugin whose section, or sections, it holds."""
+    plugin_default: str | None
+    """Name of the plugin that an absent section selects."""
+    collection: str | None
+    """`list` or `dict` where it holds several plugin sections."""
+    verbatim: bool
+    """Whether its strings are left as they are written, `${…}` and all."""
+    one_or_many: bool
+    """Whether a bare string stands for a list of one."""
 
     @property
     def required(self) -> bool:
@@ -80,12 +61,20 @@ def fields_of(cls: type) -> Mapping[str, Field]:
 @functools.cache
 def _fields_of(cls: Any) -> Mapping[str, Field]:
     attrs.resolve_types(cls, include_extras=False)
-    return types.MappingProxyType(
-        {
-            attribute.name: Field(attribute.name, attribute.type, attribute)
-            for attribute in attrs.fields(cls)
-            if attribute.init
-        }
+    return types.MappingProxyType({a.name: _field(a) for a in attrs.fields(cls) if a.init})
+
+
+def _field(attribute: attrs.Attribute[Any]) -> Field:
+    metadata = attribute.metadata
+    return Field(
+        attribute.name,
+        attribute.type,
+        attribute,
+        kind=metadata.get(PLUGIN_KIND),
+        plugin_default=metadata.get(PLUGIN_DEFAULT),
+        collection=metadata.get(COLLECTION),
+        verbatim=bool(metadata.get(VERBATIM)),
+        one_or_many=bool(metadata.get(ONE_OR_MANY)),
     )
 
 
@@ -116,6 +105,18 @@ def without_none(tp: Any) -> tuple[Any, bool]:
     return (args[0], optional) if len(args) == 1 else (tp, optional)
 
 
+def entry_type(tp: Any, index: int = 0) -> Any:
+    """The type of an entry of a list, or of any value of a mapping."""
+    args = typing.get_args(tp)
+    if not args:
+        return Any
+    if len(args) == 2 and typing.get_origin(tp) not in (tuple, list):
+        return args[1]
+    if typing.get_origin(tp) is tuple and args[-1] is not Ellipsis:
+        return args[index] if index < len(args) else Any
+    return args[0]
+
+
 def describe(tp: Any) -> str:
     """A type in words: `int`, `one of "a", "b"`, `a list of str`, `int or null`."""
     if tp is type(None) or tp is None:
@@ -130,8 +131,6 @@ def describe(tp: Any) -> str:
         return _describe_container(typing.get_origin(tp), typing.get_args(tp))
     if is_section(tp):
         return "a mapping of " + ", ".join(fields_of(tp))
-    if isinstance(tp, type) and issubclass(tp, enum.Enum):
-        return "one of " + ", ".join(_show(member.value) for member in tp)
     return "str" if tp is Path else getattr(tp, "__name__", str(tp))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 
 from dovetail.config.plain_yaml import dump
 from dovetail.config.schema import fields_of, is_section
-from dovetail.config.selection import SELECTORS
-from dovetail.sections import PluginSection
+from dovetail.sections.fields import SELECTORS, PluginSection
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def to_mapping(config: Any) -> dict[str, Any]:
         value = getattr(config, name)
         if value is None and name in SELECTORS and isinstance(config, PluginSection):
             continue
-        mapping[name] = _plain(value, verbatim=field.verbatim)
+        mapping[name] = plain_value(value, verbatim=field.verbatim)
     return mapping
 
 
@@ -37,7 +35,7 @@ def dump_yaml(config: Any) -> str:
 def given_values(default: Any) -> dict[str, Any]:
     """What a field's default says that the classes of its value do not say already; empty for scalars and lists."""
     if isinstance(default, Mapping):
-        return {key: _plain(value, verbatim=False) for key, value in default.items()}
+        return {key: plain_value(value) for key, value in default.items()}
     if not is_section(type(default)):
         return {}
     mapping = to_mapping(default)
@@ -48,27 +46,19 @@ def given_values(default: Any) -> dict[str, Any]:
     }
 
 
-def plain_value(value: Any) -> Any:
-    """A value as plain containers, escaped as `to_mapping` does."""
-    return _plain(value, verbatim=False)
-
-
-_BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")
-
-
-def _plain(value: Any, *, verbatim: bool) -> Any:
+def plain_value(value: Any, *, verbatim: bool = False) -> Any:
+    """A value as plain containers, escaped as `to_mapping` does; `verbatim` leaves its strings as they are."""
     if is_section(type(value)):
         return to_mapping(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(child, verbatim=verbatim) for key, child in value.items()}
+        return {str(key): plain_value(child, verbatim=verbatim) for key, child in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(child, verbatim=verbatim) for child in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(_plain(child, verbatim=verbatim) for child in value)
-    if isinstance(value, enum.Enum):
-        return value.value
+        return [plain_value(child, verbatim=verbatim) for child in value]
     if isinstance(value, Path):
         value = str(value)
-    if isinstance(value, str) and not verbatim:
-        return _BEFORE_INTERPOLATION.sub(r"\1\1\\${", value)
-    return value
+    return escaped(value) if isinstance(value, str) and not verbatim else value
+
+
+def escaped(text: str) -> str:
+    """The text that an interpolation turns back into this one."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,15 @@ from dovetail.config.keys import KeyPath
 from dovetail.config.layers import is_mapping
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError, mismatch
-from dovetail.config.schema import Field, describe, fields_of, is_section, is_union, without_none
+from dovetail.config.schema import (
+    Field,
+    describe,
+    entry_type,
+    fields_of,
+    is_section,
+    is_union,
+    without_none,
+)
 
 Hook = Callable[[Any, Any], Any]
 
@@ -52,13 +59,9 @@ def _converter() -> Converter:
     for scalar in (bool, int, float, str, Path):
         converter.register_structure_hook(scalar, _scalar)
     converter.register_structure_hook_func(lambda tp: tp is Any, lambda value, _: value)
-    converter.register_structure_hook_func(
-        lambda tp: isinstance(tp, type) and issubclass(tp, enum.Enum), _enum
-    )
     converter.register_structure_hook_func(_is_literal, _literal)
     converter.register_structure_hook_factory(_is_plain_union, _union_hook)
-    converter.register_structure_hook_factory(_is_sequence, _sequence_hook)
-    converter.register_structure_hook_factory(_is_dict, _dict_hook)
+    converter.register_structure_hook_factory(_is_container, _container_hook)
     converter.register_structure_hook_factory(is_section, _section_hook)
     return converter
 
@@ -77,36 +80,26 @@ def _is_literal(tp: Any) -> bool:
 
 
 def _literal(value: Any, tp: Any) -> Any:
-    if not any(
-        type(value) is type(allowed) and value == allowed for allowed in typing.get_args(tp)
-    ):
+    if (type(value), value) not in [(type(allowed), allowed) for allowed in typing.get_args(tp)]:
         raise mismatch(value, tp)
     return value
-
-
-def _enum(value: Any, tp: Any) -> Any:
-    for member in tp:
-        if type(value) is type(member.value) and value == member.value:
-            return member
-    raise mismatch(value, tp)
 
 
 def _is_plain_union(tp: Any) -> bool:
     """`int | None` or `int | str`; cattrs itself does `Section | None` and `list[int] | None`."""
     inner, _ = without_none(tp)
-    return is_union(tp) and (is_union(inner) or _is_literal(inner) or not _is_nested(inner))
-
-
-def _is_nested(tp: Any) -> bool:
-    return is_section(tp) or bool(typing.get_args(tp))
+    nested = is_section(inner) or typing.get_origin(inner) not in (None, Literal)
+    return is_union(tp) and (is_union(inner) or not nested)
 
 
 def _union_hook(tp: Any, converter: Converter) -> Hook:
+    members = sorted(typing.get_args(tp), key=lambda member: member is float)
+
     def hook(value: Any, _: Any) -> Any:
-        for member in sorted(typing.get_args(tp), key=lambda arg: arg is float):
+        if value is None and type(None) in members:
+            return None
+        for member in members:
             if member is type(None):
-                if value is None:
-                    return None
                 continue
             try:
                 return converter.structure(value, member)
@@ -117,66 +110,35 @@ def _union_hook(tp: Any, converter: Converter) -> Hook:
     return hook
 
 
-def _is_sequence(tp: Any) -> bool:
-    return (typing.get_origin(tp) or tp) in (tuple, list, frozenset)
-
-
-def _sequence_hook(tp: Any, converter: Converter) -> Hook:
+def _is_container(tp: Any) -> bool:
     container = typing.get_origin(tp) or tp
-    args = typing.get_args(tp)
+    return isinstance(container, type) and issubclass(container, (tuple, list, Mapping))
+
+
+def _container_hook(tp: Any, converter: Converter) -> Hook:
+    """Structures every entry of a list or a mapping and raises all their errors together, each with its index or key."""
+    container, args = typing.get_origin(tp) or tp, typing.get_args(tp)
+    keyed = issubclass(container, Mapping)
     fixed = container is tuple and bool(args) and args[-1] is not Ellipsis
 
     def hook(value: Any, _: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
+        if not (is_mapping(value) if keyed else isinstance(value, (list, tuple))):
             raise mismatch(value, tp)
         if fixed and len(value) != len(args):
             raise MismatchError(f"expected {len(args)} values ({describe(tp)}), got {len(value)}")
-        types = args if fixed else [args[0] if args else Any] * len(value)
-        return container(_all(enumerate(value), types, tp, converter))
+        done: dict[Any, Any] = {}
+        errors: list[Exception] = []
+        for index, (key, entry) in enumerate(value.items() if keyed else enumerate(value)):
+            try:
+                done[key] = converter.structure(entry, entry_type(tp, index))
+            except Exception as error:  # noqa: BLE001 - raised again below, with all the others
+                error.add_note(IterableValidationNote(f"at {key!r}", key, tp))
+                errors.append(error)
+        if errors:
+            raise IterableValidationError(f"while structuring {tp}", errors, tp)
+        return done if keyed else container(done.values())
 
     return hook
-
-
-def _is_dict(tp: Any) -> bool:
-    origin = typing.get_origin(tp) or tp
-    return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def _dict_hook(tp: Any, converter: Converter) -> Hook:
-    value_type = (*typing.get_args(tp), Any, Any)[1]
-
-    def hook(value: Any, _: Any) -> Any:
-        if not is_mapping(value):
-            raise mismatch(value, tp)
-        return dict(
-            zip(
-                value,
-                _all(value.items(), [value_type] * len(value), tp, converter),
-                strict=True,
-            )
-        )
-
-    return hook
-
-
-def _all(
-    entries: typing.Iterable[tuple[int | str, Any]],
-    types: typing.Sequence[Any],
-    tp: Any,
-    converter: Converter,
-) -> list[Any]:
-    """Structure every entry; raise all their errors together, each noted with its index or key."""
-    done: list[Any] = []
-    errors: list[Exception] = []
-    for (key, entry), entry_type in zip(entries, types, strict=True):
-        try:
-            done.append(converter.structure(entry, entry_type))
-        except Exception as error:  # noqa: BLE001 - raised again below, with all the others
-            error.add_note(IterableValidationNote(f"at {key!r}", key, entry_type))
-            errors.append(error)
-    if errors:
-        raise IterableValidationError(f"while structuring {tp}", errors, tp)
-    return done
 
 
 def _section_hook(declared: Any, converter: Converter) -> Hook:
@@ -202,9 +164,8 @@ def _section_hook(declared: Any, converter: Converter) -> Hook:
 
 
 def _field_hook(field: Field, converter: Converter) -> Hook:
-    validator = field.attribute.validator
     # attrs stops at a class's first failing validator; its stock ones need no instance and can run apart.
-    stock = _stock_parts(validator)
+    stock = _stock_parts(field.attribute.validator)
 
     def hook(value: Any, _: Any) -> Any:
         structured = converter.structure(value, field.type)
@@ -223,17 +184,13 @@ def _stock_parts(validator: Any) -> list[Any]:
 
 
 def _faults(error: Exception, path: KeyPath) -> Iterator[Fault]:
-    if isinstance(error, BaseValidationError):
-        for inner in error.exceptions:
-            yield from _faults(inner, (*path, *_noted(inner)))
-    else:
+    if not isinstance(error, BaseValidationError):
         yield Fault(path, error)
-
-
-def _noted(error: Exception) -> KeyPath:
-    for note in getattr(error, "__notes__", ()):
-        if isinstance(note, AttributeValidationNote):
-            return (note.name,)
-        if isinstance(note, IterableValidationNote):
-            return (note.index,)
-    return ()
+        return
+    for inner in error.exceptions:
+        keys = [
+            note.name if isinstance(note, AttributeValidationNote) else note.index
+            for note in getattr(inner, "__notes__", ())
+            if isinstance(note, (AttributeValidationNote, IterableValidationNote))
+        ]
+        yield from _faults(inner, (*path, *keys[:1]))

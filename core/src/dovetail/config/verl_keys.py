@@ -29,10 +29,8 @@ _TRAINED = {
         ("ppo_mini_batch_size", "mini_batch_size"),
         ("ppo_epochs", "epochs"),
         ("ppo_micro_batch_size", "max_tokens_per_micro_batch (in tokens)"),
-        ("ppo_micro_batch_size_per_gpu", "max_tokens_per_micro_batch (in tokens)"),
         ("ppo_max_token_len_per_gpu", "max_tokens_per_micro_batch"),
         ("forward_micro_batch_size", "max_tokens_per_micro_batch (in tokens)"),
-        ("forward_micro_batch_size_per_gpu", "max_tokens_per_micro_batch (in tokens)"),
         ("forward_max_token_len_per_gpu", "max_tokens_per_micro_batch"),
     )
 }
@@ -96,7 +94,6 @@ _LORA = {
     "critic.model.target_modules": "critic.engine.lora.target_modules (with critic.engine.name)",
 }
 _LOSS = {
-    "actor.shuffle": "actor.shuffle",
     "actor.freeze_vision_tower": "actor.engine.freeze_vision (of fsdp2)",
     "actor.clip_ratio": "algorithm.policy_loss.clip_low and algorithm.policy_loss.clip_high",
     "actor.clip_ratio_low": "algorithm.policy_loss.clip_low",
@@ -177,7 +174,6 @@ _REWARD_MODEL = {
         ("model.trust_remote_code", "manager.trust_remote_code (of reward_model)"),
         ("max_length", "manager.max_length (of reward_model)"),
         ("micro_batch_size", "manager.max_tokens_per_batch (in tokens; of reward_model)"),
-        ("micro_batch_size_per_gpu", "manager.max_tokens_per_batch (in tokens; of reward_model)"),
         ("forward_max_token_len_per_gpu", "manager.max_tokens_per_batch (of reward_model)"),
         ("sandbox_fusion.url", "function.service (of code)"),
     )
@@ -190,7 +186,6 @@ _ROLES = {
     "critic.model.path": "critic.path",
     "ref.log_prob_max_token_len_per_gpu": "ref.max_tokens_per_micro_batch",
     "ref.log_prob_micro_batch_size": "ref.max_tokens_per_micro_batch (in tokens)",
-    "ref.log_prob_micro_batch_size_per_gpu": "ref.max_tokens_per_micro_batch (in tokens)",
     "ref.model.path": "ref.path",
     "ref.strategy": "ref.engine.name",
     "trainer.critic_warmup": "critic.warmup_steps",
@@ -225,10 +220,7 @@ VERL_KEYS: dict[str, str] = {
     "model.custom_chat_template": "model.chat_template",
     "model.enable_activation_offload": "actor.engine.offload_activations (of fsdp2)",
     "model.enable_gradient_checkpointing": "actor.engine.gradient_checkpointing",
-    "model.path": "model.path",
-    "model.tokenizer_path": "model.tokenizer_path",
     "model.use_liger": "actor.engine.liger (of fsdp2)",
-    "model.trust_remote_code": "model.trust_remote_code",
     "ray_kwargs.timeline_json_file": "runtime.timeline (of ray)",
     "reward.custom_reward_function.name": "reward.function.attribute",
     "reward.custom_reward_function.path": "reward.function.path",
@@ -243,26 +235,18 @@ VERL_KEYS: dict[str, str] = {
     "rollout.enforce_eager": "rollout.enforce_eager",
     "rollout.expert_parallel_size": "rollout.expert_parallel_size",
     "rollout.free_cache_engine": "rollout.offload",
-    "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    "rollout.ignore_eos": "rollout.ignore_eos",
     "rollout.log_prob_max_token_len_per_gpu": "actor.max_tokens_per_micro_batch",
     "rollout.log_prob_micro_batch_size": "actor.max_tokens_per_micro_batch (in tokens)",
-    "rollout.log_prob_micro_batch_size_per_gpu": "actor.max_tokens_per_micro_batch (in tokens)",
     "rollout.max_model_len": "rollout.max_model_len",
     "rollout.max_num_batched_tokens": "rollout.engine_args.max_num_batched_tokens (of vllm)",
     "rollout.max_num_seqs": "rollout.max_num_seqs",
-    "rollout.n": "rollout.n",
-    "rollout.name": "rollout.name",
     "rollout.online_quant": "rollout.quantization",
     "rollout.pipeline_model_parallel_size": "rollout.pipeline_parallel_size (of vllm)",
     "rollout.prometheus.port": "rollout.metrics_port (of vllm)",
     "rollout.prompt_length": "data.max_prompt_length",
     "rollout.quantization": "rollout.quantization",
     "rollout.response_length": "data.max_response_length",
-    "rollout.temperature": "rollout.temperature",
     "rollout.tensor_model_parallel_size": "rollout.tensor_parallel_size",
-    "rollout.top_k": "rollout.top_k",
-    "rollout.top_p": "rollout.top_p",
     "rollout.val_kwargs.do_sample": "rollout.validation.temperature (0 is greedy)",
     "rollout.val_kwargs.n": "rollout.validation.n",
     "rollout.val_kwargs.temperature": "rollout.validation.temperature",
@@ -284,7 +268,8 @@ VERL_KEYS: dict[str, str] = {
     "trainer.val_before_train": "trainer.validate_before",
     "trainer.validation_data_dir": "trainer.validation_samples (they are in the run directory's samples)",
 }
-"""verl's key, less the prefix `actor_rollout_ref.`, to Dovetail's key, with a remark where the meaning differs."""
+"""verl's key, less the prefix `actor_rollout_ref.` and the ending `_per_gpu` of micro-batch sizes, to Dovetail's key, with a
+remark where the meaning differs. Keys of core's sections that have the same name are not listed."""
 
 VERL_SECTIONS: dict[str, str] = {
     "data.apply_chat_template_kwargs": "data.chat_template_args",

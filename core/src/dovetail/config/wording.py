@@ -9,12 +9,11 @@ from typing import Any
 import attrs
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
-from dovetail.config.advice import key_advice, replacement, value_advice
-from dovetail.config.aliases import DROPPED_PREFIX
-from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.aliases import DROPPED_PREFIX, key_advice, replacement, value_advice
+from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, value_at
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
-from dovetail.config.problems import ABSENT, Problem
+from dovetail.config.problems import Problem
 from dovetail.config.schema import fields_of
 from dovetail.config.structure import Fault
 from dovetail.errors import DovetailError, nearest
@@ -43,16 +42,6 @@ def problems_of(fault: Fault, tree: SectionDict, origins: Origins) -> Iterator[P
         origin=origin_of(origins, fault.path) if value is not ABSENT else None,
         text=_text(fault, value),
     )
-
-
-def value_at(tree: Any, path: KeyPath) -> Any:
-    """The value at a key path of plain containers, or ABSENT."""
-    for key in path:
-        try:
-            tree = tree[key]
-        except (KeyError, IndexError, TypeError):
-            return ABSENT
-    return tree
 
 
 def origin_of(origins: Origins, path: KeyPath) -> str | None:
@@ -100,74 +89,47 @@ def _unknown_keys(
 def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> Iterator[Problem]:
     """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
-    own = _own_advice(path, cls)
     known = frozenset(key_paths(tree))
-    if own is None and any(key_advice(key, given, known) for key, given in _values(value, path)):
-        for key, given in _told_apart(value, path, known, origins):
-            yield Problem(
-                path=key,
-                value=ABSENT if isinstance(given, Mapping) and given else given,
-                origin=_givers(given, key, origins),
-                text=key_advice(key, given, known) or f"{_UNKNOWN}; Dovetail has none of that name",
-            )
-        return
-    yield Problem(
-        path=path,
-        value=ABSENT if isinstance(value, Mapping) else value,
-        origin=_givers(value, path, origins),
-        text=own or _nearest_key(path, cls, tree),
-    )
+    words = cls.lacks if issubclass(cls, PluginSection) else {}
+    told, text = [(path, value)], _nearest_key(path, cls, tree)
+    if own := words.get(str(path[-1])):
+        text = f"{_UNKNOWN}; {own}"
+    elif any(key_advice(key, given, known) for key, given in leaves(value, path, lists=False)):
+        told, text = list(_told_apart(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
+    for key, given in told:
+        yield Problem(
+            path=key,
+            value=ABSENT if isinstance(given, Mapping) and given else given,
+            origin=_givers(given, key, origins),
+            text=(text if own else key_advice(key, given, known)) or text,
+        )
 
 
 def _told_apart(
-    value: Any, path: KeyPath, known: Container[KeyPath], origins: Origins
+    value: Any, path: KeyPath, known: Container[KeyPath]
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value below a key; a section that one layer gives and of which nothing is known is told as a whole."""
-    if not (isinstance(value, Mapping) and value):
-        yield path, value
-        return
-    below = list(_values(value, path))
+    """Every value below a key; a section of which nothing is known is told as a whole."""
+    below = list(leaves(value, path, lists=False))
     # verl's prefix is no section here, and what stands under it may be one of ours with keys that are not.
     ours = path[0] == DROPPED_PREFIX and (len(path) == 1 or path[1:] in known)
-    unheard_of = len(below) > 1 and not any(replacement(key, given, known) for key, given in below)
-    if unheard_of and not ours and len(_layers(value, path, origins)) <= 1:
-        yield path, value
+    heard_of = ours or any(replacement(key, given, known) for key, given in below)
+    if not isinstance(value, Mapping) or len(below) == 1 or not heard_of:
+        yield from below if len(below) == 1 else [(path, value)]
         return
     for key, child in value.items():
-        yield from _told_apart(child, (*path, key), known, origins)
+        yield from _told_apart(child, (*path, key), known)
 
 
 def _givers(value: Any, path: KeyPath, origins: Origins) -> str | None:
-    """What gave a key, or the keys below it where several layers did."""
-    layers = list(_layers(value, path, origins).values()) if isinstance(value, Mapping) else []
+    """What gave a key, or the keys below it where several layers did, each with the first place where it did."""
+    layers: dict[str, str] = {}
+    for key, _ in leaves(value, path, lists=False):
+        origin = origin_of(origins, key) or ""
+        layers.setdefault(_LINE.sub("", origin), origin)
     if len(layers) <= 1:
         return origin_of(origins, path)
     more = [f"and {len(layers) - _FEW} more"] if len(layers) > _FEW else []
-    return ", ".join([*layers[:_FEW], *more])
-
-
-def _layers(value: Any, path: KeyPath, origins: Origins) -> dict[str, str]:
-    """The layers that gave the values below a key, each with the first place where it did."""
-    layers: dict[str, str] = {}
-    for key, _ in _values(value, path):
-        origin = origin_of(origins, key) or ""
-        layers.setdefault(_LINE.sub("", origin), origin)
-    return layers
-
-
-def _own_advice(path: KeyPath, cls: type) -> str | None:
-    """What a plugin's section says of a key that other plugins, or its engine, have and it has not."""
-    words = cls.lacks if issubclass(cls, PluginSection) else {}
-    return f"{_UNKNOWN}; {words[key]}" if (key := str(path[-1])) in words else None
-
-
-def _values(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Everything that is no mapping, lists as a whole, and empty mappings, with its key path."""
-    if isinstance(value, Mapping) and value:
-        for key, child in value.items():
-            yield from _values(child, (*path, key))
-    else:
-        yield path, value
+    return ", ".join([*list(layers.values())[:_FEW], *more])
 
 
 def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:

@@ -13,6 +13,8 @@ PLUGIN_DEFAULT = "dovetail.plugin_default"
 """Metadata key: the plugin that an absent section selects; None means no plugin."""
 COLLECTION = "dovetail.collection"
 """Metadata key: `list` or `dict` where the field holds several plugin sections."""
+SELECTORS = ("name", "path", "attribute")
+"""The keys of a plugin's section that select it."""
 VERBATIM = "dovetail.verbatim"
 """Metadata key: the value is never interpolated (prompts, templates, patterns)."""
 ONE_OR_MANY = "dovetail.one_or_many"

@@ -1,0 +1,230 @@
+"""A section that selects a plugin becomes that plugin's: its Config is found, and what layers wrote for another one goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.config.aliases import key_advice
+from dovetail.config.keys import KeyPath, format_path
+from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, Given
+from dovetail.config.problems import Problem, show_value
+from dovetail.config.schema import fields_of
+from dovetail.errors import DovetailError
+from dovetail.sections.fields import SELECTORS
+
+Resolver = Callable[[str, Mapping[str, Any]], type]
+"""Finds a plugin's Config class from its kind and its raw section; raises PluginError where there is none."""
+
+_DEFAULT_ATTRIBUTES = {"reward_function": "compute_score"}
+_Said = dict[str, tuple[str, str]]
+"""Selector to its value and the layer that gave it."""
+
+
+@attrs.frozen(kw_only=True)
+class Narrowed:
+    """A section of the chosen plugin."""
+
+    cls: type
+    """Its Config; the base where there is none to be had."""
+    keys: Mapping[str, str]
+    """`name`, or `path` and `attribute`; empty where nothing is selected."""
+    origins: Mapping[str, str]
+    """The layer that each of them came from."""
+    givens: Sequence[Given]
+    """What each layer gives for it, without what selects it."""
+    problems: Sequence[Problem]
+    """What is wrong with the choice, the Config, or keys that can't be judged without one."""
+    warnings: Sequence[str]
+    """What was dropped, each a full sentence."""
+
+
+@attrs.define
+class _Choice:
+    """What a section selects."""
+
+    said: _Said
+    since: int = DEFAULT_RANK
+    """Rank of the layer that chose this plugin; keys of layers before it were written for another."""
+    by_preset: bool = False
+    """Whether a preset chose it, in place of another; then keys of layers before it have no part, known or not."""
+    presets: tuple[str, ...] = ()
+    """The plugin that the preset's keys in this section were written for."""
+
+
+def narrow(
+    mappings: Sequence[Given],
+    path: KeyPath,
+    *,
+    kind: str,
+    default: str | None,
+    base: type,
+    resolver: Resolver,
+) -> Narrowed:
+    """Find the plugin that mappings select together, and drop what a plugin chosen earlier left behind.
+
+    A preset stands for a published combination, in which values meant for another plugin than its own have no part.
+    Nothing is said of keys that a layer gives anew, nor of values that are the plugin's default anyway.
+
+    Args:
+        mappings: what each layer gives, in order.
+        path: of the section.
+        kind: of the plugin.
+        default: name of the plugin where no layer selects one.
+        base: what the plugin's Config must extend.
+        resolver: finds the Config.
+    """
+    problems: list[Problem] = []
+    choice = _select(mappings, path, default, problems)
+    problems.extend(_complete(kind, choice.said, path))
+    keys = {key: choice.said[key][0] for key in SELECTORS if key in choice.said}
+    found: type | None = None
+    if not problems:
+        given_keys = {key: value for given in mappings for key, value in given.value.items()}
+        section = {key: given_keys[key] for key in given_keys if key not in SELECTORS} | keys
+        answer = _config_class(kind, section, base, resolver)
+        if isinstance(answer, str):
+            selector = "path" if "path" in keys else "name"
+            value, origin = choice.said[selector]
+            problems.append(
+                Problem(path=(*path, selector), value=value, origin=origin, text=answer)
+            )
+        else:
+            found = answer
+    fields = fields_of(found or base)
+    renewed = {key for given in mappings if given.layer.rank >= choice.since for key in given.value}
+    dropped: dict[bool, list[Problem]] = {False: [], True: []}
+    givens = []
+    for given in mappings:
+        kept = {}
+        for key, value in _own_keys(given, choice).items():
+            where, field = (*path, key), fields.get(key)
+            told = Problem(path=where, value=value, text="", origin=given.layer.at(where))
+            if found is None and field is None:
+                if advice := key_advice(where, value):
+                    problems.append(attrs.evolve(told, text=advice))
+            elif (
+                found is None
+                or given.layer.rank >= choice.since
+                or (field and not choice.by_preset)
+            ):
+                kept[key] = value
+            elif not (field and (key in renewed or value == field.default())):
+                dropped[field is not None].append(told)
+        givens.append(Given(kept, given.layer))
+    chosen, by = choice.said.get("path") or choice.said.get("name") or ("", "")
+    return Narrowed(
+        cls=found or base,
+        keys=keys,
+        origins={key: choice.said[key][1] for key in keys},
+        givens=givens,
+        problems=problems,
+        warnings=list(_in_words(dropped, f"dropped: {kind} {chosen!r}, chosen by {by},")),
+    )
+
+
+def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
+    """A contribution without what selects the plugin. What a preset wrote for another plugin means nothing to this one."""
+    if given.layer.is_preset and choice.presets != _plugin_of(choice.said):
+        return {}
+    return {key: value for key, value in given.value.items() if key not in SELECTORS}
+
+
+def _select(
+    givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[Problem]
+) -> _Choice:
+    """Follow what the layers select, those of one rank together."""
+    choice = _Choice({"name": (default, DEFAULT_LAYER)} if default else {})
+    choice.presets = _plugin_of(choice.said)
+    for rank, group in itertools.groupby(givens, key=lambda given: given.layer.rank):
+        together = list(group)
+        is_preset = together[0].layer.is_preset
+        now = _said(together, path, problems)
+        gone = {"path", "attribute"} if "name" in now else {"name"} if "path" in now else set()
+        before = _plugin_of(choice.said)
+        choice.said = {key: choice.said[key] for key in choice.said.keys() - gone} | now
+        if is_preset and gone:
+            choice.presets = _plugin_of(choice.said)
+        if _plugin_of(choice.said) != before:
+            choice.since, choice.by_preset = rank, is_preset
+    return choice
+
+
+def _plugin_of(said: _Said) -> tuple[str, ...]:
+    """The plugin itself; naming the distribution besides chooses no other."""
+    if "path" not in said:
+        return (said["name"][0].partition("@")[0],) if "name" in said else ()
+    return (said["path"][0], said.get("attribute", ("",))[0])
+
+
+def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _Said:
+    """What one rank of layers says."""
+    said: _Said = {}
+    for given in givens:
+        for key in SELECTORS:
+            value, where = given.value.get(key), (*path, key)
+            origin = given.layer.at(where)
+            if isinstance(value, str):
+                said[key] = (value, origin)
+            elif value is not None:
+                text = 'expected str; write "…" around it'
+                problems.append(Problem(path=where, value=value, text=text, origin=origin))
+    if "name" in said and "path" in said:
+        (name, by_name), (file, by_path) = said["name"], said.pop("path")
+        text = (
+            f"gives both name = {name!r} ({by_name}) and path = {file!r} ({by_path}); keep `name` for an "
+            "installed plugin, or `path` for a file"
+        )
+        problems.append(Problem(path=path, text=text))
+    return said
+
+
+def _complete(kind: str, said: _Said, path: KeyPath) -> Iterator[Problem]:
+    """Fill in the attribute where it has a default, and say what is missing."""
+    attribute = (*path, "attribute")
+    if not said:
+        text = (
+            f"selects no plugin: give the `name` of a {kind}, or `path` and `attribute` of a file"
+        )
+        yield Problem(path=path, text=text)
+    elif "path" not in said and "attribute" in said:
+        value, origin = said["attribute"]
+        text = "goes with `path`, the file that holds it, and is not used with `name`"
+        yield Problem(path=attribute, value=value, origin=origin, text=text)
+    elif "path" in said and "attribute" not in said and kind in _DEFAULT_ATTRIBUTES:
+        said["attribute"] = (_DEFAULT_ATTRIBUTES[kind], DEFAULT_LAYER)
+    elif "path" in said and "attribute" not in said:
+        file, origin = said["path"]
+        text = f"not given; name the class in {file} that is the {kind} plugin (path came from {origin})"
+        yield Problem(path=attribute, text=text)
+
+
+def _config_class(
+    kind: str, section: Mapping[str, Any], base: type, resolver: Resolver
+) -> type | str:
+    """The chosen plugin's Config, or why there is none."""
+    try:
+        cls = resolver(kind, section)
+        if issubclass(cls, base):
+            fields_of(cls)
+            return cls
+    except DovetailError as error:
+        return str(error)
+    except NameError as error:
+        return f"its Config has an annotation that can't be resolved: {error}"
+    return f"its Config, {cls.__module__}.{cls.__qualname__}, does not extend {base.__qualname__}"
+
+
+def _in_words(dropped: Mapping[bool, Sequence[Problem]], choice: str) -> Iterator[str]:
+    """One sentence for all keys that go for the same reason: the plugin has them too, or not."""
+    for known, keys in dropped.items():
+        if keys:
+            reason = "has no such key" + ("s" if keys[1:] else "")
+            if known:
+                reason = f"stands for a combination without {'them' if keys[1:] else 'it'}"
+            named = ", ".join(f"{format_path(key.path)} = {show_value(key.value)}" for key in keys)
+            places = ", ".join(dict.fromkeys(str(key.origin) for key in keys))
+            yield f"{named} ({places}): {choice} {reason}"
