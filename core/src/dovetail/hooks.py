@@ -18,7 +18,7 @@ import pluggy
 
 from dovetail.errors import nearest
 
-HOOKS_API = "1.1"
+HOOKS_API = "1.2"
 """Version of the hooks below; an argument or a hook may be added within 1.x, none taken away."""
 
 _PROJECT = "dovetail"
@@ -32,12 +32,12 @@ class HookSpec:
     """Everything that can be observed. Arguments are for reading: an observer changes none of them."""
 
     @_hookspec
-    def run_started(self, config: Any, plan: Any) -> None:
-        """The run begins: its whole `RunConfig`, and the `Plan` of a step."""
+    def run_started(self, config: Any, plan: Any, directory: Path) -> None:
+        """The run begins: its whole `RunConfig`, the `Plan` of a step, and the run directory."""
 
     @_hookspec
     def run_finished(self, summary: Mapping[str, Any]) -> None:
-        """The run ended, well or not; `summary` is what `summary.json` holds, `status` among it."""
+        """The run ended, well or not; `summary` is what `summary.json` holds by now, `status` among it."""
 
     @_hookspec
     def step_started(self, step: int) -> None:

@@ -109,6 +109,8 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
     stream = io.StringIO()
     tracker = tracker_on(stream)
     directory = tmp_path / ("a-long-name-" * 12) / "[first]"
+    directory.mkdir(parents=True)
+    (directory / "report.html").touch()
     tracker.begin({"directory": directory, "total_steps": 20})
     commands = ["dovetail plan " + "x" * 120, "dovetail plugins list", "dovetail doctor"]
     tracker.finish(
@@ -121,7 +123,6 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
             "accuracy_before": 0.31,
             "accuracy_after": 0.875,
             "train_seconds": 125.0,
-            "report": directory / "report.html",
             "next_commands": commands,
         }
     )

@@ -110,7 +110,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The whole run: hooks, trackers, signals. However it ends, its finished steps are saved."""
+        """The run from its first step to its last: hooks, trackers, signals. However it ends, its finished steps are saved."""
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
@@ -125,7 +125,12 @@ class RunRecord:
                     }
                 )
                 self.logger.info("run started", total_steps=self.total_steps, done=self.state.step)
-                self.observers.emit("run_started", config=self.config, plan=self.plan)
+                self.observers.emit(
+                    "run_started",
+                    config=self.config,
+                    plan=self.plan,
+                    directory=self.directory.path,
+                )
                 yield
                 self._status = "completed"
         except StopRequested:
@@ -143,7 +148,6 @@ class RunRecord:
         finally:
             self._update_seconds()
             self.logger.info("run finished", status=self._status, steps=self.state.step)
-            self.observers.emit("run_finished", summary=self.summary())
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
