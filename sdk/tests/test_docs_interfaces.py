@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from dovetail.batch import Column
 from dovetail.batch.columns import GLOSSARY
-from dovetail.hooks import HOOKS, HookSpec, Observers
-from dovetail.interfaces import Plugin, Run, RunPosition
+from dovetail.hooks import HOOKS, Observers
+from dovetail.interfaces import HookSpec, Plugin, Run, RunPosition
 from dovetail.plugins.conformance import TIERS
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
@@ -134,7 +134,7 @@ def test_the_observer_on_the_page_observes(texts):
     observer, observers = names["BestReward"](), Observers()
     observers.add(observer)
     for step, mean in enumerate((0.25, 0.75, 0.5), start=1):
-        observers.emit("step_finished", step=step, metrics={"reward/mean": mean})
+        observers.hook.step_finished(step=step, metrics={"reward/mean": mean})
     assert observer.best == 0.75
     assert not observers.failures
 

@@ -16,7 +16,9 @@ from dovetail_report.observer import ReportWriter
 def observers(finished):
     told = Observers()
     told.add(ReportWriter())
-    told.emit("run_started", config=None, plan=None, directory=finished.path)
+    told.hook.run_started(
+        config=None, plan=None, directory=finished.path, start_step=0, total_steps=6
+    )
     return told
 
 
@@ -29,14 +31,14 @@ def clock(monkeypatch):
 
 
 def test_a_run_under_way_has_a_report_that_is_at_most_half_a_minute_old(clock, observers, finished):
-    observers.emit("step_finished", step=1, metrics={})
+    observers.hook.step_finished(step=1, metrics={})
     assert not finished.report.exists()
     clock[0] = 31.0
-    observers.emit("step_finished", step=2, metrics={})
+    observers.hook.step_finished(step=2, metrics={})
     assert "arithmetic/first" in finished.report.read_text()
     finished.report.unlink()
     clock[0] = 60.0
-    observers.emit("step_finished", step=3, metrics={})
+    observers.hook.step_finished(step=3, metrics={})
     assert not finished.report.exists()
     assert not observers.failures
 
@@ -51,12 +53,12 @@ def test_reports_that_take_long_are_written_less_often(clock, observers, finishe
     monkeypatch.setattr(observer, "write_report", slow)
     for _ in range(400):
         clock[0] += 1.0
-        observers.emit("step_finished", step=1, metrics={})
+        observers.hook.step_finished(step=1, metrics={})
     assert written == [30.0, 183.0, 336.0]
 
 
 def test_the_end_of_a_run_is_reported_at_once(observers, finished):
-    observers.emit("run_finished", summary={})
+    observers.hook.run_finished(summary={})
     assert "completed" in finished.report.read_text()
     assert not observers.failures
 

@@ -188,15 +188,14 @@ def _run(run: TrainingRun) -> dict[str, Any]:
 
 
 def _wind_up(run: TrainingRun) -> None:
-    """Write the summary, and tell observers and trackers of the end; a fault must not hide how the run ended."""
+    """Write the summary, and tell observers of the end; a fault must not hide how the run ended."""
     record = run.record
     summary = record.summary()
     try:
         record.directory.write_json("summary.json", summary)
     except OSError as error:
         record.logger.warning("summary.json could not be written", error=repr(error))
-    record.observers.emit("run_finished", summary=summary)
-    record.trackers.finish({**summary, "next_commands": _next_commands(run, summary)})
+    record.hooks.run_finished(summary={**summary, "next_commands": _next_commands(run, summary)})
 
 
 def _next_commands(run: TrainingRun, summary: dict[str, Any]) -> list[str]:

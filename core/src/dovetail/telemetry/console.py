@@ -79,11 +79,10 @@ class ConsoleTracker(Tracker):
 
     # ── the run's life ──
 
-    def begin(self, run: Mapping[str, Any]) -> None:
-        if run.get("directory") is not None:
-            self._directory = Path(run["directory"])
-        self._step = int(run.get("start_step") or 0)
-        self._total = int(run.get("total_steps") or 0)
+    def run_started(
+        self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
+    ) -> None:
+        self._directory, self._step, self._total = directory, start_step, total_steps
         self._began = monotonic()
         self._ends = [(self._step, self._began)]
         wanted = self._console.is_terminal if self.config.live is None else self.config.live
@@ -97,10 +96,10 @@ class ConsoleTracker(Tracker):
             atexit.register(self._stop)
             self._live.start()
 
-    def phase(self, step: int, name: str) -> None:
-        self._phase = name
+    def phase_started(self, step: int, phase: str) -> None:
+        self._phase = phase
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
         advanced = step > self._step
         if advanced:
             self._step = step
@@ -114,7 +113,7 @@ class ConsoleTracker(Tracker):
         if self._live is None:
             self._console.print(self._line(step, metrics, advanced), soft_wrap=True, markup=False)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def run_finished(self, summary: Mapping[str, Any]) -> None:
         self._phase = ""
         self._stop()
         self._print_summary(summary)
