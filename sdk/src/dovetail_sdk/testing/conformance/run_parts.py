@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import pytest
 
+from dovetail.batch import Batch
 from dovetail.errors import DataError, NumericsError, StopRequested
 from dovetail.interfaces import (
     DatasetSource,
@@ -140,9 +141,18 @@ class TrackerConformance(PluginConformance):
             tracker.start()
             tracker.run_started(None, None, tmp_path, start_step=0, total_steps=2)
             for step in (1, 2):
-                tracker.phase_started(step, "rollout")
+                metrics = {"reward/mean": 0.5 * step, "actor/pg_loss": -0.25}
+                tracker.step_started(step)
+                tracker.phase_started(step - 1, "rollout")
                 tracker.samples_logged(step, [{"prompt": "1 + 1 =", "response": "2", "score": 1.0}])
-                tracker.metrics_logged(step, {"reward/mean": 0.5 * step, "actor/pg_loss": -0.25})
+                tracker.rollout_finished(step, [])
+                tracker.reward_finished(step, metrics)
+                tracker.stage_finished(step, "advantage", Batch({}), Batch({}))
+                tracker.update_finished(step, metrics)
+                tracker.metrics_logged(step, metrics)
+                tracker.step_finished(step, metrics)
+                tracker.checkpoint_saved(step, tmp_path / "checkpoints" / f"step_{step}")
+            tracker.failure(2, RuntimeError("a failed run"))
             tracker.run_finished({"status": "finished", "steps": 2})
             tracker.close()
 
