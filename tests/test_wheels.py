@@ -20,6 +20,7 @@ PACKAGES = (
     "dovetail_rewards",
     "dovetail_transports",
     "dovetail_trainers",
+    "dovetail_report",
     "dovetail_runtime_ray",
     "dovetail_demo",
 )

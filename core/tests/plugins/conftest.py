@@ -20,7 +20,7 @@ class {cls}(Tracker):
     name = "{name}"
     api = ">=1.0,<2"
 
-    def log(self, step, metrics):
+    def metrics_logged(self, step, metrics):
         pass
 """
 

@@ -35,7 +35,7 @@ class Settings(PluginSection):
 class Recorder(Tracker):
     Config = Settings
 
-    def log(self, step, metrics):
+    def metrics_logged(self, step, metrics):
         pass
 
 class Unfinished(Tracker):
@@ -148,7 +148,7 @@ def test_a_missing_attribute_names_the_nearest_and_what_there_is(file: Path) -> 
     ("attribute", "text"),
     [
         ("number", "is int 3, not a class"),
-        ("Unfinished", "does not implement log"),
+        ("Unfinished", "does not implement metrics_logged"),
         ("Settings", "not Tracker"),
     ],
 )

@@ -15,8 +15,9 @@ def test_installed_observers_are_loaded_and_a_broken_one_is_reported(
     installed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "dovetail.hooks"):
-        observers = Observers.load()
-        observers.emit("step_finished", step=1, metrics={"actor/loss": 0.1})
+        observers = Observers()
+        observers.load()
+        observers.hook.step_finished(step=1, metrics={"actor/loss": 0.1})
     assert set(observers.names) >= {
         "b_failing (acme-extras 1.0.0)",
         "c_recorder (acme-extras 1.0.0)",

@@ -109,9 +109,9 @@ def test_a_missing_dependency_that_is_no_declared_need_is_named(installed: Path)
 
 
 def test_missing_methods_are_listed_with_their_signature(installed: Path) -> None:
-    with pytest.raises(PluginBrokenError, match="does not implement log") as caught:
+    with pytest.raises(PluginBrokenError, match="does not implement metrics_logged") as caught:
         load_plugin_class(tracker("partial"))
-    assert "dovetail.interfaces.Tracker says what each must do: log(self, step" in (
+    assert "dovetail.interfaces.Tracker says what each must do: metrics_logged(self, step" in (
         caught.value.hint
     )
 

@@ -96,7 +96,7 @@ def test_a_probe_survives_failures_and_crashes_at_import(dovetail) -> None:
     assert "RuntimeError: the moon is full" in found["crash"]["reason"]
     assert found["dies"]["probe"] == "broken"
     assert found["dies"]["reason"] == "the process died at import with exit code 3"
-    assert "does not implement log" in found["partial"]["reason"]
+    assert "does not implement metrics_logged" in found["partial"]["reason"]
     assert "needs acme-engine>=1.5" in found["needy"]["reason"]
     assert found["future"]["probe"] is None
 

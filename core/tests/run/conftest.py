@@ -34,7 +34,6 @@ from dovetail.interfaces import (
 from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
-from dovetail.run.broadcast import Trackers
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import Collector
@@ -223,7 +222,7 @@ class Composed:
             ledger=self.ledger,
             plugins={**plugins, "trainer": driver},
         )
-        observers = Observers()
+        self.observers = observers = Observers()
         observers.add(self.events)
         record = RunRecord(
             config=config,
@@ -232,7 +231,6 @@ class Composed:
             directory=run_directory,
             checkpoints=checkpoints,
             loader=loader,
-            trackers=Trackers([], logger),
             observers=observers,
             logger=logger,
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),

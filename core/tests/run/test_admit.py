@@ -295,7 +295,7 @@ class Epochs:
 
 def test_epochs_count_what_steps_took_and_not_what_was_admitted(begun) -> None:
     made, epochs = begun(trainer=FarAhead), Epochs()
-    made.run.record.observers.add(epochs)
+    made.observers.add(epochs)
     made.run.admit(6)
     assert made.run.position.epoch == 0
     with made.run.record.running():

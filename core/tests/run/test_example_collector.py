@@ -38,9 +38,9 @@ class Steps:
         self.ledger = Ledger()
         sampler = SequentialSampler(SequentialConfig(), PluginContext())
         loader = PromptLoader([example(i) for i in range(6)], sampler, 2, self.ledger)
-        nothing = SimpleNamespace(write_samples=lambda *_: None, samples=lambda *_: None)
+        nothing = SimpleNamespace(write_samples=lambda *_: None, samples_logged=lambda **_: None)
         record = SimpleNamespace(
-            config=config_from_mapping(CONFIG).config, directory=nothing, trackers=nothing
+            config=config_from_mapping(CONFIG).config, directory=nothing, hooks=nothing
         )
         self.collector = ExampleCollector(
             cast("Any", record), loader=loader, ledger=self.ledger, tokenizer=None

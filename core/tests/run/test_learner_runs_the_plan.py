@@ -15,6 +15,7 @@ from dovetail.batch.columns import GLOSSARY
 from dovetail.config import config_from_mapping
 from dovetail.data.ledger import Ledger
 from dovetail.dispatch import Future
+from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import PluginContext, StepContext
 from dovetail.metrics import Last
 from dovetail.planning.initial_columns import initial_columns
@@ -93,22 +94,23 @@ class Seen:
 
     stages: list[tuple[str, Batch, Batch]] = attrs.field(factory=list)
 
-    def emit(self, hook: str, **values: Any) -> None:
-        if hook == "stage_finished":
-            self.stages.append((values["stage"], values["before"], values["after"]))
+    @hookimpl
+    def stage_finished(self, stage: str, before: Batch, after: Batch) -> None:
+        self.stages.append((stage, before, after))
 
 
 def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
     """One step of the real stages over stub engines."""
     context = PluginContext(seed=1)
     stages: list[Any] = [make_plugin(stage.ref, context) for stage in plan.stages]
-    seen = Seen()
+    seen, observers = Seen(), Observers()
+    observers.add(seen)
     groups = {model.role: Group() for model in plan.models}
     record: Any = SimpleNamespace(
         plan=plan,
         config=plan.facts.config,
         directory=directory,
-        observers=seen,
+        hooks=observers.hook,
         stop=StopSwitch(),
         logger=SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None),
         phase=lambda name: nullcontext(),

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -35,11 +36,11 @@ def tracker_on(stream, *, terminal=False, **options):
 def test_a_log_gets_one_plain_line_a_step_and_nothing_else(tmp_path):
     stream = io.StringIO()
     tracker = tracker_on(stream)
-    tracker.begin({"directory": tmp_path, "start_step": 0, "total_steps": 20})
-    tracker.log(0, {"val/mean@1": 0.35, "val/acc@1": 0.31})
+    tracker.run_started(None, None, tmp_path, 0, 20)
+    tracker.metrics_logged(0, {"val/mean@1": 0.35, "val/acc@1": 0.31})
     for step in (1, 2):
-        tracker.phase(step, "rollout")
-        tracker.log(step, METRICS)
+        tracker.phase_started(step, "rollout")
+        tracker.metrics_logged(step, METRICS)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0] == "step 0/20  accuracy 31.0%"
@@ -52,9 +53,9 @@ def test_a_log_gets_one_plain_line_a_step_and_nothing_else(tmp_path):
 def test_figures_that_are_missing_or_not_finite_are_no_trouble():
     stream = io.StringIO()
     tracker = tracker_on(stream)
-    tracker.begin({})
-    tracker.log(1, {})
-    tracker.log(2, {"reward/mean": float("nan"), "actor/grad_norm": float("inf")})
+    tracker.run_started(None, None, None, 0, 0)
+    tracker.metrics_logged(1, {})
+    tracker.metrics_logged(2, {"reward/mean": float("nan"), "actor/grad_norm": float("inf")})
     assert stream.getvalue().splitlines() == ["step 1", "step 2  reward nan  grad_norm inf"]
 
 
@@ -73,17 +74,17 @@ def test_figures_that_are_missing_or_not_finite_are_no_trouble():
 def test_the_line_tells_what_the_algorithm_of_the_run_measures(metrics, shown):
     stream = io.StringIO()
     tracker = tracker_on(stream)
-    tracker.begin({})
-    tracker.log(1, metrics)
+    tracker.run_started(None, None, None, 0, 0)
+    tracker.metrics_logged(1, metrics)
     assert stream.getvalue().strip() == shown
 
 
 def test_the_summary_names_the_best_checkpoint_and_what_was_averaged(tmp_path):
     stream = io.StringIO()
     tracker = tracker_on(stream)
-    tracker.begin({"directory": tmp_path, "total_steps": 5})
+    tracker.run_started(None, None, tmp_path, 0, 5)
     path = str(tmp_path / "checkpoints" / "step_3")
-    tracker.finish(
+    tracker.run_finished(
         {
             "accuracy_metric": "val/mean@4",
             "accuracy_before": 0.5,
@@ -100,8 +101,8 @@ def test_the_summary_names_the_best_checkpoint_and_what_was_averaged(tmp_path):
 def test_further_metrics_can_be_asked_for():
     stream = io.StringIO()
     tracker = tracker_on(stream, metrics=("actor/clip_frac",))
-    tracker.begin({"total_steps": 5})
-    tracker.log(1, {"actor/clip_frac": 0.25})
+    tracker.run_started(None, None, None, 0, 5)
+    tracker.metrics_logged(1, {"actor/clip_frac": 0.25})
     assert "actor/clip_frac 0.250" in stream.getvalue()
 
 
@@ -109,9 +110,11 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
     stream = io.StringIO()
     tracker = tracker_on(stream)
     directory = tmp_path / ("a-long-name-" * 12) / "[first]"
-    tracker.begin({"directory": directory, "total_steps": 20})
+    directory.mkdir(parents=True)
+    (directory / "report.html").touch()
+    tracker.run_started(None, None, directory, 0, 20)
     commands = ["dovetail plan " + "x" * 120, "dovetail plugins list", "dovetail doctor"]
-    tracker.finish(
+    tracker.run_finished(
         {
             "status": "completed",
             "steps": 20,
@@ -121,7 +124,6 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
             "accuracy_before": 0.31,
             "accuracy_after": 0.875,
             "train_seconds": 125.0,
-            "report": directory / "report.html",
             "next_commands": commands,
         }
     )
@@ -140,10 +142,10 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
 def test_the_live_display_shows_progress_figures_and_their_course():
     stream = io.StringIO()
     tracker = tracker_on(stream, terminal=True)
-    tracker.begin({"directory": "runs/arithmetic/first", "total_steps": 4})
+    tracker.run_started(None, None, Path("runs/arithmetic/first"), 0, 4)
     for step, reward in ((1, 0.1), (2, 0.5), (3, 0.9)):
-        tracker.phase(step - 1, "rollout")
-        tracker.log(step, {**METRICS, "reward/mean": reward})
+        tracker.phase_started(step - 1, "rollout")
+        tracker.metrics_logged(step, {**METRICS, "reward/mean": reward})
     tracker.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     last = shown[shown.rindex("arithmetic/first") :]
@@ -157,10 +159,10 @@ def test_closing_twice_and_without_a_beginning_is_fine(terminal):
     stream = io.StringIO()
     tracker = tracker_on(stream, terminal=terminal)
     tracker.close()
-    tracker.begin({"total_steps": 1})
+    tracker.run_started(None, None, None, 0, 1)
     tracker.close()
     tracker.close()
-    tracker.log(1, METRICS)
+    tracker.metrics_logged(1, METRICS)
     assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h")
 
 
@@ -176,8 +178,8 @@ def test_the_terminal_is_restored_although_a_run_dies(ending):
         "from dovetail.interfaces.plugin import PluginContext\n"
         "from dovetail.telemetry.console import ConsoleTracker\n"
         "tracker = ConsoleTracker(ConsoleConfig(name='console'), PluginContext())\n"
-        "tracker.begin({'total_steps': 3})\n"
-        "tracker.log(1, {'reward/mean': 0.5})\n"
+        "tracker.run_started(None, None, None, 0, 3)\n"
+        "tracker.metrics_logged(1, {'reward/mean': 0.5})\n"
         f"{ending}\n"
         "time.sleep(30)\n"
     )

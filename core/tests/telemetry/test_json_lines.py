@@ -63,12 +63,11 @@ def test_numpy_values_become_plain_ones():
 
 def test_the_tracker_writes_each_step_at_once(tmp_path):
     tracker = JsonlTracker(JsonlConfig(name="jsonl"), PluginContext(run_directory=tmp_path))
-    tracker.begin({"directory": tmp_path, "start_step": 0, "total_steps": 2})
-    tracker.log(1, {"reward/mean": 0.5, "actor/grad_norm": math.inf})
+    tracker.metrics_logged(1, {"reward/mean": 0.5, "actor/grad_norm": math.inf})
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert row["step"] == 1
     assert row["reward/mean"] == 0.5
     assert row["actor/grad_norm"] is None
     assert row["time"] > 1.7e9
-    tracker.log(2, {"reward/mean": 0.75})
+    tracker.metrics_logged(2, {"reward/mean": 0.75})
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]

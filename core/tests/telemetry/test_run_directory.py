@@ -13,7 +13,6 @@ import pytest
 from dovetail.errors import RunDirectoryError
 from dovetail.telemetry import RunDirectory
 from dovetail.telemetry.jsonl import append_rows, read_rows
-from dovetail.telemetry.samples import read_samples, sample_steps
 
 
 def test_a_new_directory_is_made_with_its_folders(tmp_path):
@@ -116,8 +115,10 @@ def test_rewinding_forgets_what_came_after_the_step(finished):
     finished.write_samples(5, [{"response": "held out"}], name="validation")
     finished.rewind(4)
     assert [row["step"] for row in read_rows(finished.metrics)] == [0, 1, 2, 3, 4]
-    assert sample_steps(finished.path) == [1, 2, 3, 4]
-    assert sample_steps(finished.path, "validation") == [4]
+    assert sorted(file.stem for file in (finished.path / "samples").iterdir()) == [
+        *(f"step_{step}" for step in range(1, 5)),
+        "validation_4",
+    ]
 
 
 def test_rewinding_drops_the_line_that_a_kill_tore(finished):
@@ -143,4 +144,4 @@ def test_rewinding_a_run_that_logged_nothing_is_fine(run):
 def test_samples_of_a_step_are_replaced_not_doubled(run):
     run.write_samples(1, [{"response": "a"}, {"response": "b"}])
     run.write_samples(1, [{"response": "c"}])
-    assert read_samples(run.path, 1) == [{"response": "c"}]
+    assert read_rows(run.path / "samples" / "step_1.jsonl") == [{"response": "c"}]

@@ -45,9 +45,9 @@ def test_a_terminal_shows_controls_in_lines_and_in_tables_and_cuts_nothing_off()
 
 def test_the_console_tracker_shows_controls(capsys):
     tracker = ConsoleTracker(ConsoleConfig(name="console", metrics=[CLEARS]), PluginContext())
-    tracker.begin({})
-    tracker.log(1, {CLEARS: 1.0})
-    tracker.finish({"note": CLEARS, "next_commands": [CLEARS]})
+    tracker.run_started(None, None, None, 0, 0)
+    tracker.metrics_logged(1, {CLEARS: 1.0})
+    tracker.run_finished({"note": CLEARS, "next_commands": [CLEARS]})
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert shown.count(SHOWN) == 3

@@ -12,8 +12,8 @@ from typing import Any
 from dovetail.batch.columns import GLOSSARY
 from dovetail.config.keys import format_path
 from dovetail.config.plugin_page import places_of
-from dovetail.hooks import HOOKS, HookSpec
-from dovetail.interfaces import Plugin, Run
+from dovetail.hooks import HOOKS
+from dovetail.interfaces import HookSpec, Plugin, Run
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS, Kind
 from dovetail_sdk.check.signatures import members, signature_text

@@ -16,6 +16,7 @@ from .engine import (
     OUTPUTS as OUTPUTS,
     TrainEngine as TrainEngine,
 )
+from .hooks import HookSpec as HookSpec
 from .kl_controller import KlController as KlController
 from .objective import (
     Objective as Objective,

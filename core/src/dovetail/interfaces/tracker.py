@@ -1,31 +1,19 @@
-"""Tracker: where a run's metrics and samples go."""
+"""Tracker: an observer that a config selects, such as one that shows metrics or sends them somewhere."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
+from dovetail.interfaces.hooks import HookSpec
 from dovetail.interfaces.plugin import Plugin
 
 TRACKER_API = "1.0"
 
 
-class Tracker(Plugin):
-    """Receives figures. A tracker that fails is reported and stops no run."""
-
-    def begin(self, run: Mapping[str, Any]) -> None:
-        """The run starts; `run` holds `config`, `plan`, `directory`, `start_step`, `total_steps`."""
+class Tracker(HookSpec, Plugin):
+    """Observes a run that selects it: each hook that it overrides is called. A tracker that fails is reported and stops no run."""
 
     @abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Figures of one step, in the field's names (`reward/mean`, `actor/pg_loss`, `perf/…`)."""
-
-    def phase(self, step: int, name: str) -> None:
-        """A phase begins, such as `rollout`, `old_log_probs`, `update`, `weight_sync` or `validation`."""
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Some samples of a step, each with prompt, response and score."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run ended, well or not; `summary` is what `summary.json` holds."""
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step, or of the validation after it, in the field's names (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""

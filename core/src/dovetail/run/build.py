@@ -18,7 +18,6 @@ from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.run.broadcast import Trackers
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import Collector
 from dovetail.run.data import Data
@@ -134,9 +133,13 @@ def build(
             started.callback(stage.close)
             stage.start()
         filters: Any = _by_name(_made(refs, context, "algorithm.sample_filters[").values())
-        trackers = Trackers(list[Any](_made(refs, context, "tracking[").values()), logger)
-        started.callback(trackers.close)
-        trackers.start()
+        observers = Observers(logger)
+        for tracker in _made(refs, context, "tracking[").values():
+            name = observers.add(tracker, f"{tracker.name} (tracker)")
+            started.callback(observers.guarded(name, "close", tracker.close))
+            observers.guarded(name, "start", tracker.start)()
+        # The latest is called first: the console's last words come after the report, which they name.
+        observers.load()
         trainer: Any = make_plugin(refs["trainer"], context)
         loader, ledger = _loader(config, data, make_plugin(refs["data.sampler"], context))
         checkpoints = RunCheckpoints(
@@ -159,8 +162,7 @@ def build(
             directory=run_directory,
             checkpoints=checkpoints,
             loader=loader,
-            trackers=trackers,
-            observers=Observers.load(logger),
+            observers=observers,
             logger=logger,
             profile=StepProfile(
                 config, groups, run_directory.path, steps=plan.counts.steps, logger=logger

@@ -130,7 +130,7 @@ class Collector:
         directory = record.directory.path
         check_failures(rollout.samples, share, step.number, directory)
         check_failures(rollout.greedy, share, step.number, directory, "greedy baselines")
-        record.observers.emit("reward_finished", step=step.number, metrics=dict(step.metrics))
+        record.hooks.reward_finished(step=step.number, metrics=dict(step.metrics))
         record.stop.check()
         if step.first:
             longest = config.data.max_response_length
@@ -225,8 +225,8 @@ class Collector:
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
         rows = rollout.rows(shown(samples, config.trainer.samples_per_step))
         record.directory.write_samples(step.number, rows)
-        record.trackers.samples(step.number, rows)
-        record.observers.emit("rollout_finished", step=step.number, samples=samples)
+        record.hooks.samples_logged(step=step.number, rows=rows)
+        record.hooks.rollout_finished(step=step.number, samples=samples)
 
 
 def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:

@@ -82,7 +82,7 @@ class Evaluator:
         record.state = self._accuracy.updated(record.state, metrics, how.n)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         record.directory.write_samples(record.state.step, rows, name="validation")
-        record.trackers.log(record.state.step, metrics)
+        record.hooks.metrics_logged(step=record.state.step, metrics=metrics)
         self._mark_best(metrics)
         record.stop.check()
         return metrics

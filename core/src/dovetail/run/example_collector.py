@@ -107,7 +107,7 @@ class ExampleCollector:
                 row = {"sample_id": _name(example, number), "prompt": example.raw, "response": text}
                 rows.append(row | ({"side": _SIDES[number]} if len(example.answers) > 1 else {}))
         self._record.directory.write_samples(step.number, rows)
-        self._record.trackers.samples(step.number, rows)
+        self._record.hooks.samples_logged(step=step.number, rows=rows)
 
 
 class NoRollout:

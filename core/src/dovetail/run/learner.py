@@ -89,7 +89,7 @@ class Learner:
         for _, stage in self._stages:
             called(partial(title_of, "stage", stage), stage.step_counted, batch, step)
         metrics = {n: value for n, value in step.metrics.items() if n not in before_updates}
-        record.observers.emit("update_finished", step=step.number, metrics=metrics)
+        record.hooks.update_finished(step=step.number, metrics=metrics)
         record.stop.check()
 
     def _run_stages(self, batch: Batch, step: StepContext) -> tuple[Batch, set[str]]:
@@ -116,8 +116,8 @@ class Learner:
                 directory=self._record.directory,
                 writer=title() if own else None,
             )
-            self._record.observers.emit(
-                "stage_finished", step=step.number, stage=planned.name, before=batch, after=result
+            self._record.hooks.stage_finished(
+                step=step.number, stage=planned.name, before=batch, after=result
             )
             batch = result
             if planned.phase != "update":

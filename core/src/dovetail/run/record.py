@@ -1,4 +1,4 @@
-"""RunRecord: a run's position, and what hooks, trackers, the run directory and its checkpoints get."""
+"""RunRecord: a run's position, and what observers, the run directory and its checkpoints get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from dovetail.errors import (
 )
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
-from dovetail.run.broadcast import Trackers
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
@@ -28,6 +27,8 @@ from dovetail.telemetry.logging import set_step
 from dovetail.telemetry.timers import Timers
 
 if TYPE_CHECKING:
+    from pluggy import HookRelay
+
     from dovetail.data.loader import PromptLoader
     from dovetail.hooks import Observers
     from dovetail.telemetry.run_directory import RunDirectory
@@ -43,8 +44,7 @@ class RunRecord:
         directory: the run's.
         checkpoints: writes them.
         loader: of the training prompts.
-        trackers: where metrics go.
-        observers: of the run's hooks.
+        observers: of the run's hooks, its trackers among them.
         logger: with the standard methods.
         profile: what records some steps of some roles.
         stop: what asks for a stop.
@@ -59,14 +59,13 @@ class RunRecord:
         directory: RunDirectory,
         checkpoints: RunCheckpoints,
         loader: PromptLoader,
-        trackers: Trackers,
         observers: Observers,
         logger: Any,
         profile: StepProfile,
         stop: StopSwitch,
     ) -> None:
         self.config, self.plan, self.state = config, plan, state
-        self.directory, self.trackers, self.observers = directory, trackers, observers
+        self.directory, self.hooks = directory, observers.hook
         self.logger, self.stop = logger, stop
         self.timers = Timers()
         self.metrics: dict[str, float] = {}
@@ -78,6 +77,8 @@ class RunRecord:
 
     state: RunState
     """Where the run stands."""
+    hooks: HookRelay
+    """Calls a hook of every observer: `hooks.step_started(step=1)`."""
     metrics: dict[str, float]
     """Of the step that is under way, or of what comes before the first."""
     weights_dirty: bool
@@ -110,22 +111,19 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The whole run: hooks, trackers, signals. However it ends, its finished steps are saved."""
+        """The run from its first step to its last: observers and signals. However it ends, its finished steps are saved."""
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
             with self.stop:
-                self.trackers.begin(
-                    {
-                        "config": self.config,
-                        "plan": self.plan,
-                        "directory": self.directory.path,
-                        "start_step": self.state.step,
-                        "total_steps": self.total_steps,
-                    }
-                )
                 self.logger.info("run started", total_steps=self.total_steps, done=self.state.step)
-                self.observers.emit("run_started", config=self.config, plan=self.plan)
+                self.hooks.run_started(
+                    config=self.config,
+                    plan=self.plan,
+                    directory=self.directory.path,
+                    start_step=self.state.step,
+                    total_steps=self.total_steps,
+                )
                 yield
                 self._status = "completed"
         except StopRequested:
@@ -138,12 +136,11 @@ class RunRecord:
                 self._save_what_is_whole()
             # The command prints the error; the log keeps it with its traceback.
             self.logger.info("run failed", error=repr(error), exc_info=error)
-            self.observers.emit("failure", step=self.state.step, error=error)
+            self.hooks.failure(step=self.state.step, error=error)
             raise
         finally:
             self._update_seconds()
             self.logger.info("run finished", status=self._status, steps=self.state.step)
-            self.observers.emit("run_finished", summary=self.summary())
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
@@ -151,7 +148,7 @@ class RunRecord:
         self.metrics = context.metrics
         self.timers.reset()
         set_step(context.number)
-        self.observers.emit("step_started", step=context.number)
+        self.hooks.step_started(step=context.number)
         with self._profile.step(context.number):
             began = time.monotonic()
             try:
@@ -167,7 +164,7 @@ class RunRecord:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A timed part of a step, shown by trackers that show progress."""
-        self.trackers.phase(self.state.step, name)
+        self.hooks.phase_started(step=self.state.step, phase=name)
         with self.timers(name):
             yield
 
@@ -176,10 +173,10 @@ class RunRecord:
         self._update_seconds()
         if self._checkpoints.store.has(self.state.step):
             return
-        self.trackers.phase(self.state.step, "checkpoint")
+        self.hooks.phase_started(step=self.state.step, phase="checkpoint")
         path = self._checkpoints.save(self.state)
         self.logger.info("checkpoint saved", path=str(path))
-        self.observers.emit("checkpoint_saved", step=self.state.step, path=path)
+        self.hooks.checkpoint_saved(step=self.state.step, path=path)
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """The best checkpoint, for the summary; a mark that can't be read must not hide how the run ended."""
@@ -200,8 +197,8 @@ class RunRecord:
             "perf/tokens_per_second": context.tokens / seconds,
             "data/epoch": float(self._loader.epoch),
         }
-        self.trackers.log(context.number, metrics)
-        self.observers.emit("step_finished", step=context.number, metrics=metrics)
+        self.hooks.metrics_logged(step=context.number, metrics=metrics)
+        self.hooks.step_finished(step=context.number, metrics=metrics)
 
     def _save_what_is_whole(self) -> None:
         """After a failure: the finished steps, unless an update broke off; a second fault is only reported."""

@@ -188,18 +188,14 @@ def _run(run: TrainingRun) -> dict[str, Any]:
 
 
 def _wind_up(run: TrainingRun) -> None:
-    """Write the summary and the report; a fault in either must not hide how the run ended."""
-    from dovetail.telemetry.report import write_report
-
+    """Write the summary, and tell observers of the end; a fault must not hide how the run ended."""
     record = run.record
     summary = record.summary()
-    shown = {**summary, "next_commands": _next_commands(run, summary)}
     try:
         record.directory.write_json("summary.json", summary)
-        shown["report"] = str(write_report(record.directory.path))
-    except Exception as error:  # noqa: BLE001 - reported, never in place of the run's own error
-        record.logger.warning("summary or report could not be written", error=repr(error))
-    record.trackers.finish(shown)
+    except OSError as error:
+        record.logger.warning("summary.json could not be written", error=repr(error))
+    record.hooks.run_finished(summary={**summary, "next_commands": _next_commands(run, summary)})
 
 
 def _next_commands(run: TrainingRun, summary: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The run directory, logging, timers, trackers and the report.
+"""The run directory, logging, timers, key figures and trackers.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -20,14 +20,15 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.tracker import Tracker
 from dovetail.telemetry.figures import (
     KEY_FIGURES,
+    PLUS_MINUS,
     Figure,
     sparkline,
     validation_figure,
+    write_best,
     write_figure,
     write_seconds,
 )
 from dovetail.telemetry.terminal import Terminal, visible
-from dovetail.telemetry.validation import PLUS_MINUS, write_best
 
 _LABELS = {
     "accuracy_before": ("{} before", ""),
@@ -43,7 +44,7 @@ _LABELS = {
 }
 """Labels and styles of what a summary holds, {} for the metric of validation, whose style an empty one stands for; other
 names are shown as they are."""
-_ELSEWHERE = {"directory", "report", "next_commands", "total_steps", "accuracy_metric"}
+_ELSEWHERE = {"directory", "next_commands", "total_steps", "accuracy_metric"}
 """Entries of a summary that are shown in another place."""
 _RECENT = 20
 """Steps behind the estimate of the time left."""
@@ -78,11 +79,10 @@ class ConsoleTracker(Tracker):
 
     # ── the run's life ──
 
-    def begin(self, run: Mapping[str, Any]) -> None:
-        if run.get("directory") is not None:
-            self._directory = Path(run["directory"])
-        self._step = int(run.get("start_step") or 0)
-        self._total = int(run.get("total_steps") or 0)
+    def run_started(
+        self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
+    ) -> None:
+        self._directory, self._step, self._total = directory, start_step, total_steps
         self._began = monotonic()
         self._ends = [(self._step, self._began)]
         wanted = self._console.is_terminal if self.config.live is None else self.config.live
@@ -96,10 +96,10 @@ class ConsoleTracker(Tracker):
             atexit.register(self._stop)
             self._live.start()
 
-    def phase(self, step: int, name: str) -> None:
-        self._phase = name
+    def phase_started(self, step: int, phase: str) -> None:
+        self._phase = phase
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
         advanced = step > self._step
         if advanced:
             self._step = step
@@ -113,7 +113,7 @@ class ConsoleTracker(Tracker):
         if self._live is None:
             self._console.print(self._line(step, metrics, advanced), soft_wrap=True, markup=False)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def run_finished(self, summary: Mapping[str, Any]) -> None:
         self._phase = ""
         self._stop()
         self._print_summary(summary)
@@ -225,13 +225,10 @@ class ConsoleTracker(Tracker):
 
     def _print_places(self, summary: Mapping[str, Any]) -> None:
         """Where the run's files are and what to do next, unbroken so that they can be copied."""
-        directory = summary.get("directory") or self._directory
-        report = summary.get("report")
-        if report is None and directory and (Path(directory) / "report.html").exists():
-            report = Path(directory) / "report.html"
-        for label, path in (("Run directory", directory), ("Report", report)):
-            if path:
-                self._print_line(f"{label:<15}{path}")
+        if directory := summary.get("directory") or self._directory:
+            self._print_line(f"{'Run directory':<15}{directory}")
+            if (report := Path(directory) / "report.html").exists():
+                self._print_line(f"{'Report':<15}{report}")
         if best := write_best(summary.get("best")):
             self._print_line(f"{'Best':<15}{best}  {summary['best'].get('path', '')}")
         commands: Sequence[str] = summary.get("next_commands") or ()

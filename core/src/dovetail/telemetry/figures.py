@@ -10,6 +10,10 @@ from itertools import pairwise
 from typing import Any, TypeGuard
 
 _ACCURACY = r"val/acc@\d+"
+_SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
+"""Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
+PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
+"""What the sign means."""
 
 
 @dataclass(frozen=True)
@@ -209,3 +213,18 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     if high <= low:
         return "▄" * len(points)
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (point - low) / (high - low)))] for point in points)
+
+
+def write_best(best: Any) -> str:
+    """The best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
+    if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
+        return ""
+    metric = str(best.get("metric", ""))
+    return (
+        f"step {best.get('step')}, {metric} {write_figure(float(best['value']), style_of(metric))}"
+    )
+
+
+def style_of(metric: str) -> str:
+    """How a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
+    return "percent" if _SHARE.fullmatch(metric) else "number"

@@ -116,11 +116,7 @@ class JsonlTracker(Tracker):
         super().__init__(config, context)
         self._directory = context.run_directory
 
-    def begin(self, run: Mapping[str, Any]) -> None:
-        if run.get("directory") is not None:
-            self._directory = Path(run["directory"])
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._directory is not None:
             row = {"step": step, "time": round(time(), 3), **metrics}
             append_rows(self._directory / "metrics.jsonl", [row])

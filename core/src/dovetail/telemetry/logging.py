@@ -21,31 +21,25 @@ LOGGER = "dovetail"
 """Name of the standard logger above all of Dovetail's."""
 
 
-def setup_logging(
-    run_directory: str | os.PathLike[str] | None, *, stderr: bool = True, level: int = logging.INFO
-) -> structlog.stdlib.BoundLogger:
+def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.BoundLogger:
     """Route what Dovetail and the libraries below it log.
 
-    Dovetail's own events from `level` on, and other libraries' warnings, go to `events.jsonl` as
+    Dovetail's own events from `info` on, and other libraries' warnings, go to `events.jsonl` as
     `{"timestamp", "level", "event", "step", "logger", …}`; warnings and errors of both go to stderr too,
     one readable line each, above a live progress display where there is one. Python warnings are
     logged as `py.warnings`. Setting up again replaces the former set-up.
 
     Args:
-        run_directory: where `events.jsonl` goes; None writes to stderr alone.
-        stderr: whether to write warnings to stderr.
-        level: the lowest level of Dovetail's own events to keep.
+        run_directory: where `events.jsonl` goes.
 
     Returns:
         A structlog logger with the standard methods: `logger.info("checkpoint saved", path=path)`.
     """
     close_logging()
     session = _Session()
-    if run_directory is not None:
-        session.handlers.append(_EventsHandler(Path(run_directory) / "events.jsonl", session))
-    if stderr:
-        session.handlers.append(_PeopleHandler(session))
-    session.install(level)
+    session.handlers.append(_EventsHandler(Path(run_directory) / "events.jsonl", session))
+    session.handlers.append(_PeopleHandler(session))
+    session.install()
     _ACTIVE.append(session)
     return get_logger()
 
@@ -84,10 +78,10 @@ class _Session:
         self.handlers: list[logging.Handler] = []
         self._level_before = logging.NOTSET
 
-    def install(self, level: int) -> None:
+    def install(self) -> None:
         own = logging.getLogger(LOGGER)
         self._level_before = own.level
-        own.setLevel(level)
+        own.setLevel(logging.INFO)
         for handler in self.handlers:
             logging.getLogger().addHandler(handler)
         logging.captureWarnings(True)

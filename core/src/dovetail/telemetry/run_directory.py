@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from dovetail.errors import RunDirectoryError
 from dovetail.telemetry.jsonl import dump_rows, keep_rows, plain, read_rows
-from dovetail.telemetry.samples import remove_samples_after, samples_path
 
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
@@ -184,15 +183,14 @@ class RunDirectory:
         self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step"
     ) -> Path:
         """Write samples of a step to `samples/<name>_<step>.jsonl`, replacing what was there."""
-        target = samples_path(self.path, step, name)
-        return self.write_text(str(target.relative_to(self.path)), dump_rows(rows))
+        return self.write_text(f"samples/{name}_{step}.jsonl", dump_rows(rows))
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after a step from which the run resumes: metrics, samples and faults."""
         keep_rows(self.metrics, lambda row: int(row.get("step", 0)) <= step)
-        remove_samples_after(self.path, step)
-        for file in (self.path / "faults").glob("step_*.json"):
-            if int(file.stem.removeprefix("step_")) > step:
+        for file in (*self.path.glob("samples/*_*.jsonl"), *self.path.glob("faults/step_*.json")):
+            number = file.stem.rpartition("_")[2]
+            if number.isdecimal() and int(number) > step:
                 file.unlink()
 
 

@@ -15,17 +15,10 @@ class Timers:
     after it (`rollout/scoring`), so that readers can stack the phases without counting time twice.
 
     Args:
-        on_phase: told the name of every phase as it begins, such as for a progress display.
         clock: seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        on_phase: Callable[[str], object] | None = None,
-        *,
-        clock: Callable[[], float] = perf_counter,
-    ) -> None:
-        self._on_phase = on_phase
+    def __init__(self, *, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._depth: defaultdict[str, int] = defaultdict(int)
@@ -33,8 +26,6 @@ class Timers:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time the block as `phase`, whether it ends well or raises."""
-        if self._on_phase is not None:
-            self._on_phase(phase)
         self._depth[phase] += 1
         start = self._clock()
         try:

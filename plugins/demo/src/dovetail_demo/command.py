@@ -61,7 +61,8 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
         seconds = prepare(config.parent, seed, progress=progress)
     click.echo("3. GRPO: the reward is 1 for the right number after ####, else 0")
     root = context.find_root()
-    train = cast("click.Group", root.command).get_command(root, "train")
+    commands = cast("click.Group", root.command)
+    train, report = (commands.get_command(root, name) for name in ("train", "report"))
     context.invoke(cast("click.Command", train), config=config, overrides=overrides)
 
     summary = add_warm_start(RunDirectory.open(run), seconds)
@@ -73,6 +74,8 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
             f"(warm start {seconds:.0f} s); seed {seed}"
         )
     click.echo(f"What each setting does: {config}")
+    click.echo("Report: ", nl=False)
+    context.invoke(cast("click.Command", report), run=run)
     if not overrides and not before < EXPECTED_ACCURACY < after:
         raise DovetailError(
             f"held-out accuracy is {after:.1%} after training; expected more than {EXPECTED_ACCURACY:.0%}",
@@ -121,12 +124,9 @@ def write_config(directory: Path, text: str) -> Path:
 
 
 def add_warm_start(run: RunDirectory, seconds: float) -> dict[str, Any]:
-    """Count the warm start as training time in a run's summary and report, and return the summary."""
-    from dovetail.telemetry import write_report
-
+    """Count the warm start as training time in a run's summary, and return the summary."""
     summary: dict[str, Any] = run.read_json("summary.json")
     summary["train_seconds"] += seconds
     summary["warm_start_seconds"] = seconds
     run.write_json("summary.json", summary)
-    write_report(run.path)
     return summary

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import pytest
 
+from dovetail.batch import Batch
 from dovetail.errors import DataError, NumericsError, StopRequested
 from dovetail.interfaces import (
     DatasetSource,
@@ -138,36 +139,43 @@ class TrackerConformance(PluginConformance):
         with self.around():
             tracker: Tracker = self.make(run_directory=tmp_path)
             tracker.start()
-            tracker.begin(_run(tmp_path))
+            tracker.run_started(None, None, tmp_path, start_step=0, total_steps=2)
             for step in (1, 2):
-                tracker.phase(step, "rollout")
-                tracker.samples(step, [{"prompt": "1 + 1 =", "response": "2", "score": 1.0}])
-                tracker.log(step, {"reward/mean": 0.5 * step, "actor/pg_loss": -0.25})
-            tracker.finish({"status": "finished", "steps": 2})
+                metrics = {"reward/mean": 0.5 * step, "actor/pg_loss": -0.25}
+                tracker.step_started(step)
+                tracker.phase_started(step - 1, "rollout")
+                tracker.samples_logged(step, [{"prompt": "1 + 1 =", "response": "2", "score": 1.0}])
+                tracker.rollout_finished(step, [])
+                tracker.reward_finished(step, metrics)
+                tracker.stage_finished(step, "advantage", Batch({}), Batch({}))
+                tracker.update_finished(step, metrics)
+                tracker.metrics_logged(step, metrics)
+                tracker.step_finished(step, metrics)
+                tracker.checkpoint_saved(step, tmp_path / "checkpoints" / f"step_{step}")
+            tracker.failure(2, RuntimeError("a failed run"))
+            tracker.run_finished({"status": "finished", "steps": 2})
             tracker.close()
 
     def test_odd_figures_and_texts_stop_nothing(self, tmp_path: Path) -> None:
         with self.around():
             tracker: Tracker = self.make(run_directory=tmp_path)
             tracker.start()
-            tracker.begin(_run(tmp_path))
-            tracker.log(1, {})
-            tracker.log(2, {"a/nan": math.nan, "a/inf": math.inf, "perf/tokens": 10.0**18})
-            tracker.samples(2, [])
-            tracker.samples(2, [{"prompt": "\x00 ∑ 🦊", "response": "", "score": None}])
-            tracker.finish({"status": "failed"})
+            tracker.run_started(None, None, tmp_path, start_step=0, total_steps=2)
+            tracker.metrics_logged(1, {})
+            tracker.metrics_logged(
+                2, {"a/nan": math.nan, "a/inf": math.inf, "perf/tokens": 10.0**18}
+            )
+            tracker.samples_logged(2, [])
+            tracker.samples_logged(2, [{"prompt": "\x00 ∑ 🦊", "response": "", "score": None}])
+            tracker.run_finished({"status": "failed"})
             tracker.close()
 
     def test_without_a_run_directory_it_works_too(self) -> None:
         with self.around():
             tracker: Tracker = self.make()
             tracker.start()
-            tracker.log(1, {"reward/mean": 0.5})
+            tracker.metrics_logged(1, {"reward/mean": 0.5})
             tracker.close()
-
-
-def _run(directory: Path) -> dict[str, Any]:
-    return {"config": None, "plan": None, "directory": directory, "start_step": 0, "total_steps": 2}
 
 
 class TrainerConformance(PluginConformance):

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from dovetail.telemetry import figures
-from dovetail.telemetry.jsonl import read_rows
+from dovetail.telemetry import figures, read_rows
 
 EDGE = 10
 """First and last rewards are means over at most so many steps."""

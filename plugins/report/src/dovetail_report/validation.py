@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from dovetail.telemetry.figures import Figure, write_figure
-from dovetail.telemetry.summary import History
+from dovetail.telemetry import figures
+from dovetail_report.summary import History
 
 _METRIC = re.compile(
     r"val/(?:(?P<source>.+)/)?(?P<kind>acc|mean|pass|majority|best)@(?P<k>\d+)", re.DOTALL
 )
 _KINDS = ("acc", "mean", "pass", "majority", "best")
 """In the order of the columns."""
-_SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
-"""Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
-PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
-"""What the sign means."""
 EVERYTHING = "all"
 """What the row over all prompts is called."""
 
@@ -44,7 +39,7 @@ def validation_table(history: History) -> dict[str, Any] | None:
     for name, value in metrics.items():
         match = _METRIC.fullmatch(name)
         if match is not None and value is not None:
-            written = Figure(name, name, name, style_of(name)).read(metrics)
+            written = figures.Figure(name, name, name, figures.style_of(name)).read(metrics)
             row = found.setdefault(match["source"] or EVERYTHING, {})
             row[match["kind"], int(match["k"])] = written
     largest = max((k for row in found.values() for _, k in row), default=0)
@@ -62,18 +57,3 @@ def validation_table(history: History) -> dict[str, Any] | None:
         "columns": [f"{kind}@{k}" for kind, k in columns],
         "rows": [(source, [found[source].get(key, "") for key in columns]) for source in order],
     }
-
-
-def write_best(best: Any) -> str:
-    """The best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
-    if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
-        return ""
-    metric = str(best.get("metric", ""))
-    return (
-        f"step {best.get('step')}, {metric} {write_figure(float(best['value']), style_of(metric))}"
-    )
-
-
-def style_of(metric: str) -> str:
-    """How a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
-    return "percent" if _SHARE.fullmatch(metric) else "number"

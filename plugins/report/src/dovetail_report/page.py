@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dovetail.telemetry import charts, figures, recipe
-from dovetail.telemetry.reward_section import component_cards, components_left_out, sign_cards
-from dovetail.telemetry.samples import shown_samples
-from dovetail.telemetry.summary import History, accuracy_metric, count_events, summarise
-from dovetail.telemetry.validation import (
-    EVERYTHING,
-    PLUS_MINUS,
-    source_of,
-    validation_table,
-    write_best,
-)
+from dovetail.telemetry import figures
+from dovetail_report import charts, recipe
+from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
+from dovetail_report.samples import shown_samples
+from dovetail_report.summary import History, accuracy_metric, count_events, summarise
+from dovetail_report.validation import EVERYTHING, source_of, validation_table
 
 _CHARTS = (
     figures.REWARD,
@@ -67,7 +63,11 @@ def write_report(run_directory: str | os.PathLike[str]) -> Path:
 def _content(directory: Path) -> dict[str, Any]:
     """What the template shows."""
     history = History.read(directory)
-    summary = {**summarise(directory), **_known(_read_json(directory / "summary.json"))}
+    known = _known(_read_json(directory / "summary.json"))
+    if known.get("steps", math.inf) < max(history.steps, default=0):
+        known["status"] = "unfinished"  # the summary is of before the run was resumed
+        del known["steps"]
+    summary = {**summarise(directory), **known}
     metric = accuracy_metric(directory, history)
     config = _read_text(directory / "config.yaml")
     scored = "actor/updates" not in history.names or "reward/failures" in history.names
@@ -84,7 +84,7 @@ def _content(directory: Path) -> dict[str, Any]:
             if history.find(figure) is not None
             or (figure.always and scored and not figure.outdone(history.names))
         ],
-        "plus_minus": PLUS_MINUS,
+        "plus_minus": figures.PLUS_MINUS,
         "validation": validation_table(history),
         "components": component_cards(history),
         "more_components": components_left_out(history),
@@ -112,7 +112,7 @@ def _trained_no_critic(history: History) -> bool:
 
 def _best(best: Any) -> dict[str, str] | None:
     """The best checkpoint in words, and where it is; None where none is marked."""
-    text = write_best(best)
+    text = figures.write_best(best)
     return {"text": text, "path": str(best.get("path", ""))} if text else None
 
 

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dovetail.telemetry import write_report
 from dovetail.telemetry.jsonl import append_rows
-from dovetail.telemetry.recipe import algorithm_line
+from dovetail_report import write_report
+from dovetail_report.recipe import algorithm_line
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -296,7 +296,7 @@ def test_a_long_run_is_reported_in_a_moment(run):
 def test_pyplot_stays_unimported_and_settings_untouched(finished):
     script = (
         "import sys\n"
-        "from dovetail.telemetry import write_report\n"
+        "from dovetail_report import write_report\n"
         "assert 'matplotlib' not in sys.modules\n"
         "write_report(sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

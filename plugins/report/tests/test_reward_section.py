@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.telemetry import write_report
 from dovetail.telemetry.jsonl import append_rows
-from dovetail.telemetry.reward_section import (
-    component_cards,
-    components_left_out,
-    sign_cards,
-)
-from dovetail.telemetry.summary import History
+from dovetail_report import write_report
+from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
+from dovetail_report.summary import History
 
 
 def history(**series: list[float]) -> History:

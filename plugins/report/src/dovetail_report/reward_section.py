@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from dovetail.telemetry import charts, figures
-from dovetail.telemetry.summary import History
+from dovetail.telemetry import figures
+from dovetail_report import charts
+from dovetail_report.summary import History
 
 COMPONENT = "reward/components/"
 """Metrics of a component's mean; its percentiles are `reward/component_p10/…` and `reward/component_p90/…`."""

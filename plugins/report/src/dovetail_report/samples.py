@@ -1,60 +1,29 @@
-"""Samples of a run: `samples/step_N.jsonl` and `samples/validation_N.jsonl`, one sample a line with prompt, response and score."""
+"""Samples of a run as its report shows them, from `samples/step_N.jsonl`: one sample a line with prompt, response and score."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.telemetry.figures import is_number
-from dovetail.telemetry.jsonl import read_rows
+from dovetail.telemetry import figures, read_rows
 
 _SHOWN = 4
 """Samples of a step that a report shows."""
 _LONGEST_TEXT = 4000
 """Characters of a prompt or response that are shown."""
-_FILE = re.compile(r"([a-z_]+)_(\d+)\.jsonl")
-
-
-def samples_path(run_directory: Path, step: int, name: str = "step") -> Path:
-    """Where samples of a step are: those trained on (`step`), or those of its validation (`validation`)."""
-    return run_directory / "samples" / f"{name}_{step}.jsonl"
-
-
-def read_samples(run_directory: Path, step: int, name: str = "step") -> list[dict[str, Any]]:
-    """The samples of a step; none where none were written."""
-    return read_rows(samples_path(run_directory, step, name))
-
-
-def sample_steps(run_directory: Path, name: str = "step") -> list[int]:
-    """The steps that have samples of that name, ascending."""
-    return sorted(step for found, step in _files(run_directory) if found == name)
-
-
-def remove_samples_after(run_directory: Path, step: int) -> None:
-    """Remove the samples of later steps, which a resumed run writes anew."""
-    for name, later in _files(run_directory):
-        if later > step:
-            samples_path(run_directory, later, name).unlink()
-
-
-def _files(run_directory: Path) -> list[tuple[str, int]]:
-    """Name and step of every file of samples."""
-    folder = run_directory / "samples"
-    if not folder.is_dir():
-        return []
-    found = (_FILE.fullmatch(path.name) for path in folder.iterdir())
-    return [(match[1], int(match[2])) for match in found if match]
 
 
 def shown_samples(directory: Path) -> list[dict[str, Any]]:
-    """Samples of the first and the last step that have some, as a report shows them: a label, the step, and rows."""
-    steps = sample_steps(directory)
+    """Samples of the first and the last step that have some: a label, the step, and rows."""
+    names = (
+        path.stem.removeprefix("step_") for path in (directory / "samples").glob("step_*.jsonl")
+    )
+    steps = sorted(int(name) for name in names if name.isdecimal())
     shown = []
     for label, step in (("Early", steps[0]), ("Late", steps[-1])) if steps else ():
-        rows = _of_different_prompts(read_samples(directory, step))
+        rows = _of_different_prompts(read_rows(directory / "samples" / f"step_{step}.jsonl"))
         shown.append({"label": label, "step": step, "rows": [_sample(row) for row in rows]})
     return shown[:1] if len(steps) == 1 else shown
 
@@ -76,7 +45,7 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": _shorten(_text(row.get("prompt"))),
         "response": _shorten(_text(row.get("response"))),
         "score": _judged(row),
-        "good": (is_number(score) and score > 0) or row.get("side") == "chosen",
+        "good": (figures.is_number(score) and score > 0) or row.get("side") == "chosen",
         "failure": str(failure) if failure else "",
         "truth": _shorten(_text(row.get("ground_truth"))),
     }
@@ -86,7 +55,7 @@ def _judged(row: Mapping[str, Any]) -> str:
     """A sample's score, or which answer of its pair it is; nothing of an example that is not compared."""
     if "score" not in row:
         return str(row.get("side", ""))
-    return f"score {row['score']:.3g}" if is_number(row["score"]) else "score none"
+    return f"score {row['score']:.3g}" if figures.is_number(row["score"]) else "score none"
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,48 @@
+"""ReportWriter: the observer that keeps `report.html` in a run directory up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+from dovetail.hooks import hookimpl
+from dovetail_report.page import write_report
+
+_SECONDS_BETWEEN = 30.0
+"""At least so many lie between two reports of a run that is under way."""
+_SHARE = 0.02
+"""At most this share of a run's time goes to such reports."""
+
+
+class ReportWriter:
+    """Writes the report while a run is under way, and when it has ended, well or not."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._due = 0.0
+
+    @hookimpl
+    def run_started(self, directory: Path) -> None:
+        """Note where the run is."""
+        self._directory, self._due = directory, monotonic() + _SECONDS_BETWEEN
+
+    @hookimpl
+    def step_finished(self) -> None:
+        """Write the report where the last one is old enough."""
+        if monotonic() >= self._due:
+            self._write()
+
+    @hookimpl
+    def run_finished(self) -> None:
+        """Write the report of the whole run."""
+        self._write()
+
+    def _write(self) -> None:
+        if self._directory is None:
+            return
+        began = monotonic()
+        try:
+            write_report(self._directory)
+        finally:  # one that fails is not tried again at every step
+            ended = monotonic()
+            self._due = ended + max(_SECONDS_BETWEEN, (ended - began) / _SHARE)
