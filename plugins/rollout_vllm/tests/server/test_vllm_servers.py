@@ -164,7 +164,7 @@ class TestVllmServer(RolloutConformance):
             RolloutRequest(
                 request_id=f"p{p}",
                 prompt_ids=np.array([5 + p, 6, 7]),
-                # The first of each replica is short: when it is back, the long ones are under way.
+                # The first of each replica is short: when one is back, long ones are under way.
                 sampling=SamplingParams(max_new_tokens=8 if p < 2 else 600, ignore_eos=True),
                 streams=tuple(SampleStream(seed=1, prompt=p, sample=s) for s in range(2)),
             )
@@ -173,14 +173,16 @@ class TestVllmServer(RolloutConformance):
         victim: Any = fresh
 
         async def act() -> list[Any]:
-            short = asyncio.create_task(answers(pool, requests[:2]))
+            short = [asyncio.create_task(answers(pool, [request])) for request in requests[:2]]
             long = asyncio.create_task(answers(pool, requests[2:]))
-            await short
+            # Not both: one that is slow to begin would give the other the time to end all of its own.
+            await asyncio.wait(short, return_when=asyncio.FIRST_COMPLETED)
             while not victim._gate.running:  # its first ones may be on their way there
+                assert not long.done()
                 await asyncio.sleep(0.01)
             for pid in server_pids(victim):
                 os.kill(pid, signal.SIGKILL)
-            return [*short.result(), *await long]
+            return [*await short[0], *await short[1], *await long]
 
         found = asyncio.run(act())
         assert sorted((c.request_id, c.sample) for c in found) == [
