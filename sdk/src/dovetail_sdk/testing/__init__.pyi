@@ -6,6 +6,7 @@ from .failing_reward import (
     reward_that_fails as reward_that_fails,
 )
 from .fake_server import FakeServer as FakeServer
+from .finished_run import finished_run as finished_run
 from .groups import SimulatedGroup as SimulatedGroup
 from .objectives import (
     ObjectiveUpdate as ObjectiveUpdate,
