@@ -36,6 +36,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     if not name.startswith("_")
 }
 """Each hook with the names of its arguments."""
+# Marked here and not in the interface, which needs no pluggy.
 for _name in HOOKS:
     pluggy.HookspecMarker(_PROJECT)(getattr(HookSpec, _name))
 

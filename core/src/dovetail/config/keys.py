@@ -12,7 +12,7 @@ KeyPath = tuple[str | int, ...]
 ABSENT: Any = object()
 """Stands for the value of a key that was not given."""
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """Levels of mappings and lists in a config: Python's own limit would end in a traceback."""
 
 _PLAIN = re.compile(r"[^.\[\]=\"\s]+")
@@ -56,8 +56,8 @@ def parse_path(text: str) -> KeyPath:
         position = match.end()
     if not path or isinstance(path[0], int):
         raise ValueError(f"{text!r} is no key path: it starts with a section's name")
-    if len(path) > DEEPEST:
-        raise ValueError(f"a key path has at most {DEEPEST} levels, not {len(path)}")
+    if len(path) > MAX_DEPTH:
+        raise ValueError(f"a key path has at most {MAX_DEPTH} levels, not {len(path)}")
     return tuple(path)
 
 

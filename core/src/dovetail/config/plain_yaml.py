@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dovetail.config.keys import DEEPEST, KeyPath, format_path
+from dovetail.config.keys import MAX_DEPTH, KeyPath, format_path
 
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = (
@@ -33,7 +33,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     "int": lambda text: int(text, 16 if "x" in text else 8 if "o" in text else 10),
     "float": lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text)),
 }
-_MOST = 100_000
+_MAX_VALUES = 100_000
 """Values of a text, once its aliases are expanded: ten lines of them can stand for billions."""
 _QUOTES = "values that hold `: `, `#`, `{` or `[` need quotes"
 
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         """The next node of the text, unless it stands too deep: PyYAML's scanner would need minutes."""
         self._depth += 1
-        if self._depth > DEEPEST:
+        if self._depth > MAX_DEPTH:
             raise _too_deep(self.peek_event().start_mark.line + 1)
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -78,11 +78,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                 line,
                 "write out the value in place of the alias",
             )
-        if len(path) > DEEPEST:
+        if len(path) > MAX_DEPTH:
             raise _too_deep(line)
-        if len(self.lines) > _MOST:
+        if len(self.lines) > _MAX_VALUES:
             raise YamlTextError(
-                f"it holds more than {_MOST:,} values once its aliases are expanded",
+                f"it holds more than {_MAX_VALUES:,} values once its aliases are expanded",
                 line,
                 "write out what is needed in place of aliases of aliases",
             )
@@ -183,7 +183,7 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
 
 def _too_deep(line: int) -> YamlTextError:
     return YamlTextError(
-        f"mappings and lists are nested too deep: more than {DEEPEST} levels",
+        f"mappings and lists are nested too deep: more than {MAX_DEPTH} levels",
         line,
         "take out levels; sections nest a few deep",
     )

@@ -1,4 +1,4 @@
-"""A section that selects a plugin becomes that plugin's: its Config is found, and what layers wrote for another one goes."""
+"""Narrowing: a section that selects a plugin gets that plugin's Config; keys that layers gave for another plugin are dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Resolver = Callable[[str, Mapping[str, Any]], type]
 """Finds a plugin's Config class from its kind and its raw section; raises PluginError where there is none."""
 
 _DEFAULT_ATTRIBUTES = {"reward_function": "compute_score"}
-_Said = dict[str, tuple[str, str]]
+_Selectors = dict[str, tuple[str, str]]
 """Selector to its value and the layer that gave it."""
 
 
@@ -46,7 +46,7 @@ class Narrowed:
 class _Choice:
     """What a section selects."""
 
-    said: _Said
+    said: _Selectors
     since: int = DEFAULT_RANK
     """Rank of the layer that chose this plugin; keys of layers before it were written for another."""
     by_preset: bool = False
@@ -153,16 +153,16 @@ def _select(
     return choice
 
 
-def _plugin_of(said: _Said) -> tuple[str, ...]:
+def _plugin_of(said: _Selectors) -> tuple[str, ...]:
     """The plugin itself; naming the distribution besides chooses no other."""
     if "path" not in said:
         return (said["name"][0].partition("@")[0],) if "name" in said else ()
     return (said["path"][0], said.get("attribute", ("",))[0])
 
 
-def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _Said:
+def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _Selectors:
     """What one rank of layers says."""
-    said: _Said = {}
+    said: _Selectors = {}
     for given in givens:
         for key in SELECTORS:
             value, where = given.value.get(key), (*path, key)
@@ -182,7 +182,7 @@ def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _S
     return said
 
 
-def _complete(kind: str, said: _Said, path: KeyPath) -> Iterator[Problem]:
+def _complete(kind: str, said: _Selectors, path: KeyPath) -> Iterator[Problem]:
     """Fill in the attribute where it has a default, and say what is missing."""
     attribute = (*path, "attribute")
     if not said:

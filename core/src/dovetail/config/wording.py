@@ -95,7 +95,7 @@ def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> I
     if own := words.get(str(path[-1])):
         text = f"{_UNKNOWN}; {own}"
     elif any(key_advice(key, given, known) for key, given in leaves(value, path, lists=False)):
-        told, text = list(_told_apart(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
+        told, text = list(_unknown_values(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
     for key, given in told:
         yield Problem(
             path=key,
@@ -105,19 +105,19 @@ def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> I
         )
 
 
-def _told_apart(
+def _unknown_values(
     value: Any, path: KeyPath, known: Container[KeyPath]
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value below a key; a section of which nothing is known is told as a whole."""
+    """Key and value of each problem below an unknown key: of every value, or of the section where no key in it is known elsewhere."""
     below = list(leaves(value, path, lists=False))
     # verl's prefix is no section here, and what stands under it may be one of ours with keys that are not.
     ours = path[0] == DROPPED_PREFIX and (len(path) == 1 or path[1:] in known)
-    heard_of = ours or any(replacement(key, given, known) for key, given in below)
-    if not isinstance(value, Mapping) or len(below) == 1 or not heard_of:
+    known_elsewhere = ours or any(replacement(key, given, known) for key, given in below)
+    if not isinstance(value, Mapping) or len(below) == 1 or not known_elsewhere:
         yield from below if len(below) == 1 else [(path, value)]
         return
     for key, child in value.items():
-        yield from _told_apart(child, (*path, key), known)
+        yield from _unknown_values(child, (*path, key), known)
 
 
 def _givers(value: Any, path: KeyPath, origins: Origins) -> str | None:

@@ -23,12 +23,12 @@ import attrs
 from dovetail.errors import RewardError
 from dovetail.telemetry import visible
 
-MOST_REPLY = 64 << 20
+MAX_REPLY_BYTES = 64 << 20
 """Bytes of a reply; a process that sends more is killed."""
-MOST_PRINTED = 1 << 20
+MAX_PRINTED_BYTES = 1 << 20
 """Bytes of a process's prints that are shown."""
 _TICK = 0.1
-"""Seconds after which a thread looks whether its process still lives and somebody still waits."""
+"""Seconds between a thread's looks at whether its process lives and its request was cancelled."""
 _GRACE = 0.5
 """Seconds for a process to end by itself, now that its input has ended."""
 _ONE_THREAD = dict.fromkeys(
@@ -57,7 +57,7 @@ class ProcessPool:
 
     The first request is `setup`; a reply to it with `error` says why the process can't be used. A thread for each process
     sends it one request at a time, so that whatever ends a process fails that request alone. What a process prints on
-    standard error is shown, up to `MOST_PRINTED` bytes. Its children die with it.
+    standard error is shown, up to `MAX_PRINTED_BYTES` bytes. Its children die with it.
 
     multiprocessing and pools on it (pebble) are not used: their children run the main script of the user again, replies
     are unpickled, and all processes write to one pipe, which one of them can garble.
@@ -190,7 +190,9 @@ class ProcessPool:
                 self._log(f"an idle process {self._end(process, 0.0)}")
                 process = None
             process = process or self._begin()
-            task.settle(process.exchange(task.request, task.limit, lambda: task.over(self._closed)))
+            task.settle(
+                process.exchange(task.request, task.limit, lambda: task.ended(self._closed))
+            )
         except StartError as error:
             self._log(error.message)
             task.settle(error)
@@ -223,7 +225,7 @@ class _Task:
     limit: float | None
     future: Future[Reply] = attrs.field(factory=Future)
 
-    def over(self, closed: bool) -> bool:
+    def ended(self, closed: bool) -> bool:
         return closed or self.future.cancelled()
 
     def settle(self, outcome: Reply | Exception) -> None:
@@ -263,20 +265,20 @@ class _Process:
         os.set_blocking(self._printed, False)
         self._poll = select.poll()
         self._poll.register(self._printed, select.POLLIN)
-        self._left = MOST_PRINTED
+        self._left = MAX_PRINTED_BYTES
         self._number = 0
         self._sending = b""
         self._wanted = 0
 
     def exchange(
-        self, request: Mapping[str, Any], limit: float | None, over: Callable[[], bool]
+        self, request: Mapping[str, Any], limit: float | None, ended: Callable[[], bool]
     ) -> Reply:
         """Send a request and wait for its reply.
 
         Raises:
             RequestTimeoutError: there was none within the limit.
             ProcessDiedError: the process ended, or sent something else.
-            InterruptedError: `over` says that nobody waits any more.
+            InterruptedError: the request was cancelled, or the pool closed.
         """
         self._number += 1
         self._sending = json.dumps({"number": self._number, **request}).encode() + b"\n"
@@ -289,12 +291,12 @@ class _Process:
             received += self._move(max(0.0, min(left, _TICK)))
             if received.endswith(b"\n"):
                 return self._reply(bytes(received))
-            if len(received) > MOST_REPLY:
-                raise ProcessDiedError(f"it sent more than {MOST_REPLY} bytes")
+            if len(received) > MAX_REPLY_BYTES:
+                raise ProcessDiedError(f"it sent more than {MAX_REPLY_BYTES} bytes")
             if left <= 0:
                 raise RequestTimeoutError(f"no reply within {limit:g} s")
-            if over():
-                raise InterruptedError("nobody waits for the reply, or the pool was closed")
+            if ended():
+                raise InterruptedError("the request was cancelled, or the pool closed")
 
     def _move(self, seconds: float) -> bytes:
         """Send, show and receive what can be within these seconds."""
@@ -345,7 +347,7 @@ class _Process:
             text = visible(data[: self._left].decode("utf-8", "replace"))
             self._left -= len(data)
             if self._left <= 0:
-                text += f"\n(process {self.popen.pid} has printed {MOST_PRINTED} bytes; the rest is not shown)\n"
+                text += f"\n(process {self.popen.pid} has printed {MAX_PRINTED_BYTES} bytes; the rest is not shown)\n"
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(text)
 

@@ -47,7 +47,7 @@ def results(*entries: Any) -> Any:
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(remote, sample, run, monkeypatch) -> None:
-    monkeypatch.setattr(http_post, "MOST_ANSWER", 1 << 16)
+    monkeypatch.setattr(http_post, "MAX_ANSWER_BYTES", 1 << 16)
     manager, _ = remote(lambda request, headers: (200, {"results": ["x" * (1 << 20)]}))
     outcome = run(manager, [sample()])["s0"]
     assert outcome.kind is FailureKind.INVALID_VALUE

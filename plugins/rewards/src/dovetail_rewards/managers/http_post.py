@@ -14,13 +14,13 @@ from dovetail.interfaces import FailureKind
 
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers after which another try may do."""
-MOST_ANSWER = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20
 """Bytes of an answer; the rest is not read."""
 _CONNECT_TIMEOUT = 10.0
 
 
 @attrs.define(kw_only=True, eq=False)
-class Unanswered(Exception):
+class PostError(Exception):
     """A request that came to nothing."""
 
     kind: FailureKind
@@ -50,7 +50,7 @@ class HttpPost:
         """The answer with status 200.
 
         Raises:
-            Unanswered: there was none.
+            PostError: there was none.
         """
         import httpx2
 
@@ -70,19 +70,19 @@ class HttpPost:
             ):
                 async for part in reply.aiter_bytes():
                     body += part
-                    if len(body) > MOST_ANSWER:
-                        what = f"answered with more than {MOST_ANSWER >> 20} MiB"
-                        raise Unanswered(kind=FailureKind.INVALID_VALUE, what=what, retryable=False)
+                    if len(body) > MAX_ANSWER_BYTES:
+                        what = f"answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
+                        raise PostError(kind=FailureKind.INVALID_VALUE, what=what, retryable=False)
         except TimeoutError:
             what = f"did not answer within {self._timeout or 0:g} s"
-            raise Unanswered(kind=FailureKind.TIMEOUT, what=what, retryable=True) from None
+            raise PostError(kind=FailureKind.TIMEOUT, what=what, retryable=True) from None
         except httpx2.HTTPError as error:
             what = f"can't be reached: {type(error).__name__}: {error}"
-            raise Unanswered(kind=unreachable, what=what, retryable=True) from error
+            raise PostError(kind=unreachable, what=what, retryable=True) from error
         if reply.status_code != 200:
             passes = reply.status_code in RETRYABLE_STATUS
             shown = body[:200].decode("utf-8", "replace")
-            raise Unanswered(
+            raise PostError(
                 kind=unreachable if passes else FailureKind.EXCEPTION,
                 what=f"answered with status {reply.status_code}: {shown!r}",
                 retryable=passes,

@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, outcome_from
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.event_loop import AsyncLane
-from dovetail_rewards.managers.http_post import HttpPost, Unanswered, credential
+from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
 from dovetail_rewards.managers.threads import HungCalls
 
 SCHEMA = 1
@@ -74,7 +74,7 @@ class HttpService:
         content = f'{{"schema": {SCHEMA}, "samples": [{", ".join(bodies)}]}}'.encode()
         try:
             answer = await self._post.post(content)
-        except Unanswered as none:
+        except PostError as none:
             return [self._failure(none.kind, none.what, retryable=none.retryable)] * len(bodies)
         return self._judge(answer, len(bodies))
 

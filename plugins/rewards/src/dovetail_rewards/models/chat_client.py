@@ -10,7 +10,7 @@ import attrs
 
 from dovetail.interfaces import Failure, FailureKind, finite_float
 from dovetail_rewards.judge_config import JudgeConfig
-from dovetail_rewards.managers.http_post import HttpPost, Unanswered, credential
+from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
 
 LONGEST_PAUSE = 60.0
 """Seconds that an endpoint's `Retry-After` may ask for, at most."""
@@ -58,7 +58,7 @@ class ChatClient:
         """One request; raises nothing for what the endpoint does."""
         try:
             return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
-        except Unanswered as none:
+        except PostError as none:
             pause = _seconds(none.retry_after)
             return self._refusal(none.kind, none.what, retryable=none.retryable, pause=pause)
 
