@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import warnings
 
+import numpy as np
 import pytest
+from structlog.contextvars import bound_contextvars
 
 from dovetail.telemetry.jsonl import read_rows
-from dovetail.telemetry.logging import close_logging, set_step, setup_logging
+from dovetail.telemetry.logging import bind_process, close_logging, setup_logging
 
 
 @pytest.fixture
@@ -24,12 +28,12 @@ def test_an_event_is_one_line_of_json(run, logger, capsys):
     assert event["level"] == "info"
     assert event["step"] == 4
     assert event["path"] == str(run.path / "checkpoints")
-    assert event["timestamp"].endswith("+00:00")
+    assert event["timestamp"].endswith("Z")
     assert capsys.readouterr().err == ""
 
 
 def test_a_warning_is_shown_to_the_person_too(run, logger, capsys):
-    set_step(7)
+    bind_process(step=7)
     logger.warning("tracker_failed", tracker="wandb", error="no network")
     shown = capsys.readouterr().err
     assert shown == "warning: tracker_failed  step=7  tracker=wandb\n  no network\n"
@@ -66,8 +70,8 @@ def test_an_exception_keeps_its_traceback_in_the_file_alone(run, logger, capsys)
     except ValueError:
         logger.exception("step_failed")
     (event,) = read_rows(run.events)
-    assert event["error"] == "ValueError: no such column"
-    assert "Traceback" in event["exception"]
+    assert event["exception"].startswith("Traceback")
+    assert event["exception"].endswith("ValueError: no such column")
     shown = capsys.readouterr().err
     assert "step_failed" in shown
     assert "ValueError: no such column" in shown
@@ -130,3 +134,40 @@ def test_a_directory_given_back_early_does_not_return(run, logger, capsys):
     logger.warning("too late")
     assert not run.path.exists()
     assert capsys.readouterr().err == "warning: too late\n"
+
+
+def test_a_librarys_warning_carries_run_step_role_and_rank_also_from_its_own_thread(
+    run, logger, capsys
+):
+    bind_process(step=3)
+
+    def work() -> None:
+        logging.getLogger("somelibrary").warning("trouble")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with bound_contextvars(role="actor", rank=1):
+        work()
+    first, second = read_rows(run.events)
+    bound = {"run": "arithmetic/first", "step": 3, "logger": "somelibrary", "level": "warning"}
+    assert first.items() >= bound.items()
+    assert "role" not in first
+    assert second.items() >= {**bound, "role": "actor", "rank": 1}.items()
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: trouble  step=3",
+        "warning: trouble  step=3  role=actor  rank=1",
+    ]
+
+
+def test_a_line_that_a_killed_run_left_unfinished_spoils_no_other(run):
+    run.events.write_text('{"event": "torn')
+    setup_logging(run).warning("again")
+    close_logging()
+    assert [row["event"] for row in read_rows(run.events)] == ["again"]
+
+
+def test_numbers_that_json_lacks_are_null(run, logger):
+    logger.info("measured", loss=math.nan, sizes=np.array([1, 2]))
+    (event,) = read_rows(run.events)
+    assert (event["loss"], event["sizes"]) == (None, [1, 2])

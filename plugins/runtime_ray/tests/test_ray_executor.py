@@ -96,7 +96,7 @@ def test_workers_close_in_peace_with_the_runtime(start, probes, tmp_path) -> Non
     (worker,) = runtime.task_workers(spec())
     pid = int(worker.call(b"").result(240).split()[-1])
     runtime.close()
-    assert "closed in peace" in (tmp_path / "logs" / "probe-0.log").read_text()
+    assert "closed in peace" in (tmp_path / "logs" / "probe-0.jsonl").read_text()
     for _ in range(1200):
         if not Path(f"/proc/{pid}").exists():
             return

@@ -15,6 +15,7 @@ import pytest
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
 from dovetail.errors import ColumnError, DispatchError, NumericsError, WorkerError
+from dovetail.telemetry import logging, read_rows
 from dovetail.workers import RankFailure
 from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.runtime import RayRuntime
@@ -156,15 +157,27 @@ def test_any_other_error_becomes_one_of_the_first_failing_rank(
     assert two.actor.summed(1.0).result() == [3.0, 3.0]  # the group works on
 
 
-def test_what_workers_log_is_in_files_and_their_warnings_come_back(two: Two) -> None:
+def test_what_workers_log_is_in_files_and_their_warnings_come_back(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(logging._CONTEXT, "step", 4)
     two.actor.warn().result()
     heard = two.runtime.context.logger.events
     for event in ("the probe is worried", "a library is worried"):
-        assert sorted(f["rank"] for e, f in heard if e == event) == [0, 1]
+        assert sorted((f["role"], f["rank"]) for e, f in heard if e == event) == [
+            ("actor", 0),
+            ("actor", 1),
+        ]
     assert all(f["where"] == "actor.warn()" for _, f in heard)
-    log = (two.directory / "logs" / "actor-1.log").read_text()
-    assert "info probe started rank=1" in log
-    assert "warning the probe is worried about=nothing" in log
+    logged = {row["event"]: row for row in read_rows(two.directory / "logs" / "actor-ref-1.jsonl")}
+    run = "/".join(two.directory.parts[-2:])
+    for event, logger in (
+        ("the probe is worried", "dovetail"),
+        ("a library is worried", "some.library"),
+    ):
+        expected = {"run": run, "step": 4, "role": "actor", "rank": 1, "logger": logger}
+        assert logged[event].items() >= expected.items()
+    assert logged["probe started"]["role"] == "ref"
     assert "printed by the probe" in (two.directory / "logs" / "actor-ref-1.out").read_text()
 
 

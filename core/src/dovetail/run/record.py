@@ -23,7 +23,7 @@ from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
 from dovetail.sections import RunConfig
-from dovetail.telemetry.logging import set_step
+from dovetail.telemetry.logging import bind_process
 from dovetail.telemetry.timers import Timers
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class RunRecord:
         """Surround one step. After an error, one that counts is finished and logged all the same."""
         self.metrics = context.metrics
         self.timers.reset()
-        set_step(context.number)
+        bind_process(step=context.number)
         self.hooks.step_started(step=context.number)
         with self._profile.step(context.number):
             began = time.monotonic()

@@ -1,6 +1,13 @@
 from . import figures as figures
 from .jsonl import read_rows as read_rows
-from .logging import get_logger as get_logger
+from .logging import (
+    bind_process as bind_process,
+    get_logger as get_logger,
+    json_formatter as json_formatter,
+    json_handler as json_handler,
+    process_context as process_context,
+    run_name as run_name,
+)
 from .run_directory import RunDirectory as RunDirectory
 from .terminal import (
     Terminal as Terminal,

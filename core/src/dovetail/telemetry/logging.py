@@ -1,32 +1,38 @@
-"""Logging of a run: every event to `events.jsonl`, warnings to stderr for a person to read."""
+"""Logging of a process by structlog: every event as a line of JSON in the run directory, warnings as words on stderr."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-import traceback
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import structlog
 from rich.console import Console
 from rich.text import Text
+from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
-from dovetail.telemetry.jsonl import append_rows
+from dovetail.telemetry.jsonl import append_rows, plain
 from dovetail.telemetry.terminal import visible
 
 LOGGER = "dovetail"
 """Name of the standard logger above all of Dovetail's."""
 
+_CONTEXT: dict[str, Any] = {}
+"""What every event of this process carries. Not contextvars: threads that libraries start would not have them."""
+_UNDO = ExitStack()
+"""Takes back the set-up in force."""
+
 
 def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.BoundLogger:
     """Route what Dovetail and the libraries below it log.
 
-    Dovetail's own events from `info` on, and other libraries' warnings, go to `events.jsonl` as
-    `{"timestamp", "level", "event", "step", "logger", …}`; warnings and errors of both go to stderr too,
-    one readable line each, above a live progress display where there is one. Python warnings are
+    Dovetail's own events from `info` on, and other libraries' warnings, go to `events.jsonl` as `{"event", "level",
+    "logger", "timestamp", "run", "step", …}`, those of a worker's call with its `role` and `rank`. Warnings and errors
+    go to stderr too, one readable line each, above a live progress display where there is one. Python warnings are
     logged as `py.warnings`. Setting up again replaces the former set-up.
 
     Args:
@@ -36,12 +42,29 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
         A structlog logger with the standard methods: `logger.info("checkpoint saved", path=path)`.
     """
     close_logging()
-    session = _Session()
-    session.handlers.append(_EventsHandler(Path(run_directory) / "events.jsonl", session))
-    session.handlers.append(_PeopleHandler(session))
-    session.install()
-    _ACTIVE.append(session)
+    directory = Path(run_directory)
+    bind_process(run=run_name(directory))
+    _UNDO.callback(_CONTEXT.clear)
+    root, own = logging.getLogger(), logging.getLogger(LOGGER)
+    _UNDO.callback(own.setLevel, own.level)
+    own.setLevel(logging.INFO)
+    for handler in (json_handler(directory / "events.jsonl"), _ConsoleHandler()):
+        root.addHandler(handler)
+        _UNDO.callback(handler.close)
+        _UNDO.callback(root.removeHandler, handler)
+    logging.captureWarnings(True)
+    _UNDO.callback(logging.captureWarnings, False)
+    python = logging.getLogger("py.warnings")
+    python.addFilter(_is_for_users)
+    _UNDO.callback(python.removeFilter, _is_for_users)
+    _adopt_transformers(adopt=True)
+    _UNDO.callback(_adopt_transformers, adopt=False)
     return get_logger()
+
+
+def close_logging() -> None:
+    """Take the handlers away and leave the standard loggers as they were; safe to call twice."""
+    _UNDO.close()
 
 
 def get_logger(name: str = LOGGER) -> structlog.stdlib.BoundLogger:
@@ -58,52 +81,97 @@ def get_logger(name: str = LOGGER) -> structlog.stdlib.BoundLogger:
     return cast("structlog.stdlib.BoundLogger", logger)
 
 
-def set_step(step: int | None) -> None:
-    """The step that events belong to from now on."""
-    for session in _ACTIVE:
-        session.step = step
+def bind_process(**facts: Any) -> None:
+    """Add facts to every event of this process from now on, whichever thread logs it: `bind_process(step=7)`."""
+    _CONTEXT.update(facts)
 
 
-def close_logging() -> None:
-    """Take the handlers away and leave the standard loggers as they were; safe to call twice."""
-    while _ACTIVE:
-        _ACTIVE.pop().remove()
+def process_context() -> dict[str, Any]:
+    """Return what is bound to this process, to be bound in another one."""
+    return dict(_CONTEXT)
 
 
-class _Session:
-    """The handlers of one set-up, the step that they report, and what they replaced."""
+def run_name(run_directory: Path) -> str:
+    """`project/experiment`, the last two parts of a run directory."""
+    return "/".join(run_directory.parts[-2:])
+
+
+def json_handler(path: Path) -> logging.Handler:
+    """Return a handler that appends every record, structlog's or a library's, to a file of JSON lines."""
+    append_rows(path, [])  # makes it, or cuts off the line that a killed process left unfinished
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(json_formatter())
+    return handler
+
+
+def json_formatter() -> logging.Formatter:
+    """Return a formatter that makes a line of JSON of a record, with what is bound where it is logged."""
+    return _formatter(
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(serializer=_to_json),
+    )
+
+
+def _formatter(*processors: Any) -> logging.Formatter:
+    """A formatter with these processors at the end, the last of which renders the event."""
+    return structlog.stdlib.ProcessorFormatter(
+        processors=[
+            structlog.stdlib.add_log_level,
+            structlog.contextvars.merge_contextvars,
+            _complete,
+            *processors[:-1],
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            processors[-1],
+        ]
+    )
+
+
+def _complete(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Add what is bound to the process, and trim the message: Python's warnings end with a newline."""
+    return {**_CONTEXT, **event, "event": str(event.get("event", "")).strip()}
+
+
+def _to_json(event: EventDict, **_: Any) -> str:
+    return json.dumps(plain(event), ensure_ascii=False)
+
+
+class _ConsoleHandler(logging.StreamHandler[Any]):
+    """Writes warnings and errors as words to what is stderr at that moment: a live display replaces it to stay whole."""
 
     def __init__(self) -> None:
-        self.step: int | None = None
-        self.handlers: list[logging.Handler] = []
-        self._level_before = logging.NOTSET
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self.setFormatter(_formatter(structlog.processors.ExceptionRenderer(_name_error), _words))
 
-    def install(self) -> None:
-        own = logging.getLogger(LOGGER)
-        self._level_before = own.level
-        own.setLevel(logging.INFO)
-        for handler in self.handlers:
-            logging.getLogger().addHandler(handler)
-        logging.captureWarnings(True)
-        logging.getLogger("py.warnings").addFilter(_is_for_users)
-        _adopt_transformers(adopt=True)
-
-    def remove(self) -> None:
-        for handler in self.handlers:
-            logging.getLogger().removeHandler(handler)
-            handler.close()
-        logging.getLogger(LOGGER).setLevel(self._level_before)
-        logging.captureWarnings(False)
-        logging.getLogger("py.warnings").removeFilter(_is_for_users)
-        _adopt_transformers(adopt=False)
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
-_ACTIVE: list[_Session] = []
-"""The set-up in force, if there is one."""
+def _name_error(exc_info: ExcInfo) -> str:
+    """`Type: message`; the traceback is in the file."""
+    return f"{exc_info[0].__name__}: {exc_info[1]}"
+
+
+def _words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """Render `warning: message  step=7  name=value`, and an error below it."""
+    level, message, _ = (event.pop(name, None) for name in ("level", "event", "run"))
+    below = [event.pop(name) for name in ("error", "exception") if name in event]
+    fields = "".join(f"  {name}={value}" for name, value in event.items() if value is not None)
+    line = Text(f"{level}: ", style="yellow" if level == "warning" else "bold red")
+    line.append(visible(message), style="default not bold")
+    line.append(visible(fields), style="dim default not bold")
+    line.append(visible("".join(f"\n  {text}" for text in below)), style="default not bold")
+    console = Console(stderr=True)
+    with console.capture() as capture:
+        console.print(line, soft_wrap=True, highlight=False, end="")
+    return capture.get()
 
 
 def _is_for_users(warning: logging.LogRecord) -> bool:
-    """False for what Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can mend that."""
+    """False for what Python says of the code of libraries while it compiles it: a user of a run can't change that."""
     return "SyntaxWarning: " not in warning.getMessage()
 
 
@@ -117,77 +185,3 @@ def _adopt_transformers(*, adopt: bool) -> None:
     else:
         transformers_logging.enable_default_handler()
         transformers_logging.disable_propagation()
-
-
-def _event(record: logging.LogRecord, step: int | None) -> dict[str, Any]:
-    """A record as an event, whether structlog or a library made it; `error` and `exception` where it has one."""
-    fields = dict(record.msg) if isinstance(record.msg, dict) else {"event": record.getMessage()}
-    raised = fields.pop("exc_info", None) or record.exc_info
-    event = {
-        "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-        "level": record.levelname.lower(),
-        "event": str(fields.pop("event", "")).strip(),
-        "step": fields.pop("step", step),
-        "logger": record.name,
-        **fields,
-    }
-    if raised:
-        error = raised if isinstance(raised, BaseException) else sys.exception()
-        if isinstance(raised, tuple):
-            error = raised[1]
-        if error is not None:
-            event["error"] = f"{type(error).__name__}: {error}"
-            event["exception"] = "".join(traceback.format_exception(error))
-    return event
-
-
-class _EventsHandler(logging.Handler):
-    """Appends each record to a file of JSON lines."""
-
-    def __init__(self, path: Path, session: _Session) -> None:
-        super().__init__()
-        self._path = path
-        self._session = session
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            append_rows(self._path, [_event(record, self._session.step)])
-        except FileNotFoundError:
-            pass  # the run directory was given back before the log was closed
-        except OSError:
-            self.handleError(record)
-
-
-class _PeopleHandler(logging.Handler):
-    """Writes a warning or an error as a line for a person: level, event, fields."""
-
-    _STYLES: ClassVar[dict[str, str]] = {"warning": "yellow"}
-    _LEFT_OUT = frozenset({"timestamp", "level", "event", "logger", "exception", "error"})
-
-    def __init__(self, session: _Session) -> None:
-        super().__init__(logging.WARNING)
-        self._session = session
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            sys.stderr.write(self._render(_event(record, self._session.step)))
-            sys.stderr.flush()
-        except OSError:
-            self.handleError(record)
-
-    def _render(self, event: dict[str, Any]) -> str:
-        line = Text(f"{event['level']}: ", style=self._STYLES.get(event["level"], "bold red"))
-        line.append(visible(event["event"]), style="default not bold")
-        further = "".join(
-            f"  {name}={value}"
-            for name, value in event.items()
-            if name not in self._LEFT_OUT and value is not None
-        )
-        line.append(visible(further), style="dim default not bold")
-        if error := event.get("error"):
-            line.append(visible(f"\n  {error}"), style="default not bold")
-        # Written through sys.stderr, not by rich itself: a live display replaces sys.stderr to stay whole.
-        console = Console(stderr=True)
-        with console.capture() as capture:
-            console.print(line, soft_wrap=True, highlight=False)
-        return capture.get()

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import attrs
+from structlog.contextvars import bound_contextvars
 
 from dovetail.dispatch.mesh import Mesh
 from dovetail.dispatch.worker import Worker
@@ -74,7 +75,7 @@ class WorkerHost:
             )
         # Registered first: what a failing start has taken is released as well.
         self._started.callback(plugin.close)
-        with turn():
+        with turn(), bound_contextvars(role=spec.role, rank=rank):
             plugin.start()
         self._workers[spec.role] = plugin
         return plugin
@@ -97,8 +98,9 @@ class WorkerHost:
 
     def run(self, role: str, method: str, call: Call) -> Any:
         """Run one rank's call: its result, or a `RankFailure`."""
-        with turn():
-            return run_on_worker(self.worker(role), method, call)
+        worker = self.worker(role)
+        with turn(), bound_contextvars(role=role, rank=worker.context.rank):
+            return run_on_worker(worker, method, call)
 
     def close(self) -> None:
         """Close every worker, the latest first; safe to call twice."""

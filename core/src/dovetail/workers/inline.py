@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from typing import Any, cast
 
+from structlog.contextvars import bound_contextvars
+
 from dovetail.config.builtin import InlineConfig
 from dovetail.dispatch.future import Future
 from dovetail.dispatch.mesh import Mesh
@@ -34,13 +36,12 @@ class InlineGroup(WorkerGroup):
         super().__init__(type(self.workers[0]), mesh, role=role)
 
     def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
+        results: list[Any] = []
         with turn():
-            return Future.completed(
-                [
-                    None if call is None else run_on_worker(worker, method, call)
-                    for worker, call in zip(self.workers, calls, strict=True)
-                ]
-            )
+            for rank, (worker, call) in enumerate(zip(self.workers, calls, strict=True)):
+                with bound_contextvars(role=self.role, rank=rank):
+                    results.append(None if call is None else run_on_worker(worker, method, call))
+        return Future.completed(results)
 
     def close(self) -> None:
         with ExitStack() as stack:  # every worker is closed, even where one fails

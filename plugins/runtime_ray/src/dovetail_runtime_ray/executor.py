@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import PlacementError, WorkerError
 from dovetail.interfaces import Task, TaskSpec, TaskWorker, load_target
+from dovetail.telemetry import get_logger
 from dovetail.workers import check_plugins
 from dovetail_runtime_ray.capacity import EPSILON, Node
 from dovetail_runtime_ray.health import Health, why_lost
@@ -40,8 +41,7 @@ class TaskProcess(Process):
         def act() -> None:
             if self.setup.plugins is not None:
                 check_plugins(self.setup.plugins, where=f"a worker on {self.facts().host}")
-            logger = self.logs.logger(self.setup.label, self.setup.rank)
-            self._task = load_target(target)(given, logger)
+            self._task = load_target(target)(given, get_logger())
 
         return self.facts(), await asyncio.to_thread(self.answer, act)
 

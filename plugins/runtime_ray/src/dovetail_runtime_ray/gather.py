@@ -91,9 +91,7 @@ class Gather:
         except ray.exceptions.RayError as error:
             raise self._named(self._pool.lost(rank, self._what, error)) from None
         for warned in reply.warnings:
-            self._pool.logger.warning(
-                warned.event, rank=rank, where=self._what, **_without_reserved(warned.fields)
-            )
+            self._pool.logger.warning(**{**warned, "where": self._what})
         self._answers[rank] = reply.result
         if isinstance(reply.result, WireFailure) and self._grace_ends is None:
             self._grace_ends = time.monotonic() + self._pool.limits.grace
@@ -175,7 +173,3 @@ def _of_ray(error: ray.exceptions.RayTaskError) -> WireFailure:
         traceback=_COLOUR.sub("", str(error)),
         failed_at=time.time(),
     )
-
-
-def _without_reserved(fields: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in fields.items() if key not in {"event", "rank", "where"}}

@@ -1,18 +1,18 @@
-"""Log files of worker processes: one a role and rank for what Dovetail logs, one a process for all that is printed."""
+"""Log files of a worker process: one for what is logged, as lines of JSON, and one for all that is printed."""
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
 import sys
 import warnings
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dovetail.telemetry import get_logger
-from dovetail_runtime_ray.wire import Warned
+from dovetail.telemetry import bind_process, json_formatter, json_handler, run_name
 
 FOLDER = "logs"
 """Below the run directory."""
@@ -20,54 +20,47 @@ KEPT_WARNINGS = 20
 """Most warnings that go back with one answer."""
 LAST_LINES = 12
 """Of what a lost process printed."""
+_STAYS = {"level", "logger", "timestamp", "run", "exception"}
+"""Fields of a warning that stay in the worker's file: the controller's log has its own, and shows no traceback."""
 
 
 class WorkerLogs:
-    """The log files of this process.
+    """The log files of this process. All that it logs carries the role and rank of the call, or these.
 
     Args:
         run_directory: where `logs/` goes; None writes nothing.
-        name: `<label>-<rank>`.
+        label: the role, or the roles that share the process.
+        rank: in its pool, or its number.
     """
 
-    def __init__(self, run_directory: str | None, name: str) -> None:
-        self._folder = Path(run_directory) / FOLDER if run_directory is not None else None
-        self._printed: Path | None = None
+    def __init__(self, run_directory: str | None, label: str, rank: int) -> None:
+        self._files: list[Path] = []
         self._warnings = _Warnings()
+        root = logging.getLogger()
+        root.addHandler(self._warnings)
         logging.getLogger("dovetail").setLevel(logging.INFO)
-        logging.getLogger().addHandler(self._warnings)
         logging.captureWarnings(True)
-        # What Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can mend that.
+        # What Python says of the code of libraries while it compiles it: a user of a run can't change that.
         warnings.filterwarnings("ignore", category=SyntaxWarning)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._printed = self._folder / f"{name}.out"
-            _redirect(self._printed)
+        bind_process(role=label, rank=rank)
+        if run_directory is not None:
+            bind_process(run=run_name(Path(run_directory)))
+            folder = Path(run_directory) / FOLDER
+            folder.mkdir(parents=True, exist_ok=True)
+            logged, printed = (folder / f"{label}-{rank}.{end}" for end in ("jsonl", "out"))
+            root.addHandler(json_handler(logged))
+            _redirect(printed)
+            self._files = [logged, printed]
 
-    def logger(self, role: str, rank: int) -> Any:
-        """A logger that writes to `logs/<role>-<rank>.log`, and whose warnings also go back to the controller."""
-        name = f"dovetail.workers.{role}.{rank}"
-        standard = logging.getLogger(name)
-        if self._folder is not None and not standard.handlers:
-            handler = logging.FileHandler(self._folder / f"{role}-{rank}.log", delay=True)
-            handler.setFormatter(_Lines())
-            standard.addHandler(handler)
-        return get_logger(name)
-
-    def warnings(self) -> tuple[Warned, ...]:
+    def warnings(self) -> tuple[dict[str, Any], ...]:
         """What was warned of since this was last asked."""
         return self._warnings.take()
 
     def close(self) -> None:
-        """Remove the file of what was printed, if nothing was."""
+        """Remove the files that nothing was written to."""
         sys.stdout.flush()
         sys.stderr.flush()
-        if (
-            self._printed is not None
-            and self._printed.exists()
-            and not self._printed.stat().st_size
-        ):
-            self._printed.unlink()
+        _remove_empty(self._files)
 
 
 def last_printed(run_directory: str | None, name: str) -> str:
@@ -83,26 +76,15 @@ def last_printed(run_directory: str | None, name: str) -> str:
 
 
 def remove_empty(run_directory: str | None) -> None:
-    """Remove the files of processes that printed nothing; those that were killed could not do so themselves."""
-    if run_directory is None:
-        return
-    for path in (Path(run_directory) / FOLDER).glob("*.out"):
-        if not path.stat().st_size:
+    """Remove the empty files of processes that were killed and could not do so themselves."""
+    if run_directory is not None:
+        _remove_empty((Path(run_directory) / FOLDER).glob("*.*"))
+
+
+def _remove_empty(files: Iterable[Path]) -> None:
+    for path in files:
+        if path.is_file() and not path.stat().st_size:
             path.unlink()
-
-
-class _Lines(logging.Formatter):
-    """`2026-11-21T15:00:00.000Z warning event key=value`, with the traceback below."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        event, fields = _event(record)
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = " ".join(
-            [when, record.levelname.lower(), event, *(f"{k}={v}" for k, v in fields.items())]
-        )
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
 
 
 class _Warnings(logging.Handler):
@@ -110,24 +92,17 @@ class _Warnings(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._kept: list[Warned] = []
+        self.setFormatter(json_formatter())
+        self._kept: list[dict[str, Any]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if len(self._kept) < KEPT_WARNINGS:
-            event, fields = _event(record)
-            self._kept.append(Warned(event=event, fields=fields))
+            event = json.loads(self.format(record))
+            self._kept.append({key: event[key] for key in event.keys() - _STAYS})
 
-    def take(self) -> tuple[Warned, ...]:
+    def take(self) -> tuple[dict[str, Any], ...]:
         kept, self._kept = self._kept, []
         return tuple(kept)
-
-
-def _event(record: logging.LogRecord) -> tuple[str, dict[str, str]]:
-    """A record as an event and its fields, whether structlog or a library made it."""
-    if not isinstance(record.msg, dict):
-        return record.getMessage().strip(), {}
-    fields = {key: str(value) for key, value in record.msg.items() if key != "exc_info"}
-    return fields.pop("event", "").strip(), fields
 
 
 def _redirect(path: Path) -> None:

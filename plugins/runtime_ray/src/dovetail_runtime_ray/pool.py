@@ -17,6 +17,7 @@ from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError, WorkerError
 from dovetail.interfaces import WorkerSpec
 from dovetail.sections import Pool
+from dovetail.telemetry import process_context
 from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
 from dovetail_runtime_ray.health import Health, Limits, why_lost
@@ -178,7 +179,7 @@ class PoolProcesses:
         with self._order:
             refs = {
                 rank: actor.call.options(name=what).remote(
-                    role, method, payload, answering is None or rank in answering
+                    role, method, payload, answering is None or rank in answering, process_context()
                 )
                 for rank, (actor, payload) in enumerate(zip(self._actors, payloads, strict=True))
                 if payload is not None

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import attrs
 from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError
 from dovetail.interfaces import NODE_ADDRESS, WorkerSpec
+from dovetail.telemetry import bind_process, get_logger
 from dovetail.workers import (
     RankFailure,
     WorkerHost,
@@ -48,7 +49,7 @@ class Process:
             _activate()
         if setup.visible is not None:
             _show_accelerators(setup.visible)
-        self.logs = WorkerLogs(setup.run_directory, f"{setup.label}-{setup.rank}")
+        self.logs = WorkerLogs(setup.run_directory, setup.label, setup.rank)
         self._checked = False
 
     def facts(self) -> Facts:
@@ -88,7 +89,7 @@ class Process:
             )
         return f"{here.type}:0"
 
-    def spec_here(self, spec: WorkerSpec, rank: int) -> WorkerSpec:
+    def spec_here(self, spec: WorkerSpec) -> WorkerSpec:
         """The spec with this process's logger, after what is here was compared with what the controller has.
 
         Raises:
@@ -102,7 +103,7 @@ class Process:
             elif self.setup.plugins is not None:
                 check_plugins(self.setup.plugins, where=f"a worker on {host} ({node_address()})")
             self._checked = True
-        context = attrs.evolve(spec.context, logger=self.logs.logger(spec.role, rank))
+        context = attrs.evolve(spec.context, logger=get_logger())
         return spec_received(attrs.evolve(spec, context=context))
 
     def answer(self, act: Callable[[], Any]) -> Reply:
@@ -155,14 +156,25 @@ class HostProcess(Process):
         def act() -> None:
             rank = self.setup.rank
             reduction = reduction_over(mesh, rank)
-            self._joined().start_worker(self.spec_here(spec, rank), mesh, rank, reduction)
+            self._joined().start_worker(self.spec_here(spec), mesh, rank, reduction)
 
         return self.answer(act)
 
-    def call(self, role: str, method: str, payload: Any, answers: bool = True) -> Reply:
-        """Run one rank's call of a role's method; a result that nobody reads (`answers` False) stays behind."""
+    def call(
+        self, role: str, method: str, payload: Any, answers: bool, context: Mapping[str, Any]
+    ) -> Reply:
+        """Run one rank's call of a role's method.
+
+        Args:
+            role: whose worker.
+            method: of the worker.
+            payload: the encoded call.
+            answers: whether the result is read; otherwise it stays behind.
+            context: what events of the controller carry, such as the step.
+        """
 
         def act() -> Any:
+            bind_process(**context)
             result = self._joined().run(role, method, self._codec.decode(payload))
             if isinstance(result, RankFailure):
                 return WireFailure.of(result)

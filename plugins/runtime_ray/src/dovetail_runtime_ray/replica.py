@@ -218,7 +218,7 @@ class RayReplica(BaseRollout):
 
     def _opened(self, method: str, reply: Reply) -> Any:
         for warned in reply.warnings:
-            self._logger.warning(warned.event, where=self.title, **warned.fields)
+            self._logger.warning(**{**warned, "where": self.title})
         if isinstance(reply.result, WireFailure):
             failure = reply.result.unpack()
             failure.error.add_note(f"raised in {method}() of {self.title}\n{failure.traceback}")

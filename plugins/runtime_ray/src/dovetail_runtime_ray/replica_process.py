@@ -52,7 +52,7 @@ class ReplicaProcess(Process):
         def act() -> int:
             self._host = WorkerHost(self.prepare())
             rank = self.setup.rank
-            engine = self._host.start(self.spec_here(spec, rank), BaseRollout, mesh=None, rank=rank)
+            engine = self._host.start(self.spec_here(spec), BaseRollout, mesh=None, rank=rank)
             self._engine = cast("BaseRollout", engine)
             return self._engine.receivers
 

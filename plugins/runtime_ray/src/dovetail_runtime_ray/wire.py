@@ -84,20 +84,13 @@ class Facts:
 
 
 @attrs.frozen(kw_only=True)
-class Warned:
-    """A warning that a worker logged, to be shown where people look."""
-
-    event: str
-    fields: dict[str, str]
-
-
-@attrs.frozen(kw_only=True)
 class Reply:
     """What a process answers to a call."""
 
     result: Any
     """The codec's encoded result, or a `WireFailure`."""
-    warnings: tuple[Warned, ...] = ()
+    warnings: tuple[Mapping[str, Any], ...] = ()
+    """Events that were logged meanwhile, for the controller's log."""
 
 
 @attrs.frozen(kw_only=True)
