@@ -117,8 +117,8 @@ def table(printed: str) -> dict[str, list[str]]:
 
 
 def test_its_plugins_are_listed(here: Callable[..., Result]) -> None:
-    found = json.loads(here("plugins", "list", "--kind", "stage", "--json").stdout)["plugins"]
-    found += json.loads(here("plugins", "list", "--kind", "trainer", "--json").stdout)["plugins"]
+    found = json.loads(here("plugins", "list", "stage", "--json").stdout)["plugins"]
+    found += json.loads(here("plugins", "list", "trainer", "--json").stdout)["plugins"]
     states = {p["name"]: p["state"] for p in found if p["distribution"] == "stagekit"}
     assert states == dict.fromkeys(
         [*STAGES, "from_teacher", "sparse", "one_step_off"], "compatible"

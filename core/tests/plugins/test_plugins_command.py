@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -32,19 +34,18 @@ HEAVY = {
 }
 
 
-def rows(output: str) -> dict[str, list[str]]:
-    """Name → columns of a listing's table."""
-    table = output.split("\n\n", maxsplit=1)[0].splitlines()
-    return {line.split()[1]: line.split() for line in table[1:]}
+def states(output: str) -> dict[str, str]:
+    """Name → state, of the plugins of one kind as they are listed."""
+    listed = [line.strip() for line in output.split("\n\n", maxsplit=1)[0].splitlines()[1:]]
+    return {name: about.split(";")[0] for name, about in itertools.pairwise(listed) if ";" in about}
 
 
-def test_list_shows_every_state_and_exits_with_0(dovetail) -> None:
-    done = dovetail("plugins", "list", "--kind", "tracker")
+def test_a_kind_is_listed_with_every_state(dovetail) -> None:
+    done = dovetail("plugins", "list", "tracker")
     assert done.returncode == 0, done.stderr
-    header = ["KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "INTERFACE", "CAPABILITIES"]
-    assert done.stdout.splitlines()[0].split() == header
-    found = rows(done.stdout)
-    assert {name: found[name][2] for name in ("crash", "future", "twin", "bare", "drifted")} == {
+    assert done.stdout.splitlines()[0] == "tracker"
+    found = states(done.stdout)
+    assert {name: found[name] for name in ("crash", "future", "twin", "bare", "drifted")} == {
         "crash": "compatible",
         "future": "rejected",
         "twin": "conflict",
@@ -54,6 +55,31 @@ def test_list_shows_every_state_and_exits_with_0(dovetail) -> None:
     assert "tracker/future rejected: it is made for the tracker interface >=2.0,<3" in done.stdout
     assert "  → write name: twin@acme-twin-a, or uninstall the others" in done.stdout
     assert "tracker/needy needs acme-engine>=1.5 or acme-engine-cpu>=1.5" in done.stdout
+    described = dovetail("plugins", "list", "advantage").stdout
+    assert "compatible; acme-good 1.2.0; interface >=1.0,<2\n    can: deterministic" in described
+
+
+def test_all_kinds_are_listed_by_name_with_their_distributions(dovetail) -> None:
+    listed = dovetail("plugins", "list").stdout
+    assert "\n  acme_mean (acme-good 1.2.0)\n" in listed
+    assert "\n  future [rejected] (acme-future 1.0.0)\n" in listed
+
+
+def test_kinds_with_many_plugins_are_counted_unless_asked_for(dovetail) -> None:
+    listed = dovetail("plugins", "list").stdout
+    assert re.search(r"^preflight\n  \d+ plugins$", listed, re.MULTILINE)
+    assert "kl_twice" not in listed
+    for asked in (["--all"], ["preflight"], ["--state", "compatible"]):
+        assert "kl_twice" in dovetail("plugins", "list", *asked).stdout
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("kind", [[], ["tracker"]])
+def test_a_listing_fits_the_terminal(dovetail, width: int, kind: list[str]) -> None:
+    listed = dovetail("plugins", "list", *kind, COLUMNS=str(width)).stdout
+    lines = [line for line in listed.splitlines() if not line.startswith("  →")]
+    assert len(lines) > 20
+    assert max(map(len, lines)) <= width
 
 
 def test_list_as_json(dovetail) -> None:
@@ -88,7 +114,7 @@ def test_list_as_json(dovetail) -> None:
 
 
 def test_a_probe_survives_failures_and_crashes_at_import(dovetail) -> None:
-    done = dovetail("plugins", "list", "--kind", "tracker", "--probe", "--json")
+    done = dovetail("plugins", "list", "tracker", "--probe", "--json")
     assert done.returncode == 0, done.stderr
     found = {p["name"]: p for p in json.loads(done.stdout)["plugins"] if p["name"] != "twin"}
     assert found["crash"]["state"] == "compatible"
@@ -112,12 +138,15 @@ def test_a_probe_says_that_a_good_plugin_is_loadable(installed: Path) -> None:
 
 def test_list_narrows_by_state(dovetail) -> None:
     done = dovetail("plugins", "list", "--state", "conflict")
-    assert [line.split()[1] for line in done.stdout.splitlines()[1:3]] == ["twin", "twin"]
-    assert len(rows(done.stdout)) == 1
+    assert done.stdout.split("\n\n", maxsplit=1)[0].splitlines() == [
+        "tracker",
+        "  twin [conflict] (acme-twin-a 1.0.0)",
+        "  twin [conflict] (acme-twin-b 2.5.0)",
+    ]
 
 
 def test_an_unknown_kind_is_an_error_with_the_nearest(dovetail) -> None:
-    done = dovetail("plugins", "list", "--kind", "rolout")
+    done = dovetail("plugins", "list", "rolout")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "error: there is no plugin kind 'rolout'" in done.stderr

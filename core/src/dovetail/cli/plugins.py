@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Iterable
 
 import click
@@ -24,7 +25,10 @@ SDK_COMMANDS = {
     "new": (f"{SDK}.commands:new", "Write a package with a small working plugin."),
 }
 """Name → (`module:attribute`, what `--help` says of it)."""
-_HEADERS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "INTERFACE", "CAPABILITIES")
+_COUNTED = ("preset", "rollout_correction", "preflight")
+"""Kinds with many plugins, which a listing of every kind only counts."""
+_UNMARKED = ("compatible", "loadable")
+"""States that go without saying."""
 
 
 class PluginsGroup(click.Group):
@@ -58,14 +62,21 @@ def plugins() -> None:
 
 
 @plugins.command("list")
-@click.option("--kind", help="Only this kind.")
+@click.argument("kind", required=False)
+@click.option("--all", "every", is_flag=True, help="Name the plugins of every kind.")
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
 @click.option(
     "--probe", is_flag=True, help="Import each plugin in a subprocess: loadable or broken."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool) -> None:
-    """List the installed plugins. Without --probe, nothing of them is imported."""
+def list_plugins(
+    kind: str | None, every: bool, state: str | None, probe: bool, as_json: bool
+) -> None:
+    """List the installed plugins by kind; with KIND, those of one kind with state, interface and capabilities.
+
+    Presets, rollout corrections and preflight rules are counted unless you ask for them. Without --probe, no plugin is
+    imported.
+    """
     index = default_index()
     check_kind(kind, index)
     entries: Iterable[PluginEntry] = index.entries(kind)
@@ -79,8 +90,21 @@ def list_plugins(kind: str | None, state: str | None, probe: bool, as_json: bool
     if as_json:
         render.dump_json({"schema": SCHEMA, "plugins": [entry.to_dict() for entry in chosen]})
         return
-    render.table(_HEADERS, [_row(entry) for entry in chosen])
+    for title, group in itertools.groupby(chosen, key=lambda entry: entry.kind):
+        click.secho(title, bold=True)
+        if kind:
+            _details(group)
+        elif title in _COUNTED and not (every or state):
+            click.echo(f"  {len([*group])} plugins")
+        else:
+            _names(group)
     _remarks(chosen)
+    if not kind:
+        click.echo()
+        render.paragraph(
+            "`dovetail plugins list KIND` describes the plugins of one kind, `dovetail plugins show NAME` one plugin; "
+            "--all names the plugins of every kind."
+        )
 
 
 @plugins.command("show")
@@ -106,20 +130,29 @@ plugins.add_command(lock)
 plugins.add_command(verify)
 
 
-def _row(entry: PluginEntry) -> tuple[str, ...]:
-    return (
-        entry.kind,
-        entry.name,
-        entry.status,
-        entry.distribution,
-        entry.version,
-        entry.interface or "-",
-        ", ".join(entry.capabilities) or "-",
-    )
+def _names(entries: Iterable[PluginEntry]) -> None:
+    """The names of a kind, a paragraph a distribution; a state that needs attention is in brackets."""
+    names: dict[str, list[str]] = {}
+    for entry in entries:
+        state = "" if entry.status in _UNMARKED else f" [{entry.status}]"
+        names.setdefault(f"{entry.distribution} {entry.version}", []).append(entry.name + state)
+    for distribution, its in names.items():
+        render.paragraph(f"{', '.join(its)} ({distribution})", indent=2)
+
+
+def _details(entries: Iterable[PluginEntry]) -> None:
+    """What is known of each plugin of a kind without importing it."""
+    for entry in entries:
+        click.echo(f"  {entry.name}")
+        interface = f"; interface {entry.interface}" if entry.interface else ""
+        about = f"{entry.status}; {entry.distribution} {entry.version}{interface}"
+        render.paragraph(about, indent=4)
+        if entry.capabilities:
+            render.paragraph(f"can: {', '.join(entry.capabilities)}", indent=4)
 
 
 def _remarks(entries: Iterable[PluginEntry]) -> None:
-    """Below the table: why something is not usable, and which needs are unmet here."""
+    """Below the list: why something is not usable, and which needs are unmet here."""
     remarks: dict[str, list[str]] = {}
     for entry in entries:
         text = ""
@@ -133,4 +166,7 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
     if remarks:
         click.echo()
     for text, titles in remarks.items():
-        click.echo(f"{', '.join(titles)} {text}")
+        reason, *fix = text.split("\n")
+        render.paragraph(f"{', '.join(titles)} {reason}")
+        for line in fix:  # not wrapped: it may be a command to copy
+            click.echo(line)

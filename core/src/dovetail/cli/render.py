@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -40,6 +43,20 @@ def _say(text: str, prefix: str = "") -> None:
     from dovetail.telemetry.terminal import visible
 
     click.echo(prefix + visible(text), err=True)
+
+
+def paragraph(text: str, indent: int = 0) -> None:
+    """Print a paragraph, wrapped at the width of the terminal; as one line where the output is no terminal."""
+    start = " " * indent
+    wrapped = textwrap.fill(
+        text,
+        shutil.get_terminal_size((sys.maxsize, 0)).columns,
+        initial_indent=start,
+        subsequent_indent=start + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    click.echo(wrapped)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

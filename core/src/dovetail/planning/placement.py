@@ -181,7 +181,7 @@ def _check_offload(config: RunConfig, rollout: SelectedPlugin) -> None:
             f"rollout.offload=true asks rollout {rollout.ref.name!r} to sleep between rollouts, and it lacks the "
             "capability 'sleep'",
             hint="leave rollout.offload out, or choose a rollout with that capability: "
-            "`dovetail plugins list --kind rollout` shows them",
+            "`dovetail plugins list rollout` shows them",
         )
 
 
@@ -198,7 +198,7 @@ def _check_kind(
             f"actor.engine {actor.name!r} is set to send its adapter alone, which rollout {rollout.ref.name!r} can't "
             "apply: it lacks the capability 'lora'",
             hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron), or choose a "
-            "rollout with that capability: `dovetail plugins list --kind rollout` shows them",
+            "rollout with that capability: `dovetail plugins list rollout` shows them",
         )
     problem = section.unfit_adapter(actor.config.planned_adapter())
     if problem is not None:

@@ -61,7 +61,7 @@ class CorrectionWithoutLogProbs(PreflightRule):
             f"algorithm.rollout_correction = {correction.name} compares the rollout's log-probabilities with the "
             f"trainer's, but rollout.name = {engine.name} has none to give (it lacks the capability 'logprobs')",
             hint="set algorithm.rollout_correction=null, or choose an engine with that capability "
-            "(`dovetail plugins list --kind rollout`)",
+            "(`dovetail plugins list rollout`)",
             instead_of="'rollout_log_probs'",
         )
 
