@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dovetail.plugins.index import default_index
-from dovetail_sdk.testing import tiny_tokenizer
+from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 
 WATCHED = """
 import json, sys, traceback
@@ -42,7 +44,7 @@ LISTINGS: dict[str, tuple[list[str], int]] = {
     "plugins help": (["plugins", "--help"], 200),
     "list": (["plugins", "list"], 250),
     "list as JSON": (["plugins", "list", "--json"], 250),
-    "list of a kind": (["plugins", "list", "--kind", "rollout"], 250),
+    "list of a kind": (["plugins", "list", "rollout"], 250),
 }
 """Command → its arguments, and how many modules it may import beyond a bare interpreter's."""
 
@@ -119,3 +121,52 @@ def test_the_stack_of_whoever_imports_is_shown():
     [guilty] = found["guilty"]
     assert guilty.startswith("dovetail.plugins.index is imported by")
     assert "cli/plugins.py" in guilty or "cli/main.py" in guilty
+
+
+BLOCKED = """
+import contextlib, json, sys
+for library in ("filelock", "psutil", "ray"):  # which have other code for Windows
+    with contextlib.suppress(ImportError):
+        __import__(library)
+arguments, blocked = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(blocked))  # a None there makes an import raise ModuleNotFoundError
+from dovetail.cli.main import main
+main(arguments, prog_name="dovetail")
+"""
+POSIX = ("fcntl", "resource", "termios", "pwd")
+"""Modules that Windows lacks."""
+PORTABLE = [
+    ["--help"],
+    ["plugins", "list"],
+    ["plugins", "list", "preset"],
+    ["plugins", "show", "rollout/vllm"],
+    ["config", "show"],
+    ["config", "explain"],
+    ["check", "--static"],
+    ["plan", "runtime.name=inline"],
+    ["plan", "runtime.workers_per_node=2"],
+]
+
+
+def without(modules: Sequence[str], arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCKED, json.dumps([arguments, modules])]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", PORTABLE, ids=" ".join)
+def test_a_command_that_only_reads_needs_no_posix_module(config, arguments):
+    tiny_model_and_tokenizer(Path(config).parent)
+    if arguments[0] in {"config", "check", "plan"}:
+        command = 2 if arguments[0] == "config" else 1
+        arguments = [*arguments[:command], config, *arguments[command:]]
+    there, here = without(POSIX, arguments), without((), arguments)
+    assert (there.stderr, there.returncode) == (here.stderr, 0)
+    assert re.sub(r"[\d.]+ s\)", "", there.stdout) == re.sub(r"[\d.]+ s\)", "", here.stdout)
+
+
+def test_training_refuses_a_system_without_locks_on_files(config, tmp_path):
+    directory = tmp_path / "runs"
+    done = without(POSIX, ["train", config, "runtime.name=inline", f"output_dir={directory}"])
+    assert done.returncode == 1
+    assert "error: a run needs Linux or macOS" in done.stderr
+    assert not directory.exists()

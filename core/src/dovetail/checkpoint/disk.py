@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.errors import CheckpointError, DovetailError
+from dovetail.file_locks import lock
 
 NEARLY_NOTHING = 64 * 1024
 """Bytes free below which a disk counts as full, whatever a library made of the error."""
@@ -20,8 +20,7 @@ def held(directory: Path) -> Iterator[None]:
     """Hold a lock on a directory while it is written, which the system drops when this process dies."""
     handle = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks: then nobody else may write there
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)  # on a file system without locks, no other process may write there
         yield
     finally:
         os.close(handle)
@@ -34,13 +33,7 @@ def is_held(directory: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    else:
-        return False
+        return lock(handle) is False
     finally:
         os.close(handle)
 

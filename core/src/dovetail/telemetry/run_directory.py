@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dovetail.errors import RunDirectoryError
+from dovetail.file_locks import lock, system_locks
 from dovetail.telemetry.jsonl import dump_rows, keep_rows, plain, read_rows
 
 MARKER = "run.json"
@@ -65,11 +65,13 @@ class RunDirectory:
 
     @classmethod
     def check_free(cls, path: str | os.PathLike[str]) -> None:
-        """Say early what `create` would say of a directory that another run has taken.
+        """Say early what `create` and `held` would say of a directory that another run has taken, and of this system.
 
         Raises:
             RunDirectoryError: it holds another run.
+            DovetailError: this system has no locks on files.
         """
+        system_locks()
         if (Path(path) / MARKER).exists():
             raise _already_taken(Path(path))
 
@@ -101,15 +103,11 @@ class RunDirectory:
             RunDirectoryError: another living process holds it.
         """
         with (self.path / MARKER).open(encoding="utf-8") as marker:
-            try:
-                fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if lock(marker.fileno()) is False:
                 raise RunDirectoryError(
                     f"another process is running in {str(self.path)!r}",
                     hint="wait until it has ended, or stop it with Ctrl-C: it saves first",
-                ) from None
-            except OSError:  # a file system without locks
-                pass
+                )
             yield
 
     @property

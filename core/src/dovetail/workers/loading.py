@@ -7,11 +7,12 @@ system without locks there are no turns.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from dovetail.file_locks import lock, unlock
 
 _NAME = "loading.turn"
 
@@ -32,14 +33,13 @@ def loading_turn(run_directory: Path) -> Iterator[bool]:
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     held = False
     try:
-        held = _locked(file, fcntl.LOCK_EX)
+        held = bool(lock(file, wait=True))
         yield held
     finally:
         with suppress(FileNotFoundError):
             path.unlink()
         if held:
-            # Said aloud: a process that was forked meanwhile has the lock too, and keeps it when this end is closed.
-            fcntl.flock(file, fcntl.LOCK_UN)
+            unlock(file)
         os.close(file)
 
 
@@ -50,15 +50,6 @@ def await_turn(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        _locked(waiting, fcntl.LOCK_SH)
+        lock(waiting, shared=True, wait=True)
     finally:
         os.close(waiting)
-
-
-def _locked(file: int, kind: int) -> bool:
-    """Wait for a lock; false where the file system has none."""
-    try:
-        fcntl.flock(file, kind)
-    except OSError:
-        return False
-    return True

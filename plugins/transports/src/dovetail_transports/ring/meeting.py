@@ -7,7 +7,6 @@ socket that listens there.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -108,6 +107,8 @@ class Meeting:
         (self.directory / f"{update_id}{_NOTE}").unlink(missing_ok=True)
 
     def _join(self) -> int:
+        import fcntl  # here: a plan loads this module on systems that lack it, too
+
         while True:
             try:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
@@ -144,6 +145,8 @@ def _leave(lock: int, sockets: list[Path], directory: Path, process: int) -> Non
 
 
 def _remove_if_dead(directory: Path) -> None:
+    import fcntl
+
     try:
         lock = _open_members(directory)
     except FileNotFoundError:

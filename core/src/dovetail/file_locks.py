@@ -1,0 +1,54 @@
+"""Locks on open files, which the system drops when their process ends, however it ends."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dovetail.errors import DovetailError
+
+
+def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
+    """Lock an open file, given by its descriptor, until it is closed or unlocked.
+
+    Args:
+        file: the descriptor, also of a directory.
+        shared: other processes may have a shared lock on it, too.
+        wait: until whoever holds it lets go.
+
+    Returns:
+        Whether it is locked now: false where another process holds it, None on a file system without locks.
+
+    Raises:
+        DovetailError: see `system_locks`.
+    """
+    fcntl = system_locks()
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def unlock(file: int) -> None:
+    """Let go before the file is closed: a process that was forked meanwhile has the lock, too, and would keep it."""
+    fcntl = system_locks()
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def system_locks() -> ModuleType:
+    """Return the module of the system's locks.
+
+    Raises:
+        DovetailError: this system has none, as Windows; a run needs them.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise DovetailError(
+            "a run needs Linux or macOS: this system has no locks on files (Python's module fcntl)",
+            hint="`dovetail config`, `check`, `plan` and `plugins` work here, too",
+        ) from None
+    return fcntl
