@@ -7,7 +7,11 @@ import configparser
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from dovetail.plugins.kinds import EXTENSION_GROUPS
 from dovetail_sdk.public import private_imports
@@ -114,3 +118,29 @@ def test_the_page_on_the_architecture_is_short_and_names_files_that_exist(root: 
         for plugin, files in re.findall(r"(plugins/\w+)?(?:`: )?`([\w/]+(?:/|\.py))`", row):
             places = [core, *(root / plugin).glob("src/*")] if plugin else [core]
             assert any((place / files).exists() for place in places), (row, files)
+
+
+def brought(distribution: str) -> set[str]:
+    """What installing a distribution without extras installs, by normalised name."""
+    found, left = set(), [distribution]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name in found:
+            continue
+        try:
+            needs = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            continue  # not installed here
+        found.add(name)
+        for need in map(Requirement, needs):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                left.append(need.name)
+    return found
+
+
+def test_core_brings_no_plotting_and_no_http_server() -> None:
+    there = brought("dovetail-core")
+    assert {"torch", "transformers", "structlog"} <= there
+    plotting = {"matplotlib", "plotly", "altair", "seaborn", "bokeh", "pandas"}
+    servers = {"fastapi", "starlette", "uvicorn", "flask", "aiohttp", "tornado", "django"}
+    assert not there & (plotting | servers)

@@ -36,3 +36,5 @@ def test_everything_installs_into_an_environment_of_its_own(
     plugins = json.loads(listing.stdout)["plugins"]
     assert len(plugins) > 20
     assert {plugin["probe"] for plugin in plugins} == {"loadable"}
+    used = sum(path.lstat().st_blocks * 512 for path in home.rglob("*")) >> 20
+    assert used <= 1500, f"{used} MB with the CPU build of torch; expected at most 1500"
