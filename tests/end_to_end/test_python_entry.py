@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file
 
 import dovetail
 from dovetail.errors import ConfigError, DataError, StopRequested
+from dovetail.telemetry import read_rows
 
 
 @pytest.fixture
@@ -93,6 +95,22 @@ def test_rows_and_a_function_of_the_callers_train_in_a_notebook_and_are_resumed(
 
 
 @pytest.mark.timeout(300)  # for a stop that does not arrive
+def test_what_a_library_warns_of_is_in_the_runs_log_and_on_the_console(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warning(solution_str: str, ground_truth: int) -> float:
+        logging.getLogger("somelibrary").warning("odd %s", "answer")
+        return half(solution_str, ground_truth)
+
+    summary = dovetail.train(settings, ["trainer.total_steps=2"], reward=warning, dataset=rows(16))
+    directory = Path(summary["directory"])
+    logged = [row for row in read_rows(directory / "events.jsonl") if row["event"] == "odd answer"]
+    assert {row["step"] for row in logged} == {1, 2}
+    expected = {"run": "/".join(directory.parts[-2:]), "logger": "somelibrary", "level": "warning"}
+    assert all(row.items() >= expected.items() for row in logged)
+    assert "warning: odd answer  step=2\n" in capsys.readouterr().err
+
+
 def test_a_stop_in_a_notebook_ends_the_phase_and_saves(settings: dict[str, Any]) -> None:
     scored = threading.Event()
 

@@ -6,7 +6,6 @@ from .logging import (
     json_formatter as json_formatter,
     json_handler as json_handler,
     process_context as process_context,
-    run_name as run_name,
 )
 from .run_directory import RunDirectory as RunDirectory
 from .terminal import (

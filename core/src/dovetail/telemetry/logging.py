@@ -16,6 +16,7 @@ from rich.text import Text
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
 from dovetail.telemetry.jsonl import append_rows, plain
+from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.telemetry.terminal import visible
 
 LOGGER = "dovetail"
@@ -43,7 +44,7 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
     """
     close_logging()
     directory = Path(run_directory)
-    bind_process(run=run_name(directory))
+    bind_process(run=RunDirectory(directory).name)
     _UNDO.callback(_CONTEXT.clear)
     root, own = logging.getLogger(), logging.getLogger(LOGGER)
     _UNDO.callback(own.setLevel, own.level)
@@ -89,11 +90,6 @@ def bind_process(**facts: Any) -> None:
 def process_context() -> dict[str, Any]:
     """Return what is bound to this process, to be bound in another one."""
     return dict(_CONTEXT)
-
-
-def run_name(run_directory: Path) -> str:
-    """`project/experiment`, the last two parts of a run directory."""
-    return "/".join(run_directory.parts[-2:])
 
 
 def json_handler(path: Path) -> logging.Handler:

@@ -111,6 +111,11 @@ class RunDirectory:
             yield
 
     @property
+    def name(self) -> str:
+        """`project/experiment`."""
+        return "/".join(self.path.parts[-2:])
+
+    @property
     def config(self) -> Path:
         """The resolved config."""
         return self.path / "config.yaml"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dovetail.telemetry import bind_process, json_formatter, json_handler, run_name
+from dovetail.telemetry import RunDirectory, bind_process, json_formatter, json_handler
 
 FOLDER = "logs"
 """Below the run directory."""
@@ -44,7 +44,7 @@ class WorkerLogs:
         warnings.filterwarnings("ignore", category=SyntaxWarning)
         bind_process(role=label, rank=rank)
         if run_directory is not None:
-            bind_process(run=run_name(Path(run_directory)))
+            bind_process(run=RunDirectory(Path(run_directory)).name)
             folder = Path(run_directory) / FOLDER
             folder.mkdir(parents=True, exist_ok=True)
             logged, printed = (folder / f"{label}-{rank}.{end}" for end in ("jsonl", "out"))
