@@ -45,7 +45,7 @@ def try_reward(
     overrides: tuple[str, ...],
     prompt_key: str,
 ) -> None:
-    """Score the rows of DATASET with FILE, and show scores, errors and times.
+    """Score the rows of DATASET with FILE. Shows scores, errors and times.
 
     FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config (its section reward; it may
     hold no other), the name of an installed reward function, or a dash: the functions that the rows' data_source selects.

@@ -25,7 +25,7 @@ from dovetail_rewards.trial_figures import (
 )
 
 ROWS = 10
-"""Rows and slowest samples that a person is shown."""
+"""Rows that a person is shown."""
 MESSAGES = 3
 """Messages that a person is shown of each kind of error."""
 _WIDTH = 48
@@ -48,9 +48,9 @@ def show(samples: Sequence[TrialSample], console: Console) -> None:
     form = _Form.of(samples)
     if form.prefix:
         console.print(escape(f"rows of {form.prefix}"))
-    few = len(samples) <= ROWS
     console.print()
-    console.print(_rows_table("rows" if few else "first rows", samples[:ROWS], form))
+    title = "rows" if len(samples) <= ROWS else "first rows"
+    console.print(_rows_table(title, samples[:ROWS], form))
     spread_of_scores = _table("scores", "data_source", "function", *_SPREAD_HEADERS, "failed")
     for (source, function), group in by_source(samples).items():
         figures = scores(group)
@@ -75,15 +75,11 @@ def show(samples: Sequence[TrialSample], console: Console) -> None:
         console.print()
         console.print(errors)
     _show_times(samples, console, form)
-    if not few:
-        slowest = sorted(samples, key=lambda sample: -sample.seconds)[:ROWS]
-        console.print()
-        console.print(_rows_table("slowest samples", slowest, form))
 
 
 @attrs.frozen(kw_only=True)
 class _Form:
-    """What both tables of rows have in common."""
+    """What is shown of every row."""
 
     prefix: str
     """The file that is not repeated in each row; empty where there are several."""
@@ -147,14 +143,16 @@ def _errors(samples: Sequence[TrialSample], form: _Form) -> Table | None:
 
 
 def _show_times(samples: Sequence[TrialSample], console: Console, form: _Form) -> None:
-    times = sorted(sample.seconds for sample in samples)
-    if not times:
+    if not samples:
         return
+    ordered = sorted(samples, key=lambda sample: sample.seconds)
+    times = [sample.seconds for sample in ordered]
     late = times[min(len(times) - 1, int(0.95 * len(times)))]
     console.print()
     what = form.time.replace("time", "time a sample")
     console.print(
-        f"{what}: median {_ms(statistics.median(times))}, 95% within {_ms(late)}, longest {_ms(times[-1])}"
+        f"{what}: median {_ms(statistics.median(times))}, 95% within {_ms(late)}, "
+        f"longest {_ms(times[-1])} ({escape(form.place(ordered[-1]))})"
     )
     if any(sample.waited for sample in samples):
         console.print(
