@@ -84,7 +84,7 @@ def to_text(described: Mapping[str, Any]) -> str:
 
 
 def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Every interface that changed without the version that its changes need, in words."""
+    """Return a line for each interface that changed without the version that its changes need."""
     complaints = []
     old, new = before["interfaces"], after["interfaces"]
     for kind in sorted(old.keys() & new.keys()):
@@ -241,5 +241,5 @@ def _plain(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """A default in words that are the same in every process."""
+    """A default as text that is the same in every process."""
     return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)
