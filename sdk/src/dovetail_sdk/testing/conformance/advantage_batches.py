@@ -1,4 +1,4 @@
-"""Batches for the suite on advantage estimators: every column holds what a real run could put there."""
+"""Random batches for the suites: every column holds what a real run could put there."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def random_batch(
         if name == "reward_components":
             columns[name] = [dict.fromkeys(component_names, 0.0) for _ in range(size)]
         else:
-            columns[name] = _draw(known[name], mask, rng)
+            columns[name] = draw(known[name], mask, rng)
     if {"sum_pi_squared", "old_log_probs"} <= columns.keys():
         columns["sum_pi_squared"] = _possible(columns["sum_pi_squared"], columns["old_log_probs"])
     return with_scores(Batch(columns), rng.normal(size=size).astype(np.float32))
@@ -76,12 +76,17 @@ def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
     return batch.with_columns(columns)
 
 
-def _draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
-    """Random values of one column, in the rows of the mask where it is ragged; masked tokens hold 0."""
+def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
+    """Return random values of one column, in the rows of the mask where it is ragged; masked tokens hold 0.
+
+    Flags are true for every other sample or token.
+    """
     if column.shape == "object":
         return [None] * len(mask)
     count = len(mask) if column.shape == "dense" else len(mask.values)
     values = _MAKERS.get(column.name, _normal)(rng, (count, *inner_of(column)))
+    if column.dtype == "bool":
+        values = np.broadcast_to(beside(np.arange(count) % 2 == 0, values), values.shape)
     values = values.astype(column.dtype)
     if column.shape == "dense":
         return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Objective
 from dovetail.metrics import merge_metrics, values
+from dovetail_sdk.testing.conformance.advantage_batches import beside, draw
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.objectives import ObjectiveUpdate, update_of
 from dovetail_sdk.testing.ranks import on_ranks
@@ -43,7 +45,7 @@ class ObjectiveConformance(PluginConformance):
         """Eight samples with the columns that the objective requires; neighbours are a pair, and a group."""
         rng = np.random.default_rng(seed)
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
-        tokens, samples = len(mask.values), len(LENGTHS)
+        samples = len(LENGTHS)
         columns: dict[str, Any] = {
             "response_mask": mask,
             "sample_id": [f"sample {row}" for row in range(samples)],
@@ -51,13 +53,7 @@ class ObjectiveConformance(PluginConformance):
             "group_id": np.arange(samples) // 2,
         }
         for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
-            column = self.known_columns()[name]
-            dense = column.shape == "dense"
-            drawn = rng.normal(size=samples if dense else tokens)
-            if column.dtype == "bool":
-                drawn = np.arange(len(drawn)) % 2 == 0
-            drawn = drawn.astype(column.dtype)
-            columns[name] = drawn if dense else mask.with_values(drawn)
+            columns[name] = draw(self.known_columns()[name], mask, rng)
         return Batch(columns)
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
@@ -164,7 +160,7 @@ class ObjectiveConformance(PluginConformance):
         batch = self.mini_batch(4)
         hidden_T = ~batch["response_mask"].values
         outputs = self.outputs(batch, 4)
-        spoilt = {name: np.where(_wide(hidden_T, o), np.nan, o) for name, o in outputs.items()}
+        spoilt = {name: np.where(beside(hidden_T, o), np.nan, o) for name, o in outputs.items()}
         spoilt = {name: o.astype(outputs[name].dtype) for name, o in spoilt.items()}
         found = self.update(batch, spoilt)
         assert found.finite
@@ -180,15 +176,9 @@ class ObjectiveConformance(PluginConformance):
 
     def test_columns_are_left_as_they_were(self) -> None:
         batch = self.mini_batch(6)
-        before = {name: np.array(getattr(c, "values", c)) for name, c in batch.columns.items()}
+        before = deepcopy(batch)
         self.update(batch, self.outputs(batch, 6))
-        for name, column in batch.columns.items():
-            np.testing.assert_array_equal(getattr(column, "values", column), before[name])
-
-
-def _wide(chosen_T: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Bool [T] with as many axes as another array [T, …]."""
-    return chosen_T.reshape(-1, *[1] * (like.ndim - 1))
+        assert batch.equals(before)
 
 
 def _rows(batch: Batch, values_T: np.ndarray, order: Sequence[int]) -> np.ndarray:

@@ -48,8 +48,8 @@ class EndsOfATransport(PluginConformance):
 
     def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
         """A transport of the test's run, whose ends wait so many seconds for each other."""
-        told = {"run_directory": self._run_directory, "device": self.device, **context}
-        return self.plugin(self._waiting(timeout), PluginContext(**told))
+        fields = {"run_directory": self._run_directory, "device": self.device, **context}
+        return self.plugin(self._waiting(timeout), PluginContext(**fields))
 
     # How the suite runs it
 
@@ -122,13 +122,12 @@ class EndsOfATransport(PluginConformance):
 
     @property
     def meets(self) -> bool:
-        """Whether both ends of an update must be there at once: then each is told what became of the other."""
+        """Whether both ends of an update must be there at once: then each learns what became of the other."""
         return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:
-        """Skip where the ends must be in one process."""
-        if "across_processes" not in self.plugin.capabilities:
-            pytest.skip("it does not claim the capability 'across_processes'")
+        """Skip the test where the ends must be in one process."""
+        self.needs("across_processes")
 
     def _waiting(self, timeout: float) -> Any:
         """The config under test, with so many seconds as its `timeout` where it has that."""
