@@ -48,21 +48,6 @@ def compute_scores(
     return [compute_score(*row) for row in rows]
 
 
-def reward_that_fails(how: str, share: Callable[[str], bool] | None = None) -> Callable[..., Any]:
-    """A reward function that fails in one way.
-
-    Args:
-        how: one of FAILURES.
-        share: which responses fail; all where absent. The others score 1.0.
-    """
-    fail = FAILURES[how]
-
-    def compute_score(solution_str: str) -> Any:
-        return fail() if share is None or share(solution_str) else 1.0
-
-    return compute_score
-
-
 def release_hung() -> None:
     """Let every hung call end, and later ones hang again: for the end of a test."""
     _release.set()

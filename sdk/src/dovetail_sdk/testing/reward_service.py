@@ -45,5 +45,5 @@ def reward_service(answer: Answer = score_rows) -> Iterator[tuple[str, list[Any]
             reply(request, status, content)
 
     with FakeServer() as server:
-        server.answers["/score"] = score
+        server.answers["*"] = score
         yield f"{server.url}/score", requests

@@ -12,8 +12,8 @@ import pytest
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Objective
 from dovetail.metrics import merge_metrics, values
-from dovetail_sdk.testing.conformance.advantage_batches import beside, draw
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.conformance.random_batches import beside, draw
 from dovetail_sdk.testing.objectives import ObjectiveUpdate, update_of
 from dovetail_sdk.testing.ranks import on_ranks
 

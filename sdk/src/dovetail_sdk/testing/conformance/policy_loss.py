@@ -25,8 +25,8 @@ from dovetail.interfaces import (
 from dovetail.metrics import values
 from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
-from dovetail_sdk.testing.conformance.advantage_batches import beside, inner_of
 from dovetail_sdk.testing.conformance.objective import ObjectiveCases
+from dovetail_sdk.testing.conformance.random_batches import beside, inner_of
 
 
 class PolicyLossConformance(ObjectiveCases):

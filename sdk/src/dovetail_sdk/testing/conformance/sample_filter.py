@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, SampleFilter
-from dovetail_sdk.testing.conformance.advantage_batches import draw
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.conformance.random_batches import draw
 
 
 class SampleFilterConformance(PluginConformance):

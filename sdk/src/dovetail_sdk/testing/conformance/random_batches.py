@@ -76,6 +76,25 @@ def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
     return batch.with_columns(columns)
 
 
+def without_tokens(batch: Batch) -> Batch:
+    """Return the batch with empty responses."""
+    return batch.with_columns(
+        {
+            name: Ragged.from_list([[]] * len(batch), dtype=column.dtype, inner=column.inner)
+            for name, column in along_responses(batch).items()
+        }
+    )
+
+
+def along_responses(batch: Batch) -> dict[str, Ragged]:
+    """Return the ragged columns other than the prompt's."""
+    return {
+        name: column
+        for name, column in batch.columns.items()
+        if isinstance(column, Ragged) and name != "prompt_ids"
+    }
+
+
 def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
     """Return random values of one column, in the rows of the mask where it is ragged; masked tokens hold 0.
 
