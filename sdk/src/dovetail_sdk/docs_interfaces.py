@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -176,7 +175,7 @@ def _index() -> list[str]:
 def _page(kind: Kind, described: Mapping[str, Any]) -> str:
     interface = import_object(kind.interface)
     own = {n: m for n, m in described["methods"].items() if _owner(interface, n) is not Plugin}
-    wanted = [name for name, method in own.items() if method["abstract"]]
+    wanted = [name for name, method in own.items() if method["required"]]
     given = [n for n in own if _owner(interface, n).__module__.startswith("dovetail.dispatch")]
     rest = [name for name in own if name not in (*wanted, *given)]
     common = _declared(Plugin)
@@ -225,7 +224,7 @@ def _methods(heading: str, names: Iterable[str], cls: type) -> Iterator[str]:
         yield heading
     for name in names:
         yield f"### {name}"
-        yield f"```python\n{_signature(found[name], name)}\n```"
+        yield f"```python\n{signature_text(found[name], name)}\n```"
         yield markdown(bare(found[name]).__doc__)
 
 
@@ -249,7 +248,7 @@ def _types(module: str, names: tuple[str, ...]) -> Iterator[str]:
             rows = [(f"`{text}`", inline(docs.get(n, ""))) for n, text in declared.items()]
             yield "\n".join(table(("", ""), rows))
         for method, member in members(cls).items():
-            yield f"`{name}.{_signature(member, method)}`: " + markdown(bare(member).__doc__)
+            yield f"`{name}.{signature_text(member, method)}`: " + markdown(bare(member).__doc__)
 
 
 def _declared(cls: type) -> dict[str, str]:
@@ -262,11 +261,6 @@ def _declared(cls: type) -> dict[str, str]:
             text = declared if isinstance(declared, str) else inspect.formatannotation(declared)
             found[name] = f"{name}: {text}"
     return found
-
-
-def _signature(member: Any, name: str) -> str:
-    """In one line, with members of enumerations as they are written."""
-    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", signature_text(member, name))
 
 
 def _range(kind: Kind) -> str:

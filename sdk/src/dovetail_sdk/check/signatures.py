@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -85,6 +86,8 @@ def signature_text(member: Any, name: str) -> str:
     """A declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
     kind = form(member)
     text = str(signature_of(member)).replace("'", "")
+    # Members of enumerations as they are written.
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
     if kind == "property":
         return f"{name}{text[text.rfind(')') + 1 :].replace(' -> ', ': ')} (a property)"
     prefix = {
