@@ -70,7 +70,7 @@ def test_the_command_takes_settings_and_ships_the_report(index, site):
     ("name", "check", "words", "hint"),
     [
         ("missing", "class", "does not implement estimate", "estimate(self, columns"),
-        ("signature", "signatures", "calls its parameter number 1 'batch'", "estimate(columns: Batch"),
+        ("signature", "signatures", "can't be called with (columns=…, groups=…)", "estimate(columns: Batch"),
         ("config", "class", "does not extend PluginSection", "@attrs.frozen(kw_only=True)"),
         ("manifest", "manifest", 'aliases is [], should be ["other"]', "dovetail_sdk manifest"),
         ("nothing", "class", "has no attribute 'AcmeNothing'", "report it"),
