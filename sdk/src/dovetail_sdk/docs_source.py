@@ -44,7 +44,7 @@ def bare(member: Any) -> Any:
 
 
 def _items(text: str) -> Iterator[str]:
-    """`name: words` as items of a list; an indented line goes on with the one before."""
+    """`name: words` as items of a list; an indented line continues the one before."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(" ") and lines:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LONGEST_HANG = 60.0
-"""Seconds after which a hung call ends by itself, should nobody release it."""
+"""Seconds after which a hung call ends by itself, if it is not released."""
 
 _release = threading.Event()
 

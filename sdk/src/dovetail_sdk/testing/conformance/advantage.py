@@ -1,4 +1,4 @@
-"""What holds for every advantage estimator."""
+"""The suite of advantage estimators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every training engine, checked on a tiny model against a plain transformers forward pass."""
+"""The suite of training engines, checked on a tiny model against a plain transformers forward pass."""
 
 from __future__ import annotations
 

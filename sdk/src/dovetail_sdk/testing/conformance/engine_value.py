@@ -1,4 +1,4 @@
-"""What holds for training engines that can be a critic (capability `value_head`): one value a token."""
+"""Tests of training engines that can be a critic (capability `value_head`): one value a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every objective, run as an engine runs it. N samples, T response tokens."""
+"""The suite of objectives, run as an engine runs them, and what it shares with that of policy losses. N samples, T response tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every policy loss.
+"""The suite of policy losses.
 
 It runs within the objective that trains with it, so that what is checked is what an engine does: columns are prepared over the
 mini-batch, cut into micro-batches, spread over ranks, aggregated. N samples, T response tokens.
@@ -121,7 +121,7 @@ class PolicyLossConformance(ObjectiveCases):
             columns=tensors,
         )
 
-    # What holds
+    # Tests
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("seed", range(3))

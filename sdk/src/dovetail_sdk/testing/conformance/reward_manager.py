@@ -1,4 +1,4 @@
-"""What holds for every reward manager: one outcome a sample, in order, and no failure ever a number."""
+"""The suite of reward managers: one outcome a sample, in order, and no failure ever a number."""
 
 from __future__ import annotations
 

@@ -94,14 +94,14 @@ class RunConformance:
 
     # Steps that leave no trace
 
-    def test_the_prompts_of_a_step_that_raises_before_learn_come_again(self) -> None:
+    def test_the_prompts_of_a_step_that_raises_before_learn_are_issued_again(self) -> None:
         self.assert_no_trace(self.make_run(2), _raise, _RaisedError)
 
-    def test_the_prompts_of_a_step_whose_learn_raises_come_again(self) -> None:
+    def test_the_prompts_of_a_step_whose_learn_raises_are_issued_again(self) -> None:
         run = self.make_run(2, learn_error=NumericsError("a scripted error"))
         self.assert_no_trace(run, lambda run, step: run.learn(step), NumericsError)
 
-    def test_a_step_without_learn_is_refused_and_its_prompts_come_again(self) -> None:
+    def test_a_step_without_learn_is_refused_and_its_prompts_are_issued_again(self) -> None:
         self.assert_no_trace(self.make_run(2), _leave, PluginBrokenError)
 
     def assert_no_trace(

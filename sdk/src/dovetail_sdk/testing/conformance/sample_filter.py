@@ -1,4 +1,4 @@
-"""What holds for every sample filter."""
+"""The suite of sample filters."""
 
 from __future__ import annotations
 

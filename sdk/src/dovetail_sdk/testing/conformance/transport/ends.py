@@ -25,11 +25,11 @@ from dovetail_sdk.testing.transport_ends import Contents, TransportPlace, conten
 
 Outcome = Contents | WeightSyncError
 PATIENCE = 60.0
-"""Seconds that ends may wait for each other where all come: however busy the machine, none misses it."""
+"""Seconds that ends may wait for each other where all come: enough on a busy machine."""
 TO_COME = 2.0
-"""Seconds in which those come that come, where another one is waited for in vain."""
+"""Seconds within which ends come, where one of them never does."""
 IN_VAIN = 0.3
-"""Seconds to wait where nobody comes at all."""
+"""Seconds to wait where no other end comes."""
 
 
 class EndsOfATransport(PluginConformance):
