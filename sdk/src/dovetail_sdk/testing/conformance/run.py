@@ -261,9 +261,8 @@ class RunConformance:
     def test_an_on_policy_run_admits_nothing_ahead(self) -> None:
         run = self.make_run(2)
         run.publish_weights()
-        with self.collected(run):
-            with pytest.raises(PluginBrokenError):
-                run.admit()
+        with self.collected(run), pytest.raises(PluginBrokenError):
+            run.admit()
 
     def test_nothing_is_admitted_beyond_the_last_step(self) -> None:
         run = self.make_run(1, max_staleness=1)
