@@ -94,6 +94,12 @@ def test_a_crash_is_a_line_of_the_report_that_names_the_test(checked):
     assert report["tier"] is None
 
 
+def test_a_plugin_that_takes_too_long_ends_its_process(checked):
+    report = checked("sound", timeout=0.01)
+    assert "was killed after 0.01 s" in of(report, "process")["message"]
+    assert report["tier"] is None
+
+
 def test_settings_change_the_config_of_a_declared_suite(checked):
     report = checked("sound", "scale=2.5", only="of_its_own")
     [told] = report["tests"]
