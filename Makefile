@@ -88,13 +88,13 @@ style: setup
 lint: style ## Style, types, imports, manifests, docs pages
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
-	$(BIN)/python -m dovetail_sdk docs --check --prune --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
+	$(BIN)/python -m dovetail_sdk docs --check --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
 	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
 
 docs: manifests ## Write docs/algorithms and the tables of docs/engines.md from the manifests, docs/interfaces from the code
-	$(BIN)/python -m dovetail_sdk docs --prune --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
+	$(BIN)/python -m dovetail_sdk docs --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
 
 messages: setup ## Record anew what commands answer to bad inputs, in tests/end_to_end/bad_inputs/messages.txt
 	$(PYTEST) --update-messages tests/end_to_end/test_bad_inputs.py

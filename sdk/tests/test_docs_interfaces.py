@@ -22,10 +22,11 @@ from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.__main__ import main
 from dovetail_sdk.check.signatures import members
-from dovetail_sdk.check.suites import SUITES
+from dovetail_sdk.check.suites import suite_name
 from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
-from dovetail_sdk.docs_interfaces import drift, pages, write
+from dovetail_sdk.docs_interfaces import files, pages
 from dovetail_sdk.docs_source import attribute_docs, bare, markdown
+from dovetail_sdk.generated import differences
 from dovetail_sdk.testing import conformance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def texts():
 @functools.cache
 def suite_source(kind):
     """The source of a kind's suite, with all modules of the kit that it is made of."""
-    suite = getattr(conformance, SUITES[kind])
+    suite = getattr(conformance, suite_name(kind))
     modules = {sys.modules[base.__module__] for base in suite.__mro__}
     return "".join(inspect.getsource(m) for m in modules if m.__name__.startswith("dovetail_sdk"))
 
@@ -76,7 +77,7 @@ def test_a_kinds_page_has_all_of_its_methods_with_their_docstrings(texts, kind):
     page = texts[f"{kind}.md"]
     interface = import_object(KINDS[kind].interface)
     assert f"`{KINDS[kind].group}`" in page
-    assert f"conformance.{SUITES[kind]}`" in page
+    assert f"conformance.{suite_name(kind)}`" in page
     assert markdown(interface.__doc__) in page
     for name, member in members(interface).items():
         if name in vars(Plugin):
@@ -168,31 +169,23 @@ def test_every_capability_that_is_claimed_or_asked_for_is_explained():
     for entry in default_index().entries():
         if entry.manifest and entry.distribution.startswith("dovetail"):
             assert set(entry.manifest.capabilities) <= explained[entry.kind], entry.name
-    for kind in SUITES:
+    for kind in KINDS:
         asked = re.findall(r"needs\(\"(\w+)\"\)", suite_source(kind))
         assert set(asked) <= explained[kind], kind
 
 
-def test_writing_leaves_other_files_and_removes_pages_of_what_is_gone(tmp_path):
-    assert drift(tmp_path)
-    assert write(tmp_path) == len(KINDS) + 6
-    assert drift(tmp_path) == []
-    page = (tmp_path / "rollout.md").read_text()
-    (tmp_path / "gone.md").write_text(page)
+def test_only_generated_pages_of_what_is_gone_are_removed(texts, tmp_path):
+    assert len(texts) == len(KINDS) + 6
+    (tmp_path / "gone.md").write_text(texts["rollout.md"])
     (tmp_path / "notes.md").write_text("# By hand")
-    (tmp_path / "rollout.md").write_text(page + "more")
-    assert drift(tmp_path) == [
-        f"{tmp_path / 'rollout.md'} is not what the code says now",
-        f"{tmp_path / 'gone.md'} is of an interface that is gone",
-    ]
-    write(tmp_path)
-    assert drift(tmp_path) == []
-    assert (tmp_path / "notes.md").exists()
+    found, stale = files(tmp_path)
+    assert found == {tmp_path / name: text for name, text in texts.items()}
+    assert stale == [tmp_path / "gone.md"]
 
 
 @CHECKOUT
 def test_the_pages_of_this_checkout_are_as_the_code_says():
-    assert drift(ROOT / "docs" / "interfaces") == []
+    assert differences(*files(ROOT / "docs" / "interfaces")) == []
 
 
 @CHECKOUT
@@ -217,7 +210,7 @@ def test_the_command_checks_them(tmp_path):
     run = functools.partial(CliRunner().invoke, main)
     missing = run([*command, "--check"])
     assert missing.exit_code == 1
-    assert f"- {tmp_path / 'pages' / 'hooks.md'} is not what the code says now" in missing.stderr
+    assert f"- {tmp_path / 'pages' / 'hooks.md'} does not exist" in missing.stderr
     assert f"--interfaces {tmp_path / 'pages'}" in missing.stderr
     assert run(command).exit_code == 0
     assert run([*command, "--check"]).exit_code == 0

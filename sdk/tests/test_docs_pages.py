@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from dovetail.config.plain_yaml import parse
 from dovetail_sdk.__main__ import main
-from dovetail_sdk.docs import drift, pages, write
+from dovetail_sdk.docs import files, pages
+from dovetail_sdk.generated import differences
 from dovetail_sdk.manifest import write as write_manifest
 from dovetail_sdk.project import read_project
 
@@ -30,6 +31,10 @@ odd = "acme_combinations.odd:Odd"
 
 [project.entry-points."dovetail.kl_controller"]
 idle = "acme_combinations.plugins:Idle"
+
+[project.entry-points."dovetail.preflight"]
+many = "acme_combinations.rules:Many"
+even = "acme_combinations.rules:Even"
 """
 
 CONFIG = '''
@@ -140,6 +145,30 @@ class Idle(KlController):
 '''
 
 
+RULES = '''
+from dovetail.interfaces import PreflightRule
+
+
+class Many(PreflightRule):
+    """Too many samples a prompt."""
+
+    name = "many"
+    api = ">=1.0,<2"
+
+    def check(self, config, plan):
+        yield from ()
+
+
+class Even(Many):
+    """An odd number of samples a prompt.
+
+    More of it.
+    """
+
+    name = "even"
+'''
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A third party's package with its manifest written, its modules no longer imported."""
@@ -147,7 +176,8 @@ def project(tmp_path_factory):
     package = folder / "src" / "acme_combinations"
     package.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
-    for name, text in (("__init__", ""), ("config", CONFIG), ("odd", ODD), ("plugins", PLUGINS)):
+    modules = {"__init__": "", "config": CONFIG, "odd": ODD, "plugins": PLUGINS, "rules": RULES}
+    for name, text in modules.items():
         (package / f"{name}.py").write_text(text)
     project = read_project(folder)
     write_manifest(project)
@@ -161,8 +191,16 @@ def texts(project):
     return {str(path): text for path, text in pages([project]).items()}
 
 
+def docs(*arguments):
+    return CliRunner().invoke(main, ["docs", *map(str, arguments)])
+
+
+def out_of_date(project, output):
+    return differences(*files([project], output))
+
+
 def test_there_is_a_page_a_plugin_and_an_index(texts):
-    assert texts.keys() == {"README.md", "kl_controller/idle.md", "preset/acme.md", "sample_filter/odd.md"}  # fmt: skip
+    assert texts.keys() == {"README.md", "kl_controller/idle.md", "preflight.md", "preset/acme.md", "sample_filter/odd.md"}  # fmt: skip
     index = texts["README.md"]
     assert "[`odd`](sample_filter/odd.md) | Leaves out what is odd. | [2402.03300](https://arxiv.org/abs/2402.03300) |" in index  # fmt: skip
     assert "[`idle`](kl_controller/idle.md) | Does nothing at all. |" in index
@@ -206,15 +244,26 @@ def test_a_presets_page_lists_its_settings_and_links_its_parts(texts):
     assert "Its parts: `grpo`, [`odd`](../sample_filter/odd.md)." in page
 
 
+def test_all_preflight_rules_are_on_one_page(texts):
+    page = texts["preflight.md"]
+    assert page.index(
+        "\n## even\n\nAn odd number of samples a prompt.\n\nMore of it."
+    ) < page.index("\n## many\n")
+    assert "ignore: [" in page
+    assert (
+        "| [`even`](preflight.md#even) | An odd number of samples a prompt. |" in texts["README.md"]
+    )
+
+
 def test_every_place_where_a_config_selects_the_kind_is_named(texts):
     page = texts["kl_controller/idle.md"]
     assert "algorithm:\n  kl:\n    in_loss:\n      controller: idle\n" in page
     assert "Or at `algorithm.kl.in_reward.controller`." in page
 
 
-def test_pruning_removes_the_pages_of_plugins_that_are_gone_and_no_other_file(project, tmp_path):
-    assert write([project], tmp_path) == 4
-    assert drift([project], tmp_path) == []
+def test_pages_of_plugins_that_are_gone_are_removed_and_no_other_file(project, tmp_path):
+    assert docs(project.directory, "-o", tmp_path).exit_code == 0
+    assert out_of_date(project, tmp_path) == []
     gone = tmp_path / "policy_loss" / "gone.md"
     gone.parent.mkdir()
     gone.write_text((tmp_path / "preset" / "acme.md").read_text())
@@ -223,35 +272,20 @@ def test_pruning_removes_the_pages_of_plugins_that_are_gone_and_no_other_file(pr
     page = tmp_path / "sample_filter" / "odd.md"
     page.write_text(page.read_text() + "more")
     (tmp_path / "README.md").unlink()
-    assert drift([project], tmp_path, prune=True) == [
+    assert out_of_date(project, tmp_path) == [
         f"{tmp_path / 'README.md'} does not exist",
-        f"{page} is not what its plugin says now",
-        f"{gone} is of a plugin that is gone",
+        f"{page} is out of date",
+        f"{gone} describes what is gone",
     ]
-    write([project], tmp_path, prune=True)
-    assert drift([project], tmp_path, prune=True) == []
+    docs(project.directory, "-o", tmp_path)
+    assert out_of_date(project, tmp_path) == []
     assert own.exists()
     assert not gone.parent.exists()
 
 
-def test_without_pruning_the_pages_and_the_index_of_other_packages_stay(project, tmp_path):
-    write([project], tmp_path)
-    other = tmp_path / "policy_loss" / "other.md"
-    other.parent.mkdir()
-    other.write_text((tmp_path / "preset" / "acme.md").read_text())
-    index = tmp_path / "README.md"
-    index.write_text("Both packages")
-    (tmp_path / "preset" / "acme.md").unlink()
-    assert drift([project], tmp_path) == [f"{tmp_path / 'preset' / 'acme.md'} does not exist"]
-    assert write([project], tmp_path) == 3
-    assert drift([project], tmp_path) == []
-    assert other.exists()
-    assert index.read_text() == "Both packages"
-
-
 def test_a_template_says_where_the_tables_of_the_index_stand(project, tmp_path):
     (tmp_path / "_index.md").write_text("# Ours\n\nBefore.\n\n<!-- table: preset -->\n\nAfter.\n")
-    write([project], tmp_path)
+    docs(project.directory, "-o", tmp_path)
     index = (tmp_path / "README.md").read_text()
     assert "Before.\n\n| name |  | paper |\n" in index
     assert "(https://arxiv.org/abs/2503.14476) |\n\nAfter.\n\n## KL controllers\n" in index
@@ -260,10 +294,6 @@ def test_a_template_says_where_the_tables_of_the_index_stand(project, tmp_path):
 
 def test_pages_say_what_writes_them(texts):
     assert all(text.startswith("<!-- Written by `make docs`") for text in texts.values())
-
-
-def docs(*arguments):
-    return CliRunner().invoke(main, ["docs", *map(str, arguments)])
 
 
 def test_the_command_writes_and_checks(project, tmp_path):
@@ -275,16 +305,16 @@ def test_the_command_writes_and_checks(project, tmp_path):
     assert not out.exists()
     assert docs(project.directory, "-o", out).exit_code == 0
     checked = docs(project.directory, "-o", out, "--check")
-    assert (checked.exit_code, checked.stdout) == (0, f"{out}: as the plugins say\n")
+    assert (checked.exit_code, checked.stdout) == (0, f"{out}: 5 pages, up to date\n")
 
 
 def test_no_package_with_a_page_is_refused_and_removes_nothing(project, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "acme-nothing"\n')
-    write([project], tmp_path / "pages")
-    done = docs(tmp_path, "-o", tmp_path / "pages", "--prune")
+    docs(project.directory, "-o", tmp_path / "pages")
+    done = docs(tmp_path, "-o", tmp_path / "pages")
     assert done.exit_code == 1
     assert "no plugin that has a page is in acme-nothing" in done.stderr
-    assert drift([project], tmp_path / "pages") == []
+    assert out_of_date(project, tmp_path / "pages") == []
 
 
 def test_a_package_without_a_manifest_is_an_error(project, tmp_path):
@@ -317,9 +347,4 @@ def test_the_pages_of_this_checkout_are_as_the_plugins_say():
         ROOT / "core",
         *(file.parent for file in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
     ]
-    assert (
-        drift(
-            [read_project(folder) for folder in folders], ROOT / "docs" / "algorithms", prune=True
-        )
-        == []
-    )
+    assert differences(*files(map(read_project, folders), ROOT / "docs" / "algorithms")) == []

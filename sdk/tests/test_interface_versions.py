@@ -57,32 +57,31 @@ def changed(kind: str, *path: str | int, to: object = None, drop: bool = False) 
     return described
 
 
-def method(abstract: bool, *parameters: dict) -> dict:
-    return {
-        "declared": "new()",
-        "form": "method",
-        "abstract": abstract,
-        "parameters": list(parameters),
-        "returns": "None",
-    }
-
-
 ABORT = ["methods", "abort"]
-WORD = {"name": "word", "kind": "keyword-only", "type": "str", "default": "'a'"}
-REQUESTS = COMMITTED["interfaces"]["rollout"]["methods"]["abort"]["parameters"]
+
+
+def aborts(declared: str) -> dict:
+    return changed("rollout", *ABORT, "declared", to=declared)
+
+
+def new(declared: str, *, required: bool) -> dict:
+    return {"declared": declared, "required": required}
 
 
 @pytest.mark.parametrize(
     ("after", "needs", "words"),
     [
         (changed("rollout", *ABORT, drop=True), "major", "method abort is gone"),
-        (changed("rollout", *ABORT, "returns", to="int"), "major", "method abort was"),
-        (changed("rollout", *ABORT, "form", to="method"), "major", "method abort was"),
-        (changed("rollout", *ABORT, "parameters", to=[]), "major", "method abort was"),
-        (changed("rollout", *ABORT, "parameters", to=[*REQUESTS, WORD]), "minor", "abort was"),
-        (changed("rollout", *ABORT, "parameters", to=[*REQUESTS, {**WORD, "default": None}]), "major", "abort"),
-        (changed("rollout", "methods", "new", to=method(False)), "minor", "method new is new"),
-        (changed("rollout", "methods", "new", to=method(True)), "major", "method new is new"),
+        (changed("rollout", *ABORT, "required", to=False), "minor", "method abort was"),
+        (changed("rollout", "methods", "figures", "required", to=True), "major", "method figures was"),
+        (aborts("async abort(request_ids: Sequence[str]) -> int"), "major", "method abort was"),
+        (aborts("abort(request_ids: Sequence[str]) -> None"), "major", "method abort was"),
+        (aborts("async abort() -> None"), "major", "method abort was"),
+        (aborts("async abort(request_ids: Sequence[str], *, word: str = a) -> None"), "minor", "abort was"),
+        (aborts("async abort(request_ids: Sequence[str], *, word: str) -> None"), "major", "abort was"),
+        (aborts("async abort(request_ids: Sequence[str], word: str = a) -> None"), "major", "abort was"),
+        (changed("rollout", "methods", "new", to=new("new()", required=False)), "minor", "method new is new"),
+        (changed("rollout", "methods", "new", to=new("new()", required=True)), "major", "method new is new"),
         (changed("rollout", "attributes", "unit", to={"declared": "unit: str", "required": True}), "major", "unit is new"),
         (changed("rollout", "types", "Completion", "log_probs", drop=True), "major", "Completion's log_probs is gone"),
         (changed("rollout", "types", "Completion", "x", to={"declared": "x: int", "required": False}), "minor", "Completion's x is new"),

@@ -112,11 +112,11 @@ def suite(loss):
 
 
 CHECKS = {
-    "rank": lambda s: s.test_ranks_do_not_matter(3),
+    "rank": lambda s: s.test_ranks_do_not_matter(2),
     "cut": lambda s: s.test_the_cut_into_micro_batches_does_not_matter(
         [[0, 1, 2], [3, 4, 5, 6, 7]]
     ),
-    "order": lambda s: s.test_the_order_of_samples_does_not_matter(),
+    "order": lambda s: s.test_the_order_of_units_does_not_matter(),
     "mates": lambda s: s.test_samples_do_not_see_their_batch_mates(),
     "extreme": lambda s: s.test_extreme_log_ratios_stay_finite(1e4),
     "dtype": lambda s: s.test_one_finite_loss_a_token_with_a_gradient(0, torch.float64),

@@ -26,7 +26,7 @@ from dovetail.interfaces import (
 from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
-from dovetail_sdk.testing import FAILURES, make_sample, release_hung, reward_that_fails
+from dovetail_sdk.testing import FAILURES, make_sample, release_hung
 
 
 def score_one(manager: NaiveManager, sample: Sample) -> Outcome:
@@ -213,6 +213,12 @@ def test_a_manager_without_functions_says_so() -> None:
         NaiveManager(NaiveConfig(), PluginContext()).start()
 
 
+def hangs(solution_str):
+    if solution_str == "hang":
+        FAILURES["hang"]()
+    return 1.0
+
+
 async def blocks_its_loop(solution_str):
     if solution_str == "hang":
         FAILURES["hang"]()
@@ -227,7 +233,7 @@ async def waits_for_ever(solution_str):
 
 @pytest.mark.parametrize(
     "function",
-    [reward_that_fails("hang", lambda text: text == "hang"), blocks_its_loop, waits_for_ever],
+    [hangs, blocks_its_loop, waits_for_ever],
 )
 def test_a_hung_function_is_a_timeout_and_others_go_on(manager, sample, run, function) -> None:
     naive = manager(function, workers=2)
@@ -242,7 +248,7 @@ def test_a_hung_function_is_a_timeout_and_others_go_on(manager, sample, run, fun
 
 
 def test_hung_calls_are_bounded_and_come_back(manager, sample, run) -> None:
-    naive = manager(reward_that_fails("hang", lambda text: text == "hang"), workers=2, max_hung=3)
+    naive = manager(hangs, workers=2, max_hung=3)
     first = run(naive, [sample(f"h{i}", "hang") for i in range(3)], hang=3)
     assert {o.kind for o in first.values()} == {FailureKind.TIMEOUT}
     assert naive.hung == 3
@@ -305,7 +311,7 @@ sys.stdout.write(asyncio.run(main()).kind)
 
 @pytest.mark.parametrize("how", sorted(set(FAILURES) - {"hang"}))
 def test_every_way_to_fail_is_a_failure(manager, sample, how) -> None:
-    assert isinstance(score_one(manager(reward_that_fails(how)), sample()), Failure)
+    assert isinstance(score_one(manager(lambda solution_str: FAILURES[how]()), sample()), Failure)
 
 
 anything = st.recursive(

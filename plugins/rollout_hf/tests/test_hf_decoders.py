@@ -36,7 +36,7 @@ def small(config) -> torch.nn.Module:
 
 @pytest.fixture(params=["qwen2", "qwen3", "llama"])
 def family(request, tmp_path: Path):
-    tokenizer = tiny_tokenizer(tmp_path, vocab_size=64)
+    tokenizer = tiny_tokenizer(tmp_path, vocab_size=300)
     model = tiny_model(
         tmp_path,
         tokenizer,

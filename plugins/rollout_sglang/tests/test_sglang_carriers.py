@@ -16,8 +16,9 @@ import torch
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import installed
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
+from dovetail_sdk.testing.transport_ends import manifest_of
 from dovetail_transports.config import CudaIpcConfig, NcclConfig
 
 THERE = torch.accelerator.is_available()
@@ -61,14 +62,14 @@ def assert_updates_arrive(engine: SglangRollout, plain: PlainModel, where: str) 
     try:
         weights = other.weights(where)
         # So small that many go through the ring.
-        manifest = manifest_of(1, weights, bucket_bytes=1 << 16)
+        manifest = manifest_of(weights, 1, bucket_bytes=1 << 16)
         send_weights(engine, sender, manifest, weights.items())
         assert far_from(other, engine) < TOLERANCE < far_from(plain, engine)
         freed = engine.sleep(EVERYTHING, keep_weights=False)
         assert freed > 1 << 30 or not THERE
         engine.wake(frozenset({"weights"}))
         weights = plain.weights(where)
-        send_weights(engine, sender, manifest_of(2, weights), weights.items())
+        send_weights(engine, sender, manifest_of(weights, 2), weights.items())
         engine.wake(frozenset({"kv_cache"}))
         assert far_from(plain, engine) < TOLERANCE < far_from(other, engine)
     finally:

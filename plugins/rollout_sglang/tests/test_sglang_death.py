@@ -18,8 +18,9 @@ from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import installed
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
+from dovetail_sdk.testing.transport_ends import manifest_of
 
 pytestmark = [
     pytest.mark.sglang,
@@ -66,7 +67,7 @@ def receiving(
     transport = engine.context.transport
     assert transport is not None
     sender = transport.sender()
-    manifest = manifest_of(1, weights, bucket_bytes=4096)
+    manifest = manifest_of(weights, 1, bucket_bytes=4096)
     try:
         with pytest.raises(WeightSyncError) as found:
             send_weights(engine, sender, manifest, with_harm())

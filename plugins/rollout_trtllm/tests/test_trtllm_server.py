@@ -26,9 +26,10 @@ from dovetail_rollout_trtllm.examination import examine
 from dovetail_rollout_trtllm.names import refuse_other_tensors
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.server import engine_options
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
+from dovetail_sdk.testing.transport_ends import manifest_of
 
 
 def transport(run_directory: Path) -> Any:
@@ -41,7 +42,7 @@ def update(rollout: TrtllmRollout, model: PlainModel, version: int) -> None:
     weights = model.weights()
     sender = rollout.context.transport.sender()
     try:
-        send_weights(rollout, sender, manifest_of(version, weights), weights.items())
+        send_weights(rollout, sender, manifest_of(weights, version), weights.items())
     finally:
         sender.close()
 

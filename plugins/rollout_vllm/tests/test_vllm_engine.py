@@ -25,7 +25,8 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
+from dovetail_sdk.testing.transport_ends import manifest_of
 from dovetail_transports.config import SharedMemoryConfig
 from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 
@@ -97,15 +98,15 @@ class TestEngine:
         weights = PlainModel.of(tiny).weights()
         del weights["model.layers.1.self_attn.k_proj.weight"]
         with pytest.raises(WeightSyncError, match=r"not 'model\.layers\.1\.self_attn\.k_proj"):
-            engine.receive_weights(5, manifest_of(5, weights))
+            engine.receive_weights(5, manifest_of(weights, 5))
         assert engine.version == 0
 
     def test_an_update_smaller_than_the_last_one_is_refused(self, acts, engine, tiny: Path) -> None:
         weights = PlainModel.of(tiny).changed().weights()
-        acts.send(engine, manifest_of(5, weights), weights)
+        acts.send(engine, manifest_of(weights, 5), weights)
         del weights["model.norm.weight"]
         with pytest.raises(WeightSyncError, match=r"nothing for model\.norm\.weight"):
-            engine.check_manifest(6, manifest_of(6, weights))
+            engine.check_manifest(6, manifest_of(weights, 6))
 
     def test_stop_strings_end_responses(self, acts, engine) -> None:
         from transformers import AutoTokenizer
@@ -131,7 +132,7 @@ class TestEngine:
             long = acts.request(n=2, max_new_tokens=1500)
             running = asyncio.create_task(collected(engine, long))
             await begun(engine, long)
-            await asyncio.to_thread(acts.send, engine, manifest_of(7, weights), weights)
+            await asyncio.to_thread(acts.send, engine, manifest_of(weights, 7), weights)
             return await running
 
         for completion in asyncio.run(scenario()):
@@ -162,7 +163,7 @@ class TestEngine:
         with pytest.raises(RolloutError, match="vLLM has died"):
             asyncio.run(collected(engine, acts.request()))
         with pytest.raises(WeightSyncError, match="broke off"):
-            engine.receive_weights(9, manifest_of(9, PlainModel.of(tiny).weights()))
+            engine.receive_weights(9, manifest_of(PlainModel.of(tiny).weights(), 9))
         engine.close()
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(f"http://127.0.0.1:{engine.config.metrics_port}/metrics")
@@ -187,7 +188,7 @@ class TestTensorParallel:
         try:
             changed = PlainModel.of(tiny).changed()
             weights = changed.weights()
-            acts.send(engine, manifest_of(1, weights), weights)
+            acts.send(engine, manifest_of(weights, 1), weights)
             for completion in asyncio.run(collected(engine, acts.request())):
                 expected_T = changed.log_probs(range(5, 12), completion.response_ids)
                 np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)

@@ -27,8 +27,9 @@ from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected
 from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+from dovetail_sdk.testing.transport_ends import manifest_of
 from dovetail_transports.config import CudaIpcConfig, NcclConfig
 
 GPUS = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -109,7 +110,7 @@ def start(
 
 def send_model(acts: Any, engine: VllmRollout, version: int, oracle: PlainModel) -> None:
     weights = {n: w.bfloat16() for n, w in oracle.weights(TRAINER).items()}
-    acts.send(engine, manifest_of(version, weights), weights)
+    acts.send(engine, manifest_of(weights, version), weights)
 
 
 def far_from(oracle: PlainModel, engine: VllmRollout) -> float:
@@ -177,7 +178,7 @@ class TestWeights:
         gone = next(n for n in weights if n.endswith("k_proj.weight"))
         del weights[gone]
         with pytest.raises(WeightSyncError, match=gone.replace(".", r"\.")):
-            engine.receive_weights(2, manifest_of(2, weights))
+            engine.receive_weights(2, manifest_of(weights, 2))
         assert engine.version == 1
         assert far_from(plain, engine) < ROUNDING
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ from dovetail.cli import render
 from dovetail.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND
-from dovetail_sdk import docs as docs_pages
+from dovetail_sdk import docs as docs_pages, generated
 from dovetail_sdk.commands import check, new
 from dovetail_sdk.manifest import drift, write
 from dovetail_sdk.project import read_project
@@ -30,7 +31,7 @@ main.add_command(check)
     "directories", metavar="[PACKAGE_DIR]...", nargs=-1, type=click.Path(path_type=Path)
 )
 @click.option(
-    "--check", is_flag=True, help="Write nothing; exit with 1 where a manifest has drifted."
+    "--check", is_flag=True, help="Write nothing; exit with 1 where a manifest is out of date."
 )
 @click.pass_context
 def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> None:
@@ -57,11 +58,8 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
     show_default=True,
     help="Where the pages go.",
 )
-@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where a page has drifted.")
 @click.option(
-    "--prune",
-    is_flag=True,
-    help="These are all packages: remove (or, with --check, name) the pages of other plugins.",
+    "--check", is_flag=True, help="Write nothing; exit with 1 where a page is out of date."
 )
 @click.option(
     "--interfaces",
@@ -80,46 +78,41 @@ def docs(
     directories: tuple[Path, ...],
     output: Path,
     check: bool,
-    prune: bool,
     reference: Path | None,
     engines: Path | None,
 ) -> None:
-    """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default."""
+    """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default.
+
+    Pages of plugins of other packages are removed from the output folder.
+    """
     from dovetail_sdk import docs_engines, docs_interfaces
 
     try:
         projects = [read_project(directory) for directory in directories or (Path(),)]
-        if not check:
-            click.echo(f"{docs_pages.write(projects, output, prune=prune)} pages → {output}")
-            if reference:
-                click.echo(f"{docs_interfaces.write(reference)} pages → {reference}")
-            if engines:
-                docs_engines.write(projects, engines)
-                click.echo(f"capabilities → {engines}")
-            return
-        differences = docs_pages.drift(projects, output, prune=prune)
-        differences += docs_interfaces.drift(reference) if reference else []
-        differences += docs_engines.drift(projects, engines) if engines else []
+        texts, stale = docs_pages.files(projects, output)
+        if reference:
+            pages, gone = docs_interfaces.files(reference)
+            texts, stale = texts | pages, stale + gone
+        if engines:
+            texts[engines] = docs_engines.page(projects, engines)
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
-    if not differences:
-        click.echo(f"{output}: as the plugins say")
-        if reference:
-            click.echo(f"{reference}: as the code says")
-        return
-    click.echo(f"{output}: the pages have drifted", err=True)
-    for difference in differences:
-        click.echo(f"  - {difference}", err=True)
-    mend = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
-    mend += ["--interfaces", str(reference)] if reference else []
-    mend += ["--engines", str(engines)] if engines else []
-    click.echo(f"  → {' '.join(mend)}", err=True)
-    ctx.exit(1)
+    if not check:
+        generated.write(texts, stale)
+        click.echo(f"{len(texts)} pages → {output}")
+    elif found := generated.differences(texts, stale):
+        again = [docs_pages.COMMAND, *map(str, directories)]
+        again += ["--interfaces", str(reference)] if reference else []
+        again += ["--engines", str(engines)] if engines else []
+        _refuse(f"{output}: pages are out of date", found, " ".join(again))
+        ctx.exit(1)
+    else:
+        click.echo(f"{output}: {len(texts)} pages, up to date")
 
 
 @main.command()
-@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where it has drifted.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where it is out of date.")
 @click.pass_context
 def interfaces(ctx: click.Context, check: bool) -> None:
     """Write the description of every interface, once each change has the version that it needs."""
@@ -133,36 +126,37 @@ def interfaces(ctx: click.Context, check: bool) -> None:
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
-    complaints = described.missing_bumps(before, now)
-    if not complaints and before == now:
+    if before == now:
         click.echo(f"{len(KINDS)} interfaces, as described")
         return
-    click.echo(f"{described.PLACE}: the description has drifted", err=True)
-    for complaint in complaints:
-        click.echo(f"  - {complaint}", err=True)
-    click.echo(f"  → {described.COMMAND}", err=True)
+    missing = described.missing_bumps(before, now)
+    _refuse(f"{described.PLACE} is out of date", missing, described.COMMAND)
     ctx.exit(1)
 
 
 def _one(directory: Path, *, check: bool) -> bool:
-    """Write or check one manifest; whether it is as it should be."""
+    """Write or check one manifest; return whether it is up to date."""
     project = read_project(directory)
     if not project.plugins:
         click.echo(f"{project.distribution}: no plugins")
         return True
+    plugins = f"{project.distribution}: {len(project.plugins)} plugins"
     if not check:
-        path = write(project)
-        click.echo(f"{project.distribution}: {len(project.plugins)} plugins → {path}")
+        click.echo(f"{plugins} → {write(project)}")
         return True
     differences = drift(project)
-    if not differences:
-        click.echo(f"{project.distribution}: {len(project.plugins)} plugins, as described")
-        return True
-    click.echo(f"{project.distribution}: the manifest has drifted", err=True)
-    for difference in differences:
-        click.echo(f"  - {difference}", err=True)
-    click.echo(f"  → {COMMAND} {directory}", err=True)
-    return False
+    if differences:
+        title = f"{project.distribution}: the manifest is out of date"
+        _refuse(title, differences, f"{COMMAND} {directory}")
+        return False
+    click.echo(f"{plugins}, as described")
+    return True
+
+
+def _refuse(title: str, differences: Iterable[str], command: str) -> None:
+    """Print what is out of date, and the command that writes it anew."""
+    for line in (title, *(f"  - {difference}" for difference in differences), f"  → {command}"):
+        click.echo(line, err=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dovetail_sdk.scaffold import KINDS, LICENCES, add_plugin, new_plugin
 from dovetail_sdk.scaffold.new import EXTENSIONS
 
 SCHEMA = 1
+CORE = "dovetail-core"
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
@@ -80,15 +81,9 @@ new.epilog = f"KIND is one of {', '.join(KINDS)}."
 @click.command()
 @click.argument("plugin", metavar="[[KIND/]NAME]", required=False)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="Check every installed plugin.")
+@click.option("--all", "every", is_flag=True, help="Check every installed plugin but core's own.")
 @click.option("--kind", help="With --all: only this kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Put the report into this file too, such as the {FILE_NAME} of a package.",
-)
 @click.option(
     "--ship", is_flag=True, help=f"Put the report into the installed package, as {FILE_NAME}."
 )
@@ -103,7 +98,6 @@ def check(
     every: bool,
     kind: str | None,
     as_json: bool,
-    output: Path | None,
     ship: bool,
     only: str | None,
 ) -> None:
@@ -122,7 +116,8 @@ def check(
         reports.append(report)
         if table is not None:
             table.add(report)
-        _keep(report, output, ship)
+        if ship:
+            _ship(report)
     if as_json:
         render.dump_json({"schema": SCHEMA, "reports": reports} if every else reports[0])
     elif table is not None:
@@ -146,24 +141,26 @@ def _chosen(
             raise click.UsageError(
                 f"{bare!r} is no KEY=VALUE; did you mean {f'{plugin}/{bare}'!r}?"
             )
-        return [one_plugin(plugin, "check")]
+        entry = one_plugin(plugin, "check")
+        if entry.distribution == CORE:
+            raise click.UsageError(f"{plugin!r} is of {CORE}, whose own tests check its plugins")
+        return [entry]
     if plugin is not None:
         raise click.UsageError(f"--all checks every plugin; leave out {plugin!r}")
-    entries = [entry for entry in default_index().entries() if kind in (None, entry.kind)]
+    entries = [entry for entry in default_index().entries(kind) if entry.distribution != CORE]
     if not entries:
         raise PluginNotFoundError(
-            f"no plugin of kind {kind!r} is installed",
+            f"no plugin of kind {kind!r} is installed besides those of {CORE}"
+            if kind
+            else f"no plugin is installed besides those of {CORE}",
             hint="`dovetail plugins list` shows what there is",
         )
     return entries
 
 
-def _keep(report: dict[str, Any], output: Path | None, ship: bool) -> None:
-    """Write a report to where it was asked for."""
-    places = [output] if output else []
-    if ship:
-        package = report["plugin"]["target"].split(":")[0].split(".")[0]
-        places.append(package_directories(package)[0] / FILE_NAME)
-    for place in places:
-        write_report(place, report)
-        click.echo(f"report → {place}", err=True)
+def _ship(report: dict[str, Any]) -> None:
+    """Write a report into the package of its plugin."""
+    package = report["plugin"]["target"].split(":")[0].split(".")[0]
+    place = package_directories(package)[0] / FILE_NAME
+    write_report(place, report)
+    click.echo(f"report → {place}", err=True)

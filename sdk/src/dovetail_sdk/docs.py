@@ -1,29 +1,44 @@
-"""Docs pages of plugins, made from their manifests: one a plugin, and an index."""
+"""Docs pages of plugins, made from their manifests: one a plugin, one of all preflight rules, and an index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from dovetail.config.plugin_page import ColumnNote, Page, Setting, page_of
 from dovetail.errors import PluginError
 from dovetail.plugins.manifest import read_manifest_file
-from dovetail_sdk.docs_index import HEADINGS, TEMPLATE, Plugins, index, page_path
+from dovetail_sdk.docs_index import (
+    HEADINGS,
+    RULE,
+    RULES,
+    TEMPLATE,
+    Plugins,
+    index,
+    page_path,
+)
+from dovetail_sdk.generated import stale_files
 from dovetail_sdk.manifest import manifest_path
 from dovetail_sdk.markdown import fenced, inline, prose, table
 from dovetail_sdk.project import Project
 
 COMMAND = "python -m dovetail_sdk docs"
-INDEX = PurePosixPath("README.md")
+INDEX = "README.md"
 
 _MARK = f"<!-- Written by `make docs` (`{COMMAND}`)"
 _FROM_PLUGIN = f"{_MARK} from the plugin's docstring, columns and config class: change those. -->"
 _COLUMNS = ("key", "type", "default", "allowed", "meaning")
+_ABOUT_RULES = """Every rule is active. `dovetail check` and the start of a run name the rule in brackets behind what it finds. To switch rules off:
+
+```yaml
+preflight:
+  ignore: [kl_twice, norm_length]
+```"""
 _FROM_ALL = f"{_MARK} from the plugins and {TEMPLATE}: change those. -->"
 
 
-def pages(projects: Iterable[Project], template: str | None = None) -> dict[PurePosixPath, str]:
-    """The text of every page, by its path below the output folder, the index among them.
+def pages(projects: Iterable[Project], template: str | None = None) -> dict[str, str]:
+    """Return the text of every page, the index among them, by its path below the output folder.
 
     Args:
         projects: packages whose manifests are written.
@@ -34,49 +49,26 @@ def pages(projects: Iterable[Project], template: str | None = None) -> dict[Pure
             usable manifest.
     """
     plugins = _plugins(projects)
-    texts = {page_path(*key): _page(page_of(plugin), plugins) for key, plugin in plugins.items()}
-    return {INDEX: f"{_FROM_ALL}\n{index(plugins, template)}", **texts}
+    found = {key: page_of(plugin) for key, plugin in plugins.items()}
+    rules = [page for (kind, _), page in sorted(found.items()) if kind == RULE]
+    texts = {INDEX: f"{_FROM_ALL}\n{index(plugins, template)}"}
+    if rules:
+        texts[RULES] = _rules(rules)
+    texts |= {
+        page_path(*key): _page(page, plugins) for key, page in found.items() if key[0] != RULE
+    }
+    return texts
 
 
-def write(projects: Iterable[Project], output: Path, *, prune: bool = False) -> int:
-    """Write the packages' pages; how many there are.
+def files(projects: Iterable[Project], output: Path) -> tuple[dict[Path, str], list[Path]]:
+    """Return the text of every page by its place below `output`, and pages there that are of none of these plugins.
 
-    Args:
-        projects: the packages. For errors see `pages`.
-        output: where the pages go.
-        prune: these are all the packages there are, so that pages of other plugins are of plugins that are gone: remove
-            them. Without it they stay, and where there are any, so does the index, which lists them.
+    A file `_index.md` there is the index's template. For errors see `pages`.
     """
-    texts = _texts(projects, output)
-    stale = _others(texts, output)
-    if stale and not prune:
-        del texts[INDEX]
-    for path, text in texts.items():
-        file = output / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            file.write_text(text, encoding="utf-8")
-    for file in stale if prune else ():
-        file.unlink()
-        if not any(file.parent.iterdir()):
-            file.parent.rmdir()
-    return len(texts)
-
-
-def drift(projects: Iterable[Project], output: Path, *, prune: bool = False) -> list[str]:
-    """How the pages on disk differ from what `write` would leave there; empty where they do not."""
-    texts = _texts(projects, output)
-    stale = _others(texts, output)
-    if stale and not prune:
-        del texts[INDEX]
-    found = []
-    for path, text in texts.items():
-        file = output / path
-        if not file.is_file():
-            found.append(f"{file} does not exist")
-        elif file.read_text(encoding="utf-8") != text:
-            found.append(f"{file} is not what its plugin says now")
-    return found + [f"{file} is of a plugin that is gone" for file in (stale if prune else ())]
+    template = output / TEMPLATE
+    found = pages(projects, template.read_text(encoding="utf-8") if template.is_file() else None)
+    texts = {output / path: text for path, text in found.items()}
+    return texts, stale_files(output, texts, _FROM_PLUGIN)
 
 
 def _plugins(projects: Iterable[Project]) -> Plugins:
@@ -104,20 +96,12 @@ def _plugins(projects: Iterable[Project]) -> Plugins:
     return plugins
 
 
-def _texts(projects: Iterable[Project], output: Path) -> dict[PurePosixPath, str]:
-    template = output / TEMPLATE
-    return pages(projects, template.read_text(encoding="utf-8") if template.is_file() else None)
-
-
-def _others(texts: Mapping[PurePosixPath, str], output: Path) -> list[Path]:
-    """Written pages of plugins that are not among these; files of another origin are left alone."""
-    return [
-        file
-        for kind in HEADINGS
-        for file in sorted((output / kind).glob("*.md"))
-        if PurePosixPath(kind, file.name) not in texts
-        and file.read_text(encoding="utf-8").startswith(_MARK)
-    ]
+def _rules(rules: Iterable[Page]) -> str:
+    """The page of all preflight rules, which have neither settings nor columns."""
+    chapters = [f"{_FROM_PLUGIN}\n# Preflight rules", "[all algorithms](README.md)", _ABOUT_RULES]
+    for rule in rules:
+        chapters += [f"## {rule.name}", prose(rule.doc)]
+    return "\n\n".join(chapters) + "\n"
 
 
 def _page(page: Page, known: Plugins) -> str:
@@ -153,8 +137,6 @@ def _config(page: Page) -> Iterator[str]:
     if not page.example:
         return
     yield "## In a config"
-    if page.kind == "preflight":
-        yield "It is active without being named. To silence it:"
     yield fenced(page.example)
     if page.places[1:]:
         yield "Or at " + ", ".join(f"`{place}`" for place in page.places[1:]) + "."

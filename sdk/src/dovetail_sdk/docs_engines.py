@@ -1,4 +1,4 @@
-"""The page of engines: which one has which capability, from the manifests, between words that people write."""
+"""The page of engines: its tables of capabilities, from the manifests; the text around them is written by hand."""
 
 from __future__ import annotations
 
@@ -18,41 +18,28 @@ BEGIN = "<!-- capabilities: written by `make docs` from the manifests -->"
 END = "<!-- end of capabilities -->"
 
 
-def write(projects: Iterable[Project], page: Path) -> None:
-    """Put the tables between the page's marks.
+def page(projects: Iterable[Project], file: Path) -> str:
+    """Return a page with its tables written anew.
 
     Args:
         projects: packages whose manifests are written.
-        page: a Markdown file that holds both marks, each on a line of its own.
+        file: a Markdown file that holds both marks, each on a line of its own.
 
     Raises:
         PluginError: there is no such file, or not both marks in it.
     """
-    text = _renewed(projects, page)
-    if text != page.read_text(encoding="utf-8"):
-        page.write_text(text, encoding="utf-8")
-
-
-def drift(projects: Iterable[Project], page: Path) -> list[str]:
-    """How the page differs from what `write` would leave; empty where it does not. For errors see `write`."""
-    if _renewed(projects, page) == page.read_text(encoding="utf-8"):
-        return []
-    return [f"{page} is not what the manifests say now"]
-
-
-def _renewed(projects: Iterable[Project], page: Path) -> str:
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise PluginError(
-            f"{page} does not hold the marks between which capabilities are written",
+            f"{file} does not hold the marks between which capabilities are written",
             hint=f"put the lines {BEGIN} and {END} where the tables belong",
         )
-    return "\n".join([before + BEGIN, "", *_tables(list(projects)), END + after])
+    return "\n".join([before + BEGIN, "", *_tables(projects), END + after])
 
 
-def _tables(projects: list[Project]) -> Iterator[str]:
+def _tables(projects: Iterable[Project]) -> Iterator[str]:
     claims: dict[str, dict[str, frozenset[str]]] = {kind: {} for kind in KINDS}
     for project in projects:
         if not project.plugins:

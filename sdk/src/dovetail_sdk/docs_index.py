@@ -1,10 +1,9 @@
-"""The index of the docs pages: a template by hand, filled with a table of each kind of plugin."""
+"""The index of the docs pages: a template written by hand, with a table of each kind of plugin."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 
 from dovetail.config.plugin_page import page_of
 from dovetail.plugins.manifest import PluginManifest
@@ -22,6 +21,8 @@ HEADINGS = {
 }
 """The kinds of plugin that have pages, in the order of the index."""
 
+RULE, RULES = "preflight", "preflight.md"
+"""The kind whose plugins share a page, and the page."""
 TEMPLATE = "_index.md"
 """The template's name in the output folder; where there is none, the index is the tables under their headings."""
 _PLACE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
@@ -56,9 +57,9 @@ def index(plugins: Plugins, template: str | None) -> str:
     return text
 
 
-def page_path(kind: str, name: str) -> PurePosixPath:
-    """A plugin's page, below the output folder."""
-    return PurePosixPath(kind, f"{name}.md")
+def page_path(kind: str, name: str) -> str:
+    """Where a plugin is described, below the output folder: a page of its own, or its heading on that of all rules."""
+    return f"{RULES}#{name}" if kind == RULE else f"{kind}/{name}.md"
 
 
 def _table(kind: str, plugins: Plugins) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from dovetail.interfaces import HookSpec, Plugin, Run
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS, Kind
 from dovetail_sdk.check.signatures import members, signature_text
-from dovetail_sdk.check.suites import SUITES
+from dovetail_sdk.check.suites import suite_name
 from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
 from dovetail_sdk.docs_source import attribute_docs, bare, markdown
+from dovetail_sdk.generated import stale_files
 from dovetail_sdk.interfaces import describe_all
 from dovetail_sdk.markdown import inline, table
 from dovetail_sdk.public import first_paragraph, public_names
@@ -135,34 +135,10 @@ def pages() -> dict[str, str]:
     return texts
 
 
-def write(output: Path) -> int:
-    """Write all pages, and remove those of interfaces that are gone; how many there are."""
-    texts = pages()
-    output.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (output / name).write_text(text, encoding="utf-8")
-    for file in _gone(texts, output):
-        file.unlink()
-    return len(texts)
-
-
-def drift(output: Path) -> list[str]:
-    """How the pages on disk differ from the code; empty where they do not."""
-    texts = pages()
-    found = [
-        f"{output / name} is not what the code says now"
-        for name, text in texts.items()
-        if not (output / name).is_file() or (output / name).read_text(encoding="utf-8") != text
-    ]
-    return found + [f"{file} is of an interface that is gone" for file in _gone(texts, output)]
-
-
-def _gone(texts: Mapping[str, str], output: Path) -> list[Path]:
-    return [
-        file
-        for file in sorted(output.glob("*.md"))
-        if file.name not in texts and file.read_text(encoding="utf-8").startswith(_MARK)
-    ]
+def files(output: Path) -> tuple[dict[Path, str], list[Path]]:
+    """Return the text of every page by its place below `output`, and pages there of interfaces that are gone."""
+    texts = {output / name: text for name, text in pages().items()}
+    return texts, stale_files(output, texts, _MARK)
 
 
 def _public() -> Iterator[str]:
@@ -199,7 +175,7 @@ def _index() -> list[str]:
 def _page(kind: Kind, described: Mapping[str, Any]) -> str:
     interface = import_object(kind.interface)
     own = {n: m for n, m in described["methods"].items() if _owner(interface, n) is not Plugin}
-    wanted = [name for name, method in own.items() if method["abstract"]]
+    wanted = [name for name, method in own.items() if method["required"]]
     given = [n for n in own if _owner(interface, n).__module__.startswith("dovetail.dispatch")]
     rest = [name for name in own if name not in (*wanted, *given)]
     common = _declared(Plugin)
@@ -216,7 +192,7 @@ def _page(kind: Kind, described: Mapping[str, Any]) -> str:
             ", ".join(f"`{place}`" for place in _places(kind)) or "no config selects it",
         ),
         ("its `Config` extends", f"`{kind.section.replace(':', '.')}`"),
-        ("conformance suite", f"`dovetail_sdk.testing.conformance.{SUITES[kind.name]}`"),
+        ("conformance suite", f"`dovetail_sdk.testing.conformance.{suite_name(kind.name)}`"),
         ("a package to start from", f"`dovetail plugins new {kind.name} my_{kind.name}`"),
     ]
     return _joined(
@@ -248,7 +224,7 @@ def _methods(heading: str, names: Iterable[str], cls: type) -> Iterator[str]:
         yield heading
     for name in names:
         yield f"### {name}"
-        yield f"```python\n{_signature(found[name], name)}\n```"
+        yield f"```python\n{signature_text(found[name], name)}\n```"
         yield markdown(bare(found[name]).__doc__)
 
 
@@ -272,7 +248,7 @@ def _types(module: str, names: tuple[str, ...]) -> Iterator[str]:
             rows = [(f"`{text}`", inline(docs.get(n, ""))) for n, text in declared.items()]
             yield "\n".join(table(("", ""), rows))
         for method, member in members(cls).items():
-            yield f"`{name}.{_signature(member, method)}`: " + markdown(bare(member).__doc__)
+            yield f"`{name}.{signature_text(member, method)}`: " + markdown(bare(member).__doc__)
 
 
 def _declared(cls: type) -> dict[str, str]:
@@ -285,11 +261,6 @@ def _declared(cls: type) -> dict[str, str]:
             text = declared if isinstance(declared, str) else inspect.formatannotation(declared)
             found[name] = f"{name}: {text}"
     return found
-
-
-def _signature(member: Any, name: str) -> str:
-    """In one line, with members of enumerations as they are written."""
-    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", signature_text(member, name))
 
 
 def _range(kind: Kind) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
 import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from dovetail.config.docs import own_docs
 from dovetail_sdk.markdown import prose
 
 _LISTED = ("Args:", "Raises:", "Attributes:")
@@ -17,12 +16,11 @@ _ENTRY = re.compile(r"^(\*{0,2}\w+): ", re.MULTILINE)
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The docstring below each attribute of a class, of its bases too; attributes without one are left out."""
+    """Return the docstring below each attribute of a class, of its bases too; attributes without one are left out."""
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
-        if owner.__module__.startswith("dovetail"):
-            docs |= dict(_below(owner))
-    return docs
+        docs.update(own_docs(owner))
+    return {name: " ".join(text.split()) for name, text in docs.items()}
 
 
 def markdown(docstring: str | None) -> str:
@@ -46,7 +44,7 @@ def bare(member: Any) -> Any:
 
 
 def _items(text: str) -> Iterator[str]:
-    """`name: words` as items of a list; an indented line goes on with the one before."""
+    """`name: words` as items of a list; an indented line continues the one before."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(" ") and lines:
@@ -56,19 +54,3 @@ def _items(text: str) -> Iterator[str]:
     for line in lines:
         entry = _ENTRY.match(line)
         yield f"- `{entry[1]}`: {prose(line[entry.end() :])}" if entry else f"- {prose(line)}"
-
-
-def _below(cls: type) -> Iterator[tuple[str, str]]:
-    [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
-    for attribute, below in itertools.pairwise(body):
-        target = getattr(attribute, "target", None) or next(
-            iter(getattr(attribute, "targets", ())), None
-        )
-        if (
-            isinstance(target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-            and isinstance(below.value.value, str)
-        ):
-            yield target.id, " ".join(inspect.cleandoc(below.value.value).split())

@@ -1,4 +1,4 @@
-"""Machine-readable descriptions of the interfaces: what each asks and gives, and which version a change of it needs.
+"""Machine-readable descriptions of the interfaces: what each declares, and which version a change of it needs.
 
 The description of every interface is committed (`dovetail/plugins/interfaces.json`). A change of a method, of a class
 attribute or of a data class needs another version: a minor one where plugins and callers of before keep working,
@@ -12,6 +12,7 @@ import enum
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_origin
@@ -24,10 +25,10 @@ from dovetail.hooks import HOOKS, HOOKS_API
 from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS
-from dovetail_sdk.check.signatures import form, members, signature_of, signature_text
+from dovetail_sdk.check.signatures import members, signature_text
 
 PLACE = Path(dovetail.plugins.__file__).parent / "interfaces.json"
-SCHEMA = 1
+SCHEMA = 2
 COMMAND = "python -m dovetail_sdk interfaces"
 """What writes the description."""
 Bump = Literal["none", "minor", "major"]
@@ -43,7 +44,11 @@ class Change:
 
 
 def describe_all() -> dict[str, Any]:
-    """`{"schema", "interfaces": {kind: {"interface", "api", "methods", "attributes", "types"}}, "hooks"}` of this core."""
+    """Return `{"schema", "interfaces": {kind: {"interface", "api", "methods", "attributes", "types"}}, "hooks"}` of this core.
+
+    Each method, attribute and field is `{"declared", "required"}`: its line of source, and whether a plugin or a caller has to
+    give it.
+    """
     interfaces = {
         name: _describe(import_object(kind.interface), kind.api)
         for name, kind in sorted(KINDS.items())
@@ -84,7 +89,7 @@ def to_text(described: Mapping[str, Any]) -> str:
 
 
 def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Every interface that changed without the version that its changes need, in words."""
+    """Return a line for each interface that changed without the version that its changes need."""
     complaints = []
     old, new = before["interfaces"], after["interfaces"]
     for kind in sorted(old.keys() & new.keys()):
@@ -136,29 +141,44 @@ def _members(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         if now is None:
             yield Change(f"{what} {name} is gone", "major")
         elif now != was:
-            harmless = _grew_only(was, now)
             text = f"{what} {name} was `{was['declared']}` and is `{now['declared']}`"
-            yield Change(text, "minor" if harmless else "major")
+            yield Change(text, "minor" if _grew_only(was, now) else "major")
     for name, now in after.items():
         if name not in before:
-            demanded = now.get("abstract") or now.get("required")
-            yield Change(f"{what} {name} is new", "major" if demanded else "minor")
+            yield Change(f"{what} {name} is new", "major" if now["required"] else "minor")
 
 
 def _grew_only(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a method only gained keyword-only parameters with defaults, or lost its abstractness."""
-    if (now.get("abstract") and not was.get("abstract")) or now.get("form") != was.get("form"):
+    """Whether a method only gained keyword-only parameters with defaults, or is no longer required."""
+    if now["required"] and not was["required"]:
         return False
-    if now.get("required") and not was.get("required"):
+    if was["declared"] == now["declared"]:
+        return True
+    try:
+        (fixed, before), (fixed_now, after) = map(_parsed, (was["declared"], now["declared"]))
+    except (SyntaxError, AttributeError):  # it is no method
         return False
-    if "parameters" not in was or "parameters" not in now:
-        return bool(was["declared"] == now["declared"])
-    if was["returns"] != now["returns"]:
-        return False
-    kept = {p["name"]: p for p in now["parameters"]}
-    if any(kept.pop(p["name"], None) != p for p in was["parameters"]):
-        return False
-    return all(p["kind"] == "keyword-only" and p["default"] is not None for p in kept.values())
+    new = after.keys() - before.keys()
+    kept = {name: after.get(name) for name in before}
+    return fixed == fixed_now and kept == before and all(after[name][1] for name in new)
+
+
+def _parsed(declared: str) -> tuple[tuple[str, str], dict[str, tuple[str, str]]]:
+    """Take a declaration apart: its kind, positional parameters and result; and keyword-only parameters with defaults.
+
+    Raises:
+        SyntaxError, AttributeError: it is not one of a method.
+    """
+    kind, signature = re.fullmatch(r"((?:\w+ )?)\w+(\(.*)", declared).groups()  # type: ignore[union-attr]
+    [function] = ast.parse(f"def f{signature}: ...").body
+    assert isinstance(function, ast.FunctionDef)
+    own = function.args
+    keywords = {
+        argument.arg: (ast.unparse(argument), ast.unparse(default) if default else "")
+        for argument, default in zip(own.kwonlyargs, own.kw_defaults, strict=True)
+    }
+    own.kwonlyargs, own.kw_defaults = [], []
+    return (kind, ast.unparse(function)), keywords
 
 
 def _describe(interface: type, api: str) -> dict[str, Any]:
@@ -180,24 +200,8 @@ def _describe(interface: type, api: str) -> dict[str, Any]:
 
 
 def _method(member: Any, name: str) -> dict[str, Any]:
-    signature = signature_of(member)
-    return {
-        "declared": signature_text(member, name),
-        "form": form(member),
-        "abstract": bool(getattr(member, "__isabstractmethod__", False)),
-        "parameters": [
-            {
-                "name": parameter.name,
-                "kind": parameter.kind.description.replace(" or keyword", ""),
-                "type": _plain(parameter.annotation),
-                "default": None
-                if parameter.default is parameter.empty
-                else _default(parameter.default),
-            }
-            for parameter in signature.parameters.values()
-        ],
-        "returns": _plain(signature.return_annotation),
-    }
+    required = bool(getattr(member, "__isabstractmethod__", False))
+    return {"declared": signature_text(member, name), "required": required}
 
 
 def _attributes(interface: type) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -217,7 +221,9 @@ def _attributes(interface: type) -> Iterator[tuple[str, dict[str, Any]]]:
 def _type(cls: type) -> dict[str, dict[str, Any]]:
     """The values of an enumeration, the fields of a data class, or the methods of any other class."""
     if issubclass(cls, enum.Enum):
-        return {one.name: {"declared": f"{one.name} = {one.value!r}"} for one in cls}
+        return {
+            one.name: {"declared": f"{one.name} = {one.value!r}", "required": False} for one in cls
+        }
     if not attrs.has(cls):
         return {name: _method(member, name) for name, member in members(cls).items()}
     return {
@@ -231,15 +237,8 @@ def _type(cls: type) -> dict[str, dict[str, Any]]:
 
 def _plain(annotation: Any) -> str:
     """An annotation as it stands in the source, without what differs between Python versions."""
-    if annotation is inspect.Signature.empty:
-        return ""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     try:
         return ast.unparse(ast.parse(text, mode="eval"))
     except SyntaxError:
         return text
-
-
-def _default(value: Any) -> str:
-    """A default in words that are the same in every process."""
-    return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)

@@ -8,7 +8,6 @@ import inspect
 import json
 import re
 import sys
-import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from dovetail.errors import DovetailError, PluginBrokenError, PluginError, neare
 from dovetail.interfaces import AdvantageEstimator, ColumnPlugin, Plugin, Stage
 from dovetail.plugins.contract import check_class, config_of, public_module
 from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.load import cause_of
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
 from dovetail.sections import PluginSection, PresetSection
 from dovetail_sdk.config_schema import config_schema
@@ -192,7 +192,7 @@ def _target(declared: Declared) -> object:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            hint = "write that module, or mend the entry point in pyproject.toml"
+            hint = "write that module, or correct the entry point in pyproject.toml"
         elif missing:
             hint = (
                 f"install what provides {missing!r} where the manifest is made; a plugin imports a heavy "
@@ -206,7 +206,7 @@ def _target(declared: Declared) -> object:
         near = nearest(attribute, own)
         raise PluginBrokenError(
             f"the module {module_name} has no {attribute!r}, which the entry point {declared} names",
-            hint=f"did you mean {near!r}?" if near else "mend the entry point in pyproject.toml",
+            hint=f"did you mean {near!r}?" if near else "correct the entry point in pyproject.toml",
         )
     return getattr(module, attribute)
 
@@ -302,12 +302,4 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<")
-        and "importlib" not in Path(frame.filename).parts
-        and frame.filename != __file__
-    ]
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    return cause_of(error, own=Path(__file__).parent)

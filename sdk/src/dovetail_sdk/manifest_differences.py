@@ -1,4 +1,4 @@
-"""How two manifests differ, in words."""
+"""How two manifests differ."""
 
 from __future__ import annotations
 

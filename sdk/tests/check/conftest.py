@@ -13,7 +13,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from dovetail.plugins.index import default_index
-from dovetail_sdk.check.run import check_plugin
+from dovetail_sdk.check.run import check_plugins
 from dovetail_sdk.scaffold import new_plugin
 
 DECLARED = '''
@@ -103,7 +103,8 @@ def checked(index: Any) -> Callable[..., dict[str, Any]]:
     """Check one of them."""
 
     def run(name: str, *overrides: str, **options: Any) -> dict[str, Any]:
-        report = check_plugin(index.find("advantage", f"acme_{name}"), overrides, **options)
+        entry = index.find("advantage", f"acme_{name}")
+        [report] = check_plugins([entry], overrides, **options)
         json.dumps(report)
         return report
 

@@ -110,18 +110,22 @@ def test_what_a_package_has_can_not_be_asked_for(tmp_path: Path, given: tuple[st
     assert f"--into and {given[0]} don't go together" in done.output
 
 
-def test_entry_points_that_a_line_can_not_be_added_to_are_left_alone(tmp_path: Path) -> None:
-    package = new_plugin("advantage", "into_inline", tmp_path)
+def test_comments_and_another_layout_of_entry_points_stay(tmp_path: Path) -> None:
+    package = new_plugin("advantage", "into_dotted", tmp_path)
     file = package / "pyproject.toml"
     text = file.read_text()
-    table = '[project.entry-points."dovetail.advantage"]\ninto_inline = '
-    inline = '[project.entry-points]\n"dovetail.advantage".into_inline = '
+    table = '[project.entry-points."dovetail.advantage"]\ninto_dotted = '
+    dotted = '# Ours.\n[project.entry-points]\n"dovetail.advantage".into_dotted = '
     assert table in text
-    file.write_text(text.replace(table, inline))
-    changed = file.read_text()
-    with pytest.raises(PluginError, match="a line can't be added to"):
-        add_plugin("advantage", "second", package)
-    assert file.read_text() == changed
+    file.write_text(text.replace(table, dotted))
+    for kind, name in (("advantage", "second"), ("reward_function", "third")):
+        add_plugin(kind, name, package)
+    groups = tomllib.loads(file.read_text())["project"]["entry-points"]
+    assert {group: list(entries) for group, entries in groups.items()} == {
+        "dovetail.advantage": ["into_dotted", "second"],
+        "dovetail.reward_function": ["third"],
+    }
+    assert set(text.replace(table, dotted).splitlines()) < set(file.read_text().splitlines())
 
 
 def test_a_package_whose_manifest_can_not_be_derived_is_as_it_was(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ def field_docs(cls: type) -> dict[str, str]:
     """
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
-        docs.update(_own_docs(owner))
+        docs.update(own_docs(owner))
     return {field.name: docs[field.name] for field in attrs.fields(cls) if field.name in docs}
 
 
 @functools.cache
-def _own_docs(cls: type) -> Mapping[str, str]:
-    """Field name to docstring, for a class whose source is at hand."""
+def own_docs(cls: type) -> Mapping[str, str]:
+    """Return the docstring below each attribute that a class itself declares; none where its source is not at hand."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):
@@ -33,6 +33,9 @@ def _own_docs(cls: type) -> Mapping[str, str]:
     docs: dict[str, str] = {}
     for field, below in itertools.pairwise(tree.body[0].body):  # type: ignore[attr-defined]
         match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(ast.Constant(str(text))),
+            ):
                 docs[name] = inspect.cleandoc(text)
     return docs

@@ -146,7 +146,7 @@ def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
         found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
-            f"the config {target} of {entry.title} can't be imported: {_cause(error)}",
+            f"the config {target} of {entry.title} can't be imported: {cause_of(error)}",
             hint=f"report it to the author of {entry.distribution}; its author runs: {COMMAND}",
         ) from error
     return check_config(found, known, f"the config {target} of {entry.title}")
@@ -184,20 +184,20 @@ def _import(entry: PluginEntry) -> object:
                 f"{entry.title} needs {wanted}", hint=install_command(entry.distribution, unmet)
             ) from error
         raise PluginBrokenError(
-            f"{entry.title} fails at import of {entry.target}: {_cause(error)}",
+            f"{entry.title} fails at import of {entry.target}: {cause_of(error)}",
             hint=_import_hint(error, entry),
         ) from error
 
 
-def _cause(error: BaseException) -> str:
-    """What went wrong, and in which line of the plugin."""
+def cause_of(error: BaseException, own: Path = Path(__file__).parent) -> str:
+    """Return what went wrong, and in which line of the plugin: the last one outside the folder `own`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<")
         and not {"importlib", "stevedore"} & set(Path(frame.filename).parts)
-        and Path(frame.filename).parent != Path(__file__).parent
+        and Path(frame.filename).parent != own
     ]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 

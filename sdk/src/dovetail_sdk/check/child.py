@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,18 +21,19 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.load import load_entry
 from dovetail.plugins.manifest import package_directories
 from dovetail_sdk.check.facts import facts_of
+from dovetail_sdk.check.process import ANSWERS, QUESTION
 from dovetail_sdk.check.recorder import Recorder
 from dovetail_sdk.check.settings import settings_of
 from dovetail_sdk.check.shipping import NotHereError, check_manifest, check_wheel
 from dovetail_sdk.check.signatures import differences
-from dovetail_sdk.check.suites import CORE, SUITES, UNDER_TEST, suites_for
+from dovetail_sdk.check.suites import UNDER_TEST, suites_for
 from dovetail_sdk.public import check_imports
 
 _FINDING = "from dovetail_sdk.check.suites import UNDER_TEST\nglobals().update(UNDER_TEST)\n"
 
 
 class Answers:
-    """Writes lines of JSON to the process that asked."""
+    """Writes lines of JSON for the process that asked."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -58,10 +58,11 @@ class Answers:
 
 
 def main() -> None:
-    """Read what to check from standard input, and check it."""
-    asked = json.load(sys.stdin)
+    """Read what to check from a file of the shared folder, check it, and write the answers beside it."""
+    folder = Path(sys.argv[1])
+    asked = json.loads((folder / QUESTION).read_text())
     sys.path[:] = asked["path"]
-    with os.fdopen(int(sys.argv[1]), "w") as file:
+    with (folder / ANSWERS).open("w") as file:
         answers = Answers(file)
         for wanted in asked["plugins"]:
             answers.write(plugin=wanted)
@@ -80,8 +81,7 @@ def _entry(kind: str, name: str, distribution: str) -> PluginEntry:
 
 def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> None:
     package = entry.target.split(":")[0].split(".")[0]
-    if package != CORE:  # Core imports its own modules.
-        answers.check("imports", lambda: _check_imports(package))
+    answers.check("imports", lambda: _check_imports(package))
     cls = answers.check("class", lambda: _load(entry))
     if cls is None:
         return
@@ -92,9 +92,6 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
     unmet = [need for need in entry.needs if not need.met]
     if unmet:
         answers.write(unmet=" and ".join(f"{need} ({need.found})" for need in unmet))
-        return
-    if entry.kind not in SUITES:
-        answers.write(unmet=f"no conformance suite is known for plugins of kind {entry.kind}")
         return
     found = answers.check("suite", lambda: suites_for(cls, entry.kind, package, asked["overrides"]))
     if found:

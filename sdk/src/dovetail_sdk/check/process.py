@@ -1,29 +1,30 @@
-"""The process that checks plugins, seen from outside: its lines as they come, and how it ended where it did not end well."""
+"""The process that checks plugins, seen from outside: its lines as they are written, and how it ended."""
 
 from __future__ import annotations
 
 import json
 import os
-import selectors
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 
 from dovetail.plugins.entry import PluginEntry
 
-_LOOK_EVERY = 0.2
-"""Seconds between two looks at whether the process still lives: a grandchild may hold its pipe open."""
-_CHUNK = 1 << 16
+QUESTION, ANSWERS = "question.json", "answers.jsonl"
+"""Files of the folder that the two processes share."""
+_POLL = 0.1
+"""Seconds between two looks at the answers."""
 
 
 @attrs.frozen
 class Ended:
-    """The process is over: `how` in words, None where it said that it is done."""
+    """The process is over: `how` in a sentence, None where it did all that was asked."""
 
     how: str | None
 
@@ -37,12 +38,12 @@ def checking(
         entries: the plugins, of one distribution.
         overrides: `key=value` settings of their configs.
         only: a pytest `-k` expression, or None.
-        timeout: seconds for each plugin, after which the process is ended.
+        timeout: seconds for each plugin, after which the process is killed.
 
     Yields:
         Each line that it writes, at once, and last how it ended.
     """
-    asked = {
+    question = {
         "path": sys.path,
         "plugins": [
             {"kind": e.kind, "name": e.name, "distribution": e.distribution} for e in entries
@@ -52,72 +53,54 @@ def checking(
     }
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    ours, theirs = os.pipe()
-    with (
-        os.fdopen(ours, "rb", buffering=0) as answers,
-        tempfile.TemporaryFile("w+") as noise,
-        tempfile.TemporaryFile("w+") as question,
-    ):
-        json.dump(asked, question)
-        question.seek(0)
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "dovetail_sdk.check.child", str(theirs)],
-            stdin=question,
-            stdout=noise,
-            stderr=noise,
-            pass_fds=(theirs,),
-            env=environment,
-        )
-        os.close(theirs)
-        try:
-            done, in_time = False, True
-            for line in _lines(answers, process, timeout):
-                if line is None:
-                    in_time = False
-                    break
-                done = bool(line.get("done"))
-                yield line
-            yield Ended(
-                None if done else _how(process, timeout if in_time is False else None, noise)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, QUESTION).write_text(json.dumps(question))
+        answers, output = Path(folder, ANSWERS), Path(folder, "output.txt")
+        answers.touch()
+        with output.open("w") as file:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-m", "dovetail_sdk.check.child", folder],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
             )
+        try:
+            line: dict[str, Any] | None = {}
+            for line in _lines(answers, process, timeout):
+                if line is not None:
+                    yield line
+            if line is None:
+                yield Ended(f"the process was killed after {timeout:g} s")
+            else:
+                yield Ended(None if "done" in line else _how(process.wait(), output))
         finally:
             process.kill()
             process.wait()
 
 
 def _lines(
-    answers: IO[bytes], process: subprocess.Popen[Any], timeout: float
+    answers: Path, process: subprocess.Popen[Any], timeout: float
 ) -> Iterator[dict[str, Any] | None]:
-    """Whole lines as they come; None where a plugin took too long."""
-    rest, since = b"", time.monotonic()
-    with selectors.DefaultSelector() as selector:
-        selector.register(answers, selectors.EVENT_READ)
-        while True:
+    """Each line once it is whole, until the process is over; None, and no more, where a plugin takes too long."""
+    rest, since, over = "", time.monotonic(), False
+    with answers.open() as file:
+        while not over:
+            # Asked before the file is read: what it wrote last is then read, too.
             over = process.poll() is not None
-            if not selector.select(0 if over else _LOOK_EVERY):
-                if over:
-                    return
-                if time.monotonic() - since > timeout:
-                    yield None
-                    return
-                continue
-            read = answers.read(_CHUNK)
-            if not read:
-                process.wait()
-                return
-            *whole, rest = (rest + read).split(b"\n")
+            *whole, rest = (rest + file.read()).split("\n")
             for text in whole:
                 line = json.loads(text)
                 if "plugin" in line:
                     since = time.monotonic()
                 yield line
+            if time.monotonic() - since > timeout and not over:
+                yield None
+                return
+            time.sleep(0 if over or whole else _POLL)
 
 
-def _how(process: subprocess.Popen[Any], timeout: float | None, noise: IO[str]) -> str:
-    if timeout is not None:
-        return f"the process was ended after {timeout:g} s"
-    code = process.wait()
-    noise.seek(0)
-    last = noise.read().strip().splitlines()[-1:]
+def _how(code: int, output: Path) -> str:
+    last = output.read_text(errors="replace").strip().splitlines()[-1:]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"the process {how}" + (f" ({last[0]})" if last else "")

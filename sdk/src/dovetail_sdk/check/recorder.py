@@ -1,4 +1,4 @@
-"""A pytest plugin that tells of every test as it ends, so that nothing is lost where the process dies."""
+"""A pytest plugin that writes down every test as it ends, so that nothing is lost where the process dies."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ class Recorder:
     def __init__(self, write: Callable[..., None]) -> None:
         self._write = write
         self._began = 0.0
-        self._told: dict[str, Any] = {}
+        self._result: dict[str, Any] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A suite that can't be collected at all."""
+        """Write that a suite can't be collected at all."""
         if report.failed:
             self._write(broken=str(report.longrepr)[-_LONGEST:])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
+        """Write that a test begins."""
         self._began = time.perf_counter()
-        self._told = {}
+        self._result = {"outcome": "passed", "reason": None}
         self._write(start=_name(nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase of a test ended; the worst of its phases is how the test ended."""
+        """Keep the worst of a test's phases as its outcome."""
         reason = getattr(report, "wasxfail", None)
         if report.failed:
-            self._told = {"outcome": "failed", "reason": str(report.longrepr)[-_LONGEST:]}
-        elif report.skipped and not self._told.get("outcome"):
+            self._result = {"outcome": "failed", "reason": str(report.longrepr)[-_LONGEST:]}
+        elif report.skipped and self._result["outcome"] == "passed":
             outcome = "skipped" if reason is None else "expected"
-            self._told = {"outcome": outcome, "reason": reason or _skip_reason(report)}
+            self._result = {"outcome": outcome, "reason": reason or _skip_reason(report)}
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test ended."""
-        told = self._told or {"outcome": "passed", "reason": None}
+        """Write how a test ended."""
         seconds = round(time.perf_counter() - self._began, 3)
-        self._write(test={"name": _name(nodeid), **told, "seconds": seconds})
+        self._write(test={"name": _name(nodeid), **self._result, "seconds": seconds})
 
 
 def _name(nodeid: str) -> str:

@@ -19,31 +19,6 @@ TIMEOUT = 1800.0
 _VERSIONS = ("dovetail-core", "dovetail-sdk", "torch", "transformers", "numpy")
 
 
-def check_plugin(
-    entry: PluginEntry,
-    overrides: Sequence[str] = (),
-    *,
-    only: str | None = None,
-    timeout: float = TIMEOUT,
-) -> dict[str, Any]:
-    """Check a plugin and return the report.
-
-    Args:
-        entry: the plugin, whatever its state.
-        overrides: `key=value` settings of its config for the suite.
-        only: a pytest `-k` expression: run these tests alone. The report then has no tier.
-        timeout: seconds until the process is ended, and what it was at counts as failed.
-
-    Returns:
-        `{"schema", "plugin", "interface", "versions", "date", "config", "settings", "checks", "facts", "tests", "not_run", "tier",
-        "seconds"}`: `config` holds the overrides; `settings`, for each suite, what differs from the kind's suite on the
-        config's defaults; `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
-        `not_run` says why the suite could not run here, null where it did.
-    """
-    [report] = check_plugins([entry], overrides, only=only, timeout=timeout)
-    return report
-
-
 def check_plugins(
     entries: Iterable[PluginEntry],
     overrides: Sequence[str] = (),
@@ -53,8 +28,19 @@ def check_plugins(
 ) -> Iterator[dict[str, Any]]:
     """Check plugins, those of one distribution in one process, and yield each report as it is made.
 
-    After a crash or a time-out, the next plugin is checked in a fresh process. Arguments and reports are those of
-    `check_plugin`; `timeout` is for each plugin.
+    After a crash or a time-out, the next plugin is checked in a fresh process.
+
+    Args:
+        entries: the plugins, whatever their state.
+        overrides: `key=value` settings of their configs for the suites.
+        only: a pytest `-k` expression: run these tests alone. A report then has no tier.
+        timeout: seconds for each plugin until the process is killed; what was running then counts as failed.
+
+    Yields:
+        `{"schema", "plugin", "interface", "versions", "date", "config", "settings", "checks", "facts", "tests", "not_run", "tier",
+        "seconds"}`: `config` holds the overrides; `settings`, for each suite, what differs from the kind's suite on the
+        config's defaults; `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
+        `not_run` says why the suite could not run here, null where it did.
     """
     parts: dict[str, list[PluginEntry]] = {}
     for entry in entries:

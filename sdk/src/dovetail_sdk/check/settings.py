@@ -36,11 +36,11 @@ def _config(suite: Any) -> dict[str, Any] | None:
         config = suite().make_config()
     except Exception:  # noqa: BLE001 - a suite may need its fixtures, and says itself in its tests what is wrong
         return None
-    told = to_mapping(config)
+    values = to_mapping(config)
     fields = fields_of(type(config))
     return {
         name: value
-        for name, value in told.items()
+        for name, value in values.items()
         if name != "name" and getattr(config, name) != fields[name].default()
     }
 

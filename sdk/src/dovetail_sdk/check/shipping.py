@@ -12,8 +12,6 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from packaging.requirements import Requirement
-
 from dovetail.errors import PluginError
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.entry import PluginEntry
@@ -22,7 +20,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, normalised, package_directories
 from dovetail_sdk.manifest import describe
 from dovetail_sdk.manifest_differences import differences
-from dovetail_sdk.project import Declared, Project, any_of_needs
+from dovetail_sdk.project import Declared, Project
 
 _BUILD_TIME = 120.0
 """Seconds that building a wheel may take."""
@@ -42,31 +40,37 @@ def installed(entry: PluginEntry) -> Installed:
 
 
 def check_manifest(entry: PluginEntry) -> None:
-    """Hold the installed manifest against the class.
+    """Compare the installed manifest with the class, but for what follows from pyproject.toml alone.
 
     Raises:
         PluginError: they differ; names every difference.
     """
-    project = _project(entry)
-    path = project.package_directory / FILE_NAME
-    data = json.loads(path.read_text(encoding="utf-8"))
-    [declared] = [p for p in project.plugins if (p.kind, p.name) == (entry.kind, entry.name)]
-    derived = describe(declared, project)
-    ours = [
-        item
-        for item in data["plugins"]
-        if (item.get("kind"), item.get("name")) == (entry.kind, entry.name)
-    ]
-    if ours and _normal(ours[0].get("needs", [])) == _normal(derived["needs"]):
-        derived["needs"] = ours[0].get("needs", [])
-    found = differences(
-        {**data, "plugins": ours},
-        {"schema": data["schema"], "distribution": data["distribution"], "plugins": [derived]},
+    package = entry.target.split(":")[0].split(".")[0]
+    home = package_directories(package)[0]
+    declared = {
+        (e.kind, e.name): Declared(kind=e.kind, name=e.name, target=e.target)
+        for e in default_index().entries()
+        if e.distribution == entry.distribution and e.kind in KINDS and e.entry_point is not None
+    }
+    project = Project(
+        directory=home,
+        distribution=entry.distribution,
+        plugins=tuple(declared.values()),
+        package=package,
+        package_directory=home,
+        needs=(),
     )
+    key = (entry.kind, entry.name)
+    derived = describe(declared[key], project)
+    del derived["needs"]
+    path = home / FILE_NAME
+    data = json.loads(path.read_text(encoding="utf-8"))
+    ours = [item for item in data["plugins"] if (item.get("kind"), item.get("name")) == key]
+    found = differences({**data, "plugins": ours}, {**data, "plugins": [derived]})
     if found:
         raise PluginError(
             f"{path} disagrees with {entry.target}: " + "; ".join(found),
-            hint=f"make the manifest anew in the source folder of {entry.distribution}: {COMMAND}",
+            hint=f"write the manifest anew in the source folder of {entry.distribution}: {COMMAND}",
         )
 
 
@@ -118,12 +122,12 @@ def editable_source(metadata: Distribution) -> Path | None:
     """The source folder of an editable install; None where it was installed from a wheel."""
     text = metadata.read_text("direct_url.json")
     try:
-        told = json.loads(text) if text else {}
+        origin = json.loads(text) if text else {}
     except ValueError:
         return None
-    if not told.get("dir_info", {}).get("editable"):
+    if not origin.get("dir_info", {}).get("editable"):
         return None
-    return Path(unquote(urlparse(told["url"]).path))
+    return Path(unquote(urlparse(origin["url"]).path))
 
 
 def build_wheel(source: Path, folder: Path) -> Path:
@@ -154,41 +158,3 @@ def build_wheel(source: Path, folder: Path) -> Path:
             hint="install its build backend beside it, such as: pip install hatchling",
         )
     return wheels[0]
-
-
-def _project(entry: PluginEntry) -> Project:
-    """The distribution as its source folder would describe it."""
-    distribution = installed(entry)
-    declared = tuple(
-        Declared(kind=e.kind, name=e.name, target=e.target)
-        for e in default_index().entries()
-        if e.distribution == entry.distribution and e.kind in KINDS and e.entry_point is not None
-    )
-    package = entry.target.split(":")[0].split(".")[0]
-    return Project(
-        directory=package_directories(package)[0],
-        distribution=distribution.name,
-        plugins=declared,
-        package=package,
-        package_directory=package_directories(package)[0],
-        needs=_needs(distribution.metadata),
-    )
-
-
-def _normal(needs: list[list[str]]) -> set[frozenset[str]]:
-    """Needs without what wheels do not keep: the order of requirements, and how their versions are written."""
-    return {frozenset(str(Requirement(text)) for text in any_of) for any_of in needs}
-
-
-def _needs(metadata: Distribution) -> tuple[tuple[str, ...], ...]:
-    """The any-of needs that the installed extras express."""
-    extras: dict[str, list[str]] = {}
-    for extra in metadata.metadata.get_all("Provides-Extra") or ():
-        for text in metadata.requires or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                continue
-            if requirement.marker.evaluate({"extra": extra}):
-                requirement.marker = None
-                extras.setdefault(extra, []).append(str(requirement))
-    return any_of_needs(extras)

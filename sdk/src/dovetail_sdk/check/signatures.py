@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,14 +13,12 @@ import attrs
 _AWAITABLE = ("Awaitable", "Coroutine", "Future")
 _MAY_BE_ASYNC = {"compute_score"}
 """Plain methods of an interface that may also be coroutines, as their docstrings say."""
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @attrs.frozen
 class Difference:
     """One way in which a method can't be called as its interface says."""
 
-    method: str
     text: str
     hint: str
 
@@ -36,13 +35,13 @@ def differences(cls: type, interface: type) -> list[Difference]:
         if own is declared:
             continue
         try:
-            problem = _form(own, declared, name) or _parameters(own, declared)
+            problem = _form(own, declared, name) or _call(own, declared)
         except (TypeError, ValueError):  # what has no signature can't be compared
             continue
         if problem:
             text = f"{cls.__qualname__}.{name} {problem}"
             wanted = signature_text(declared, name)
-            found.append(Difference(name, text, f"{interface.__name__} says: {wanted}"))
+            found.append(Difference(text, f"{interface.__name__} says: {wanted}"))
     return found
 
 
@@ -85,6 +84,8 @@ def signature_text(member: Any, name: str) -> str:
     """A declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
     kind = form(member)
     text = str(signature_of(member)).replace("'", "")
+    # Members of enumerations as they are written.
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
     if kind == "property":
         return f"{name}{text[text.rfind(')') + 1 :].replace(' -> ', ': ')} (a property)"
     prefix = {
@@ -121,50 +122,30 @@ def _form(own: Any, declared: Any, name: str) -> str | None:
     return None
 
 
-def _parameters(own: Any, declared: Any) -> str | None:
+def _call(own: Any, declared: Any) -> str | None:
+    """The first call that the interface allows and the method does not."""
     if form(declared) == "property" or not _is_method(own):
         return None
-    mine, wanted = signature_of(own).parameters, signature_of(declared).parameters
-    found = (*_positional(mine, wanted), *_by_name(mine, wanted), *_extra(mine, wanted))
-    return found[0] if found else None
+    mine = signature_of(own)
+    for positional, named in _calls(signature_of(declared).parameters.values()):
+        try:
+            mine.bind(*positional, **dict.fromkeys(named))
+        except TypeError as error:
+            call = ", ".join([*positional, *(f"{name}=…" for name in named)])
+            return f"can't be called with ({call}): {error}"
+    return None
 
 
-Parameters = Mapping[str, inspect.Parameter]
+def _calls(parameters: Iterable[inspect.Parameter]) -> Iterator[tuple[list[str], list[str]]]:
+    """What callers give by position and by name: all by position, all by name, and only what has no default.
 
-
-def _takes_any(parameters: Parameters, kind: Any) -> bool:
-    return any(parameter.kind is kind for parameter in parameters.values())
-
-
-def _positional(mine: Parameters, wanted: Parameters) -> Iterator[str]:
-    """What callers give by position, and may give by name as well."""
-    places = [name for name, parameter in mine.items() if parameter.kind in _POSITIONAL]
-    given = [(name, p) for name, p in wanted.items() if p.kind in _POSITIONAL]
-    for place, (name, parameter) in enumerate(given):
-        if place >= len(places):
-            if not _takes_any(mine, inspect.Parameter.VAR_POSITIONAL):
-                yield f"has no parameter {name!r}"
-        elif places[place] != name:
-            yield (
-                f"calls its parameter number {place + 1} {places[place]!r}; callers may give it by its name {name!r}"
-            )
-        elif parameter.default is not parameter.empty and mine[name].default is parameter.empty:
-            yield f"has no default for {name!r}, which callers may leave out"
-
-
-def _by_name(mine: Parameters, wanted: Parameters) -> Iterator[str]:
-    """What callers give by name alone; one with a default may be of a later minor version."""
-    if _takes_any(mine, inspect.Parameter.VAR_KEYWORD):
-        return
-    for name, parameter in wanted.items():
-        demanded = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-        if demanded and name not in mine:
-            yield f"has no parameter {name!r}"
-
-
-def _extra(mine: Parameters, wanted: Parameters) -> Iterator[str]:
-    """What no caller gives."""
-    for name, parameter in mine.items():
-        variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if not variable and name not in wanted and parameter.default is parameter.empty:
-            yield f"demands a parameter {name!r}, which no caller gives"
+    A keyword-only parameter with a default is left out: it may be of a later minor version.
+    """
+    fixed = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    places = [p.name for p in fixed if p.kind is not p.KEYWORD_ONLY]
+    nameless = [p.name for p in fixed if p.kind is p.POSITIONAL_ONLY]
+    required = [p.name for p in fixed if p.default is p.empty]
+    keywords = [p.name for p in fixed if p.kind is p.KEYWORD_ONLY and p.name in required]
+    yield places, keywords
+    yield nameless, [name for name in places if name not in nameless] + keywords
+    yield [name for name in places if name in required], keywords

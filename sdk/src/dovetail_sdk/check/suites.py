@@ -18,36 +18,20 @@ from dovetail.config.wording import problems_of
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Plugin
 
-SUITES = {
-    "advantage": "AdvantageConformance",
-    "dataset": "DatasetConformance",
-    "dispatch_mode": "DispatchModeConformance",
-    "engine": "EngineConformance",
-    "kl_controller": "KlControllerConformance",
-    "loss_aggregation": "LossAggregationConformance",
-    "objective": "ObjectiveConformance",
-    "policy_loss": "PolicyLossConformance",
-    "preflight": "PreflightConformance",
-    "preset": "PresetConformance",
-    "reward_function": "RewardFunctionConformance",
-    "reward_manager": "RewardManagerConformance",
-    "rollout": "RolloutConformance",
-    "rollout_correction": "RolloutCorrectionConformance",
-    "runtime": "RuntimeConformance",
-    "sample_filter": "SampleFilterConformance",
-    "sampler": "SamplerConformance",
-    "stage": "StageConformance",
-    "tracker": "TrackerConformance",
-    "trainer": "TrainerConformance",
-    "weight_transport": "WeightTransportConformance",
-}
-"""Kind → the suite's name in `dovetail_sdk.testing.conformance`."""
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
 DECLARATIONS = "conformance"
 """The module beside a plugin's, or of its whole package, that may hold suites, with what they need beside the class."""
-CORE, OF_CORE = "dovetail", "dovetail_sdk.check.of_core"
-"""Core does not know the SDK, so the suites of its own plugins are declared here."""
+
+
+def class_name(name: str) -> str:
+    """Return a plain lower-case name as the name of a class: `dispatch_mode` → `DispatchMode`."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def suite_name(kind: str) -> str:
+    """Return the name of a kind's suite in `dovetail_sdk.testing.conformance`."""
+    return f"{class_name(kind)}Conformance"
 
 
 def suites_for(
@@ -64,12 +48,12 @@ def suites_for(
     """
     from dovetail_sdk.testing import conformance
 
-    suite = getattr(conformance, SUITES[kind])
+    suite = getattr(conformance, suite_name(kind))
     declared = _declared(cls, suite, package)
     if declared:
         return {name: _amended(one, kind, overrides) for name, one in declared.items()}
     given = {"plugin": cls, "config": config_under_test(kind, {"name": cls.name}, overrides)}
-    name = "Test" + "".join(part.capitalize() for part in cls.name.split("_"))
+    name = f"Test{class_name(cls.name)}"
     return {name: type(name, (suite,), {**given, "__module__": "dovetail_check"})}
 
 
@@ -120,8 +104,6 @@ def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
 
 def _declared(cls: type[Plugin], suite: type, package: str) -> dict[str, type]:
     """The suites of the nearest module that declares one for the class; none where no module does."""
-    if package == CORE:
-        return _declared_in(OF_CORE, cls, suite)
     folders = cls.__module__.split(".")[:-1]
     inside = [".".join(folders[:depth]) for depth in range(len(folders), 1, -1)]
     for place in [*(one for one in inside if one.startswith(f"{package}.")), package]:
@@ -138,7 +120,7 @@ def _declared_in(module_name: str, cls: type[Plugin], suite: type) -> dict[str, 
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
             f"{module_name}, which declares the package's conformance suites, fails: {type(error).__name__}: {error}",
-            hint="mend it, or remove it: the plain suite of the kind runs without",
+            hint="correct it, or remove it: the plain suite of the kind runs without",
         ) from error
     return {
         name: found

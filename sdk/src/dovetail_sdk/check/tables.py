@@ -35,8 +35,8 @@ def print_report(report: dict[str, Any]) -> None:
     render.table(("OUTCOME", "CHECK OR TEST", "TIME"), rows)
     _print_settings(report)
     _print_reasons(report)
-    told = counts(report)
-    summary = ", ".join(f"{told[outcome]} {outcome}" for outcome in OUTCOMES if told[outcome])
+    ended = counts(report)
+    summary = ", ".join(f"{ended[outcome]} {outcome}" for outcome in OUTCOMES if ended[outcome])
     tier = report["tier"]
     earned = f"{tier}: {TIERS[tier]}" if tier else "no tier"
     click.echo(f"\n{summary or 'no test ran'} in {report['seconds']:.1f} s; {earned}")
@@ -46,11 +46,11 @@ def _print_settings(report: dict[str, Any]) -> None:
     """What its author has set for each suite, where it is not the kind's suite on the config's defaults."""
     for suite, settings in report["settings"].items():
         config = settings.get("config")
-        told = [f"{key}={_short(value)}" for key, value in (config or {}).items()]
-        told += ["a config that its tests make"] if config is None else []
-        told += [f"{key} = {_short(value)}" for key, value in settings.items() if key != "config"]
-        if told:
-            click.echo(f"\n{suite} ran with {', '.join(told)}")
+        own = [f"{key}={_short(value)}" for key, value in (config or {}).items()]
+        own += ["a config that its tests make"] if config is None else []
+        own += [f"{key} = {_short(value)}" for key, value in settings.items() if key != "config"]
+        if own:
+            click.echo(f"\n{suite} ran with {', '.join(own)}")
 
 
 def _short(value: Any) -> str:
@@ -59,7 +59,7 @@ def _short(value: Any) -> str:
 
 
 class Table:
-    """A line for each plugin as its report comes, and below them what went wrong and the sums of each kind."""
+    """A line for each plugin once its report is made, and below them what went wrong, and sums."""
 
     def __init__(self, entries: Iterable[PluginEntry]) -> None:
         self._width = max(len(f"{entry.kind}/{entry.name}") for entry in entries)
@@ -69,14 +69,14 @@ class Table:
     def add(self, report: dict[str, Any]) -> None:
         """Print the line of a report."""
         self._reports.append(report)
-        told = counts(report)
+        ended = counts(report)
         if failed(report):
             tier = "failed"
         elif report["not_run"]:
             tier = "not run"
         else:
             tier = report["tier"] or "none"
-        numbers = [str(told[outcome] or "-") for outcome in OUTCOMES]
+        numbers = [str(ended[outcome] or "-") for outcome in OUTCOMES]
         self._line((_name(report), tier, *numbers, f"{report['seconds']:.1f}"))
 
     def finish(self) -> None:
@@ -97,34 +97,17 @@ class Table:
             click.echo()
         for reason, names in reasons.items():
             click.echo(f"{reason} ({', '.join(names)})")
-        click.echo()
-        self._sums()
-
-    def _sums(self) -> None:
-        rows = []
-        kinds = list(dict.fromkeys(report["plugin"]["kind"] for report in self._reports))
-        for kind in kinds:
-            theirs = [r for r in self._reports if r["plugin"]["kind"] == kind]
-            rows.append((kind, *_sum(theirs)))
-        render.table(
-            ("KIND", "PLUGINS", "FAILED", "TESTS", "SECONDS"),
-            [*rows, ("all", *_sum(self._reports))],
+        bad = sum(map(failed, self._reports))
+        tests = sum(len(report["tests"]) for report in self._reports)
+        seconds = sum(report["seconds"] for report in self._reports)
+        click.echo(
+            f"\n{len(self._reports)} plugins, {bad} failed; {tests} tests in {seconds:.1f} s"
         )
 
     def _line(self, cells: Sequence[str]) -> None:
         widths = (self._width, 8, *(len(title) for title in _TITLES[2:]))
         text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         click.echo(text.rstrip())
-
-
-def _sum(reports: Sequence[dict[str, Any]]) -> tuple[str, str, str, str]:
-    """How many plugins, how many of them failed, tests and seconds."""
-    return (
-        str(len(reports)),
-        str(sum(map(failed, reports))),
-        str(sum(len(report["tests"]) for report in reports)),
-        f"{sum(report['seconds'] for report in reports):.1f}",
-    )
 
 
 def _print_reasons(

@@ -1,29 +1,33 @@
-"""`dovetail plugins new KIND NAME --into PACKAGE`: one more plugin in a package that there is."""
+"""`dovetail plugins new KIND NAME --into PACKAGE`: one more plugin in a package that exists."""
 
 from __future__ import annotations
 
-import re
 import shutil
-import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import tomlkit
 
 from dovetail.errors import PluginError
 from dovetail.plugins.kinds import GROUP_PREFIX
 from dovetail.plugins.manifest import FILE_NAME
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import Project, read_project
-from dovetail_sdk.scaffold.new import EXTENSIONS, check_words, rendered, target_of, tidy
-
-_HEADER = re.compile(r"^\s*\[.*\]\s*(#.*)?$")
-_ENTRY_POINTS = re.compile(r"^\s*\[\s*project\s*\.\s*entry-points\b.*\]\s*(#.*)?$")
+from dovetail_sdk.scaffold.new import (
+    EXTENSIONS,
+    check_words,
+    is_test,
+    rendered,
+    target_of,
+    tidy,
+)
 
 
 def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     """Write a plugin into the package in `directory`: modules in a folder of their own, tests, an entry point.
 
-    The manifest is derived anew. What the package holds already is left as it is, beside two lines in pyproject.toml.
+    The manifest is derived anew. Besides the entry point in pyproject.toml, no file of the package changes.
 
     Args:
         kind: one of `KINDS`.
@@ -34,34 +38,35 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
         The new files, relative to `directory`.
 
     Raises:
-        PluginError: there is no such kind, no package, a plugin or module of that name, or a file where one of the new ones
-            goes; pyproject.toml is written in a way that can't be added to; the manifest can't be derived. The package is
-            as it was then, as after an OSError.
+        PluginError: there is no such kind, no package, a plugin or module of that name, or a file in the place of a new
+            one; the manifest can't be derived. The package is as it was then, as after an OSError.
     """
     check_words(kind, name)
     project = read_project(directory)
     package = _package(project)
     _check_module_free(package, name)
-    entry = f'{name} = "{package.name}.{name}.plugin:{target_of(kind, name)}"'
-    file = directory / "pyproject.toml"
-    text = _with_entry(file, f"{GROUP_PREFIX}{kind}", name, entry)
+    pyproject = directory / "pyproject.toml"
+    target = f"{package.name}.{name}.plugin:{target_of(kind, name)}"
+    changed = _with_entry(pyproject, f"{GROUP_PREFIX}{kind}", name, target)
     modules = package.relative_to(directory) / name
     texts = {modules / "__init__.py": f'"""The {kind.replace("_", " ")} {name}."""\n'}
-    for template, content in rendered((kind,), kind, name, f"{package.name}.{name}").items():
-        texts[_place(Path(template), modules, name)] = content
+    for file, content in rendered(kind, name, f"{package.name}.{name}").items():
+        # A test lies beside the package's others, under the plugin's name.
+        test = Path("tests", f"test_{name}_{file.removeprefix('test_')}")
+        texts[test if is_test(file) else modules / file] = content
     taken = [str(path) for path in texts if (directory / path).exists()]
     if taken:
         raise PluginError(
             f"{directory} holds {', '.join(taken)} already", hint="choose another name"
         )
     with ExitStack() as undo:
-        for kept in (file, package / FILE_NAME):
-            undo.callback(_put_back, kept, kept.read_bytes() if kept.exists() else None)
+        for kept in (pyproject, package / FILE_NAME):
+            undo.callback(_restore, kept, kept.read_bytes() if kept.exists() else None)
         for path, content in texts.items():
             _make_folder((directory / path).parent, undo)
             undo.callback((directory / path).unlink, missing_ok=True)
             (directory / path).write_text(content, encoding="utf-8")
-        file.write_bytes(text.encode())
+        pyproject.write_bytes(changed)
         tidy(directory, list(texts))
         if kind not in EXTENSIONS:
             write(read_project(directory))
@@ -87,7 +92,7 @@ def _make_folder(folder: Path, undo: ExitStack) -> None:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _put_back(file: Path, content: bytes | None) -> None:
+def _restore(file: Path, content: bytes | None) -> None:
     if content is None:
         file.unlink(missing_ok=True)
     else:
@@ -103,63 +108,23 @@ def _package(project: Project) -> Path:
     if len(found) == 1:
         return found[0]
     raise PluginError(
-        f"{project.directory} has no plugin yet, and not one package in src/, so that there is no telling where its code lies",
+        f"{project.directory} has no plugin yet, and src/ holds {len(found)} packages; expected one, for the plugin's code",
         hint="leave --into out, which writes a package of its own",
     )
 
 
-def _place(path: Path, modules: Path, name: str) -> Path:
-    """Where a file of the templates goes: modules into their folder, a test beside the others under the plugin's name."""
-    if path.parts[0] == "src":
-        return modules.joinpath(*path.parts[2:])
-    return path.with_name(f"test_{name}_{path.name.removeprefix('test_')}")
-
-
-def _with_entry(file: Path, group: str, name: str, entry: str) -> str:
-    """The text of a pyproject.toml with one more entry point, and nothing else changed."""
+def _with_entry(file: Path, group: str, name: str, target: str) -> bytes:
+    """The content of a pyproject.toml with one more entry point; comments, layout and line ends stay."""
     text = file.read_bytes().decode()
-    before = tomllib.loads(text)
-    entries = before["project"].get("entry-points", {})
-    if name in entries.get(group, {}):
+    document = tomlkit.parse(text.replace("\r\n", "\n"))
+    project: Any = document["project"]
+    groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
+    entries = groups.setdefault(group, tomlkit.table())
+    if name in entries:
         raise PluginError(
             f"{file} has an entry point {name!r} of the group {group} already",
             hint="choose another name",
         )
-    end = "\r\n" if "\r\n" in text else "\n"
-    lines = (text if text.endswith("\n") else text + end).splitlines(keepends=True)
-    header = f'[project.entry-points."{group}"]'
-    same = [i for i, line in enumerate(lines) if line.split("#")[0].strip() == header]
-    tables = same or [i for i, line in enumerate(lines) if _ENTRY_POINTS.match(line)]
-    last = _end(lines, tables[-1]) if tables else len(lines)
-    lines[last:last] = [line + end for line in ([entry] if same else ["", header, entry])]
-    changed = "".join(lines)
-    if _read(changed) != _wanted(before, group, entry):
-        raise PluginError(
-            f"{file} is written in a way that a line can't be added to",
-            hint=f'write [project.entry-points."{group}"] as a table of its own',
-        )
-    return changed
-
-
-def _end(lines: list[str], header: int) -> int:
-    """The line after the last entry of a table."""
-    following = range(header + 1, len(lines))
-    end = next((i for i in following if _HEADER.match(lines[i])), len(lines))
-    while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
-        end -= 1
-    return end
-
-
-def _read(text: str) -> dict[str, Any] | None:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return None
-
-
-def _wanted(before: dict[str, Any], group: str, entry: str) -> dict[str, Any]:
-    """What pyproject.toml should say with the new entry point."""
-    project = before["project"]
-    groups = project.get("entry-points", {})
-    added = {**groups, group: {**groups.get(group, {}), **tomllib.loads(entry)}}
-    return {**before, "project": {**project, "entry-points": added}}
+    entries[name] = target
+    changed = tomlkit.dumps(document)
+    return (changed.replace("\n", "\r\n") if "\r\n" in text else changed).encode()

@@ -7,7 +7,7 @@ import keyword
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dovetail.errors import PluginError, nearest
 from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS as PLUGIN_KINDS
+from dovetail_sdk.check.suites import class_name, suite_name
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 
@@ -24,9 +25,17 @@ KINDS = (*PLUGIN_KINDS, *EXTENSIONS)
 """Kinds that have a template: all."""
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
 """Licences to choose from, as SPDX names them; the first is the default."""
-_TEMPLATES = "templates"
-_COMMON = "package"
-"""The folder of templates that every kind shares; a kind's own file of the same name takes the place of one."""
+
+# A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
+# without one of its own; `package` holds what a package has besides its plugin.
+_TEMPLATES = Environment(
+    loader=PackageLoader("dovetail_sdk.scaffold"),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    autoescape=False,  # noqa: S701 - writes Python and TOML, no HTML
+)
+_TEST = "test_conformance.py"
 
 
 def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]) -> Path:
@@ -37,7 +46,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     Args:
         kind: one of `KINDS`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
-        parent: where the package's directory goes; made where it is not there.
+        parent: where the package's directory goes; made where it does not exist.
         licence: one of `LICENCES`.
 
     Raises:
@@ -61,9 +70,15 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
             f"{directory} can't be made: {error.strerror}", hint="choose another --directory"
         ) from error
     package = f"dovetail_{name}"
-    words = {"distribution": directory.name, "licence": licence, "extensions": EXTENSIONS}
-    for file, text in rendered((kind, _COMMON), kind, name, package, **words).items():
-        target = directory / file.replace("PACKAGE", package)
+    words = {**_words(kind, name, package), "distribution": directory.name, "licence": licence}
+    texts = {
+        file.replace("PACKAGE", package): _TEMPLATES.get_template(template).render(words)
+        for file, template in _files("package")
+    }
+    for file, text in rendered(kind, name, package).items():
+        texts[f"tests/{file}" if is_test(file) else f"src/{package}/{file}"] = text
+    for place, text in texts.items():
+        target = directory / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     (directory / "src" / package / "py.typed").touch()
@@ -74,45 +89,57 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
 
 
 def target_of(kind: str, name: str) -> str:
-    """What the entry point of a plugin names in its module."""
-    class_name = "".join(part.capitalize() for part in name.split("_"))
-    return {"cli": name, "doctor": "examine"}.get(kind, class_name)
+    """Return what a plugin's entry point names in its module."""
+    return {"cli": name, "doctor": "examine"}.get(kind, class_name(name))
 
 
-def rendered(
-    folders: Sequence[str], kind: str, name: str, package: str, **words: Any
-) -> dict[str, str]:
-    """The texts of a plugin's files by their paths, in which PACKAGE stands for the package's folder.
+def rendered(kind: str, name: str, package: str) -> dict[str, str]:
+    """Return the texts of a plugin's modules and tests by their file names.
 
     Args:
-        folders: of templates; a file in an earlier one takes the place of one in a later one.
         kind: of plugin.
         name: of the plugin.
         package: in which its modules lie, dotted.
-        **words: what else the templates name.
     """
-    environment = Environment(
-        loader=PackageLoader("dovetail_sdk.scaffold", _TEMPLATES),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        autoescape=False,  # noqa: S701 - writes Python and TOML, no HTML
-    )
-    class_name = "".join(part.capitalize() for part in name.split("_"))
-    words |= {"kind": kind, "name": name, "class_name": class_name, "package": package}
-    words["target"] = target_of(kind, name)
-    texts: dict[str, str] = {}
-    for folder in folders:
-        for template in environment.list_templates():
-            if template.startswith(f"{folder}/"):
-                file = template.partition("/")[2].removesuffix(".jinja")
-                if file not in texts:
-                    texts[file] = environment.get_template(template).render(words)
-    return texts
+    files = dict(_files(kind))
+    words = {**_words(kind, name, package), "has_conformance": "conformance.py" in files}
+    if not any(map(is_test, files)):
+        files[_TEST] = f"base/{_TEST}.jinja"
+    return {file: _TEMPLATES.get_template(files[file]).render(words) for file in files}
+
+
+def is_test(file: str) -> bool:
+    """Return whether a file of `rendered` is a test rather than a module."""
+    return file.startswith("test_")
+
+
+def _files(folder: str) -> Iterator[tuple[str, str]]:
+    """The file that each template of a folder makes, and the template."""
+    for template in _TEMPLATES.list_templates():
+        if template.startswith(f"{folder}/"):
+            yield template.removeprefix(f"{folder}/").removesuffix(".jinja"), template
+
+
+def _words(kind: str, name: str, package: str) -> dict[str, Any]:
+    """What templates name."""
+    words = {
+        "kind": kind,
+        "name": name,
+        "package": package,
+        "class_name": class_name(name),
+        "target": target_of(kind, name),
+        "extensions": EXTENSIONS,
+    }
+    if kind in PLUGIN_KINDS:
+        major = int(PLUGIN_KINDS[kind].api.partition(".")[0])
+        words["api"] = f">={major}.0,<{major + 1}"
+        words["section"] = PLUGIN_KINDS[kind].section.partition(":")[2]
+        words["suite"] = suite_name(kind)
+    return words
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:
-    """Lay files and folders of a package out as `ruff format` would: where a line breaks hangs on the length of the names."""
+    """Lay files and folders of a package out as `ruff format` would: where a line breaks depends on the length of the names."""
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):

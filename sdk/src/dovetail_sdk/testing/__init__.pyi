@@ -3,7 +3,6 @@ from .failing_reward import (
     LIST_FAILURES as LIST_FAILURES,
     PROCESS_FAILURES as PROCESS_FAILURES,
     release_hung as release_hung,
-    reward_that_fails as reward_that_fails,
 )
 from .fake_server import FakeServer as FakeServer
 from .finished_run import finished_run as finished_run

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LONGEST_HANG = 60.0
-"""Seconds after which a hung call ends by itself, should nobody release it."""
+"""Seconds after which a hung call ends by itself, if it is not released."""
 
 _release = threading.Event()
 
@@ -46,21 +46,6 @@ def compute_scores(
         if how in LIST_FAILURES:
             return LIST_FAILURES[how](len(rows))
     return [compute_score(*row) for row in rows]
-
-
-def reward_that_fails(how: str, share: Callable[[str], bool] | None = None) -> Callable[..., Any]:
-    """A reward function that fails in one way.
-
-    Args:
-        how: one of FAILURES.
-        share: which responses fail; all where absent. The others score 1.0.
-    """
-    fail = FAILURES[how]
-
-    def compute_score(solution_str: str) -> Any:
-        return fail() if share is None or share(solution_str) else 1.0
-
-    return compute_score
 
 
 def release_hung() -> None:

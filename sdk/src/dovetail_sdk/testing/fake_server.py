@@ -15,7 +15,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """An HTTP server on the loopback interface whose answers are set by path; others are 404. As a context it ends with it.
+    """An HTTP server on the loopback interface whose answers are set by path, or for all other paths by `*`; else they are 404. As a context it ends with it.
 
     Attributes:
         url: where it is.
@@ -36,7 +36,7 @@ class FakeServer:
                 outer.asked.append(self.path)
                 length = int(self.headers.get("content-length", 0))
                 self.body = self.rfile.read(length)
-                answer = outer.answers.get(self.path)
+                answer = outer.answers.get(self.path, outer.answers.get("*"))
                 if answer is None:
                     reply(self, 404)
                 else:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
 
 import attrs
 
@@ -61,7 +62,7 @@ def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
     context.set_forkserver_preload(_preloaded)
     started = []
     # Read by the server before it loads torch: a process whose threads have begun can't be forked.
-    with _environment({"OMP_NUM_THREADS": "1"}):
+    with patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         for make in processes:
             started.append(make(context))
             started[-1].start()
@@ -70,7 +71,7 @@ def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
 
 @attrs.frozen(kw_only=True)
 class Rank:
-    """What a function that runs on every rank is told."""
+    """Where a function that runs on every rank is."""
 
     rank: int
     world: int
@@ -217,23 +218,6 @@ def _answer(pipe: Any, timeout: float) -> Any:
         return pipe.recv() if pipe.poll(timeout) else _NO_ANSWER
     except (EOFError, OSError):
         return _NO_ANSWER
-
-
-class _environment:  # noqa: N801 - a context manager that reads as a statement
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._variables = variables
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._variables}
-        os.environ.update(self._variables)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
 
 
 def _serve(

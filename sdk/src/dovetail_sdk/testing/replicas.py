@@ -24,13 +24,13 @@ def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> Plu
         run_directory: the run's.
         settings: further fields of `PluginContext`, or others for these.
     """
-    told = {
+    fields = {
         "seed": 1,
         "role": "rollout",
         "run_directory": run_directory,
         "model": ModelSection(path=str(model), dtype="float32"),
     }
-    return PluginContext(**{**told, **settings})
+    return PluginContext(**{**fields, **settings})
 
 
 def send_weights(
@@ -41,7 +41,7 @@ def send_weights(
 ) -> None:
     """One update: the tensors are sent while the engine receives, as a run with several processes does it.
 
-    Where the engine refuses, the sender is told, as the run's controller tells it: it waits for nobody who will not come.
+    Where the engine refuses, the update is called off at the sender, as the run's controller does, so that it does not wait.
 
     Args:
         engine: started.

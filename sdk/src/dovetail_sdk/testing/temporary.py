@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from dovetail.errors import PluginError
 from dovetail.interfaces import Plugin
@@ -70,12 +71,8 @@ def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
 def _put(index: PluginIndex) -> None:
     """Make this the index of the process: every module calls the one cached function."""
     default_index.cache_clear()
-    original = PluginIndex.discover
-    try:
-        PluginIndex.discover = classmethod(lambda _: index)  # type: ignore[method-assign, assignment]
+    with patch.object(PluginIndex, "discover", return_value=index):
         default_index()
-    finally:
-        PluginIndex.discover = original  # type: ignore[method-assign]
 
 
 def _kind_of(cls: type[Plugin]) -> str:

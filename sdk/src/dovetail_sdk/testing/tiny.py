@@ -22,9 +22,6 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# A small vocabulary of characters takes the first of these.
-_CHARACTERS = "0123456789+-*/=()#. \n?abcdefghijklmnopqrstuvwxyz,:;!'\"ABCDEFGHIJKLMNOPQRSTUVWXYZ%$&<>[]{}|_~^@`\\"
-
 _CORPUS = (
     "system user assistant\n",
     "What is the sum of these numbers? Answer with the final number only.",
@@ -39,24 +36,22 @@ _CORPUS = (
 def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Make a tokenizer with exactly `vocab_size` tokens, a ChatML template, and bos, eos and pad tokens.
 
-    From 261 tokens on it is byte-level BPE, which encodes any text, one digit a token; below that
-    every character is a token and unknown ones become `<|unk|>`. Every id decodes to something.
+    It is byte-level BPE, which encodes any text, one digit a token. Every id decodes to something.
 
     Args:
         directory: where it is saved; made where it does not exist.
-        vocab_size: tokens, special ones included; at least 16.
+        vocab_size: tokens, special ones included; at least 261.
 
     Raises:
-        ModelError: `vocab_size` is below 16.
+        ModelError: `vocab_size` is below 261.
     """
     from transformers import PreTrainedTokenizerFast
 
-    if vocab_size < 16:
-        raise ModelError(f"a tokenizer of {vocab_size} tokens is too small; 16 is the least")
-    byte_level = vocab_size >= _BYTES + len(_SPECIAL)
-    backend = _byte_level(vocab_size) if byte_level else _characters(vocab_size)
+    least = _BYTES + len(_SPECIAL)
+    if vocab_size < least:
+        raise ModelError(f"vocab_size is {vocab_size}; expected at least {least}")
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=_byte_level(vocab_size),
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
@@ -177,18 +172,4 @@ def _byte_level(vocab_size: int) -> Tokenizer:
     backend.train_from_iterator(_CORPUS * 4, trainer)
     missing = vocab_size - backend.get_vocab_size()
     backend.add_tokens([f"<|reserved_{index}|>" for index in range(missing)])
-    return backend
-
-
-def _characters(vocab_size: int) -> Tokenizer:
-    """One token a character."""
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import WordLevel
-
-    tokens = [*_SPECIAL, *_CHARACTERS][:vocab_size]
-    backend = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens(list(_SPECIAL))
-    backend.add_tokens([f"<|reserved_{index}|>" for index in range(vocab_size - len(tokens))])
     return backend

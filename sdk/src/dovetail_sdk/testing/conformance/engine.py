@@ -1,4 +1,4 @@
-"""What holds for every training engine, checked on a tiny model against a plain transformers forward pass."""
+"""The suite of training engines, checked on a tiny model against a plain transformers forward pass."""
 
 from __future__ import annotations
 
@@ -144,10 +144,7 @@ class EngineConformance(ValueRoleConformance):
     def test_the_next_update_after_load_is_bit_identical(
         self, model_directory: Path, tmp_path: Path
     ) -> None:
-        if self.device != "cpu":
-            pytest.skip("bit-identity is promised on the CPU; on an accelerator kernels may differ")
-        if "deterministic" not in self.plugin.capabilities:
-            pytest.skip("it does not claim the capability 'deterministic'")
+        self.needs_equal_bits()
         batch = self.batch(5)
         engine = self.start(model_directory, schedule="cosine", warmup_steps=2)
         engine.update(batch, self.objective())

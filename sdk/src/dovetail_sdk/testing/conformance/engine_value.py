@@ -1,4 +1,4 @@
-"""What holds for training engines that can be a critic (capability `value_head`): one value a token."""
+"""Tests of training engines that can be a critic (capability `value_head`): one value a token."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class ValueRoleConformance(EngineCases):
         cls, model_directory: Path, tmp_path_factory: pytest.TempPathFactory
     ) -> Path:
         """A tiny checkpoint with a value head of its own: a token classifier of one label."""
-        if "value_head" not in cls.plugin.capabilities:
-            pytest.skip("it does not claim the capability 'value_head'")
+        cls().needs("value_head")
         directory = tmp_path_factory.mktemp("tiny_value")
         tokenizer = AutoTokenizer.from_pretrained(str(model_directory))
         tiny_model(directory, tokenizer, head="value")
@@ -147,10 +146,7 @@ class ValueRoleConformance(EngineCases):
     def test_the_next_value_update_after_load_is_bit_identical(
         self, value_directory: Path, tmp_path: Path
     ) -> None:
-        if self.device != "cpu":
-            pytest.skip("bit-identity is promised on the CPU; on an accelerator kernels may differ")
-        if "deterministic" not in self.plugin.capabilities:
-            pytest.skip("it does not claim the capability 'deterministic'")
+        self.needs_equal_bits()
         engine = self.start(value_directory, head="value")
         batch = self.value_batch(engine, 14)
         engine.update(batch, self.value_objective())

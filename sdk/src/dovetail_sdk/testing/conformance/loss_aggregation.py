@@ -1,4 +1,4 @@
-"""What holds for every loss aggregation: the loss does not depend on how samples are cut or ordered."""
+"""The suite of loss aggregations: the loss does not depend on how samples are cut or ordered."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What holds for every objective, run as an engine runs it. N samples, T response tokens."""
+"""The suite of objectives, run as an engine runs them, and what it shares with that of policy losses. N samples, T response tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Objective
 from dovetail.metrics import merge_metrics, values
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.conformance.random_batches import beside, draw
 from dovetail_sdk.testing.objectives import ObjectiveUpdate, update_of
 from dovetail_sdk.testing.ranks import on_ranks
 
@@ -27,61 +29,31 @@ SINGLE = {"single": [[row] for row in range(8)]}
 """A cut that the unit `sample` also allows."""
 
 
-class ObjectiveConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite. Give `oracle` for the value and the gradient."""
+class ObjectiveCases(PluginConformance):
+    """What the suites of objectives and of policy losses share: updates with one objective, cut and spread in every way."""
 
-    kind = "objective"
-    plugin: ClassVar[type[Objective]]
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Scalars under test, where they differ from their defaults."""
 
-    # What a third party may override
+    def goal(self) -> Objective:
+        """Return the objective that is trained with."""
+        raise NotImplementedError
 
     def mini_batch(self, seed: int) -> Batch:
-        """Eight samples with the columns that the objective requires; neighbours are a pair, and a group."""
-        rng = np.random.default_rng(seed)
-        mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
-        tokens, samples = len(mask.values), len(LENGTHS)
-        columns: dict[str, Any] = {
-            "response_mask": mask,
-            "sample_id": [f"sample {row}" for row in range(samples)],
-            "pair_id": np.arange(samples) // 2,
-            "group_id": np.arange(samples) // 2,
-        }
-        for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
-            column = self.known_columns()[name]
-            dense = column.shape == "dense"
-            drawn = rng.normal(size=samples if dense else tokens)
-            if column.dtype == "bool":
-                drawn = np.arange(len(drawn)) % 2 == 0
-            drawn = drawn.astype(column.dtype)
-            columns[name] = drawn if dense else mask.with_values(drawn)
-        return Batch(columns)
+        """Return eight samples with the columns that the objective requires; neighbours are a unit."""
+        raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """What the model gives for it: random numbers [T, …] for every output that the objective names."""
-        rng = np.random.default_rng([seed, 1])
-        tokens = len(mini_batch["response_mask"].values)
-        return {
-            output.name: rng.normal(size=(tokens, *output.inner)).astype(output.dtype)
-            for output in self.plugin.outputs(self.make_config())
-        }
-
-    def oracle(
-        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
-    ) -> tuple[float, dict[str, np.ndarray]] | None:
-        """The loss by a plain formula in float64, and its gradient by each output; None where there is no oracle."""
-        return None
-
-    # How the suite runs it
+        """Return what the model gives for a mini-batch: numbers [T, …] for every output that the objective names."""
+        raise NotImplementedError
 
     def update(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray], **how: Any
     ) -> ObjectiveUpdate:
-        """What the objective makes of a mini-batch; `how` goes to `dovetail_sdk.testing.update_of`."""
-        return update_of(self.make(), mini_batch, outputs, scalars=self.scalars, **how)
+        """Return what the objective makes of a mini-batch; `how` goes to `dovetail_sdk.testing.update_of`."""
+        return update_of(self.goal(), mini_batch, outputs, scalars=self.scalars, **how)
 
     def same(self, got: ObjectiveUpdate, want: ObjectiveUpdate) -> None:
         """Fail unless two updates agree within rounding."""
@@ -90,33 +62,10 @@ class ObjectiveConformance(PluginConformance):
             np.testing.assert_allclose(got.gradients[name], gradient, atol=self.tolerance)
         assert values(got.metrics) == pytest.approx(values(want.metrics), rel=1e-4, abs=1e-6)
 
-    # What holds
-
-    @pytest.mark.parametrize("seed", range(3))
-    def test_value_and_gradient_are_the_oracles(self, seed: int) -> None:
-        batch = self.mini_batch(seed)
-        outputs = self.outputs(batch, seed)
-        expected = self.oracle(batch, outputs)
-        if expected is None:
-            pytest.skip("the suite has no oracle")
-        found = self.update(batch, outputs)
-        assert found.finite
-        assert found.loss == pytest.approx(expected[0], rel=self.tolerance, abs=self.tolerance)
-        for name, gradient in expected[1].items():
-            np.testing.assert_allclose(found.gradients[name], gradient, atol=self.tolerance)
-
-    def test_the_loss_is_finite_and_has_a_gradient(self) -> None:
-        batch = self.mini_batch(0)
-        found = self.update(batch, self.outputs(batch, 0))
-        assert found.finite
-        assert np.isfinite(found.loss)
-        assert all(np.isfinite(gradient).all() for gradient in found.gradients.values())
-        assert any(np.any(gradient != 0) for gradient in found.gradients.values())
-
     @pytest.mark.parametrize("parts", [*PARTS.values(), *SINGLE.values()], ids=[*PARTS, *SINGLE])
     def test_the_cut_into_micro_batches_does_not_matter(self, parts: list[list[int]]) -> None:
-        if parts in SINGLE.values() and self.plugin.unit != "sample":
-            pytest.skip(f"its unit is the {self.plugin.unit}")
+        if parts in SINGLE.values() and self.goal().unit != "sample":
+            pytest.skip(f"its unit is the {self.goal().unit}")
         batch = self.mini_batch(1)
         outputs = self.outputs(batch, 1)
         self.same(self.update(batch, outputs, parts=parts), self.update(batch, outputs))
@@ -160,11 +109,83 @@ class ObjectiveConformance(PluginConformance):
             ),
         )
 
+    def test_columns_are_left_as_they_were(self) -> None:
+        batch = self.mini_batch(6)
+        before = deepcopy(batch)
+        self.update(batch, self.outputs(batch, 6))
+        assert batch.equals(before)
+
+
+class ObjectiveConformance(ObjectiveCases):
+    """Subclass it, set `plugin`, and pytest runs the suite. Give `oracle` for the value and the gradient."""
+
+    kind = "objective"
+    plugin: ClassVar[type[Objective]]
+
+    # What a third party may override
+
+    def mini_batch(self, seed: int) -> Batch:
+        """Eight samples with the columns that the objective requires; neighbours are a pair, and a group."""
+        rng = np.random.default_rng(seed)
+        mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
+        samples = len(LENGTHS)
+        columns: dict[str, Any] = {
+            "response_mask": mask,
+            "sample_id": [f"sample {row}" for row in range(samples)],
+            "pair_id": np.arange(samples) // 2,
+            "group_id": np.arange(samples) // 2,
+        }
+        for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
+            columns[name] = draw(self.known_columns()[name], mask, rng)
+        return Batch(columns)
+
+    def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
+        """What the model gives for it: random numbers [T, …] for every output that the objective names."""
+        rng = np.random.default_rng([seed, 1])
+        tokens = len(mini_batch["response_mask"].values)
+        return {
+            output.name: rng.normal(size=(tokens, *output.inner)).astype(output.dtype)
+            for output in self.plugin.outputs(self.make_config())
+        }
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]] | None:
+        """The loss by a plain formula in float64, and its gradient by each output; None where there is no oracle."""
+        return None
+
+    # How the suite runs it
+
+    def goal(self) -> Objective:
+        objective: Objective = self.make()
+        return objective
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_value_and_gradient_are_the_oracles(self, seed: int) -> None:
+        batch = self.mini_batch(seed)
+        outputs = self.outputs(batch, seed)
+        expected = self.oracle(batch, outputs)
+        if expected is None:
+            pytest.skip("the suite has no oracle")
+        found = self.update(batch, outputs)
+        assert found.finite
+        assert found.loss == pytest.approx(expected[0], rel=self.tolerance, abs=self.tolerance)
+        for name, gradient in expected[1].items():
+            np.testing.assert_allclose(found.gradients[name], gradient, atol=self.tolerance)
+
+    def test_the_loss_is_finite_and_has_a_gradient(self) -> None:
+        batch = self.mini_batch(0)
+        found = self.update(batch, self.outputs(batch, 0))
+        assert found.finite
+        assert np.isfinite(found.loss)
+        assert all(np.isfinite(gradient).all() for gradient in found.gradients.values())
+        assert any(np.any(gradient != 0) for gradient in found.gradients.values())
+
     def test_what_masked_tokens_hold_does_not_matter(self) -> None:
         batch = self.mini_batch(4)
         hidden_T = ~batch["response_mask"].values
         outputs = self.outputs(batch, 4)
-        spoilt = {name: np.where(_wide(hidden_T, o), np.nan, o) for name, o in outputs.items()}
+        spoilt = {name: np.where(beside(hidden_T, o), np.nan, o) for name, o in outputs.items()}
         spoilt = {name: o.astype(outputs[name].dtype) for name, o in spoilt.items()}
         found = self.update(batch, spoilt)
         assert found.finite
@@ -177,18 +198,6 @@ class ObjectiveConformance(PluginConformance):
         for name, output in self.outputs(batch, 5).items():
             output[token] = np.nan
             assert not self.update(batch, {**self.outputs(batch, 5), name: output}).finite
-
-    def test_columns_are_left_as_they_were(self) -> None:
-        batch = self.mini_batch(6)
-        before = {name: np.array(getattr(c, "values", c)) for name, c in batch.columns.items()}
-        self.update(batch, self.outputs(batch, 6))
-        for name, column in batch.columns.items():
-            np.testing.assert_array_equal(getattr(column, "values", column), before[name])
-
-
-def _wide(chosen_T: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Bool [T] with as many axes as another array [T, …]."""
-    return chosen_T.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _rows(batch: Batch, values_T: np.ndarray, order: Sequence[int]) -> np.ndarray:

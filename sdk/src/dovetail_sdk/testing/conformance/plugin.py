@@ -1,8 +1,7 @@
-"""What holds for plugins of every kind."""
+"""The tests of plugins of every kind."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from dovetail.batch.columns import Column, glossary
 from dovetail.errors import PluginError, nearest
 from dovetail.interfaces import ColumnPlugin, Plugin, PluginContext
+from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.signatures import differences
@@ -45,11 +45,22 @@ class PluginConformance:
         super().__init_subclass__(**arguments)
         if cls.__module__.startswith(_KIT):
             return
-        standard = {name: owner for name in dir(cls) if (owner := _standard_home(cls, name))}
+        standard = {name: owner for name in dir(cls) if (owner := _standard_owner(cls, name))}
         for name, owner in standard.items():
-            _refuse_override(cls, name, owner)
+            if (actual := next(base for base in cls.__mro__ if name in vars(base))) is not owner:
+                raise PluginError(
+                    f"{actual.__module__}.{actual.__qualname__} overrides the standard test {name} of {owner.__name__}",
+                    hint="give a test of your own another name; where the standard one can't hold, write in the class: "
+                    f'expected_failures = {{"{name}": "the reason"}}',
+                )
         for name, reason in cls.expected_failures.items():
-            _check_expectation(cls, name, reason, standard)
+            if name not in standard or not reason:
+                near = nearest(name, standard)
+                raise PluginError(
+                    f"{cls.__qualname__} expects {name!r} to fail for the reason {reason!r}; expected a test of its suite, "
+                    "and a sentence",
+                    hint=f"did you mean {near!r}?" if near and name not in standard else None,
+                )
 
     @pytest.fixture(autouse=True)
     def _as_expected(self, request: pytest.FixtureRequest) -> None:
@@ -95,22 +106,15 @@ class PluginConformance:
         assert SpecifierSet(self.plugin.api).contains(KINDS[self.kind].api)
 
     def test_methods_can_be_called_as_the_interface_says(self) -> None:
-        module, _, name = KINDS[self.kind].interface.partition(":")
-        interface = getattr(__import__(module, fromlist=[name]), name)
+        interface = import_object(KINDS[self.kind].interface)
         wrong = [difference.text for difference in differences(self.plugin, interface)]
         assert not wrong, "; ".join(wrong)
 
     def test_config_is_frozen_and_extends_the_section_of_its_kind(self) -> None:
         config = self.make_config()
-        module, _, name = KINDS[self.kind].section.partition(":")
-        base = getattr(__import__(module, fromlist=[name]), name)
-        assert isinstance(config, base)
-        assert attrs.has(type(config))
-        try:
+        assert isinstance(config, import_object(KINDS[self.kind].section))
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
             config.name = "other"
-        except attrs.exceptions.FrozenInstanceError:
-            return
-        raise AssertionError(f"{type(config).__name__} is not frozen")
 
     def test_every_column_that_it_names_is_declared(self) -> None:
         known = self.known_columns()
@@ -123,43 +127,9 @@ class PluginConformance:
         plugin.close()
 
 
-def _standard_home(cls: type, name: str) -> type | None:
+def _standard_owner(cls: type, name: str) -> type | None:
     """The kit's class that defines a test of this name; None where it is not one of the kit's."""
     if not name.startswith("test"):
         return None
-    for base in cls.__mro__:
-        if base.__module__.startswith(_KIT) and name in vars(base):
-            return base
-    return None
-
-
-def _refuse_override(cls: type, name: str, owner: type) -> None:
-    actual = next(base for base in cls.__mro__ if name in vars(base))
-    if actual is owner:
-        return
-    raise PluginError(
-        f"{actual.__qualname__} ({_where(actual)}) overrides the standard test {name} of {owner.__name__}",
-        hint="give a test of your own another name; where the standard one can't hold, write in the class: "
-        f'expected_failures = {{"{name}": "the reason"}}',
-    )
-
-
-def _check_expectation(cls: type, name: str, reason: object, standard: Mapping[str, type]) -> None:
-    if name not in standard:
-        near = nearest(name, standard)
-        raise PluginError(
-            f"{cls.__qualname__} expects {name!r} to fail, which is no test of its suite",
-            hint=f"did you mean {near!r}?" if near else f"its tests are {', '.join(standard)}",
-        )
-    if not (isinstance(reason, str) and reason.strip()):
-        raise PluginError(
-            f"{cls.__qualname__} expects {name} to fail for the reason {reason!r}",
-            hint="say in a sentence why the plugin can't pass it; the report shows it",
-        )
-
-
-def _where(cls: type) -> str:
-    try:
-        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
-        return cls.__module__
+    owners = (base for base in cls.__mro__ if base.__module__.startswith(_KIT))
+    return next((base for base in owners if name in vars(base)), None)

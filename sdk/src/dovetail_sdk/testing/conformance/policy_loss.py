@@ -1,4 +1,4 @@
-"""What holds for every policy loss.
+"""The suite of policy losses.
 
 It runs within the objective that trains with it, so that what is checked is what an engine does: columns are prepared over the
 mini-batch, cut into micro-batches, spread over ranks, aggregated. N samples, T response tokens.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -22,42 +21,19 @@ from dovetail.interfaces import (
     PluginContext,
     PluginRef,
     PolicyLoss,
-    Reduction,
 )
-from dovetail.metrics import Metric, merge_metrics, values
+from dovetail.metrics import values
 from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
-from dovetail_sdk.testing.conformance.advantage_batches import beside, inner_of
-from dovetail_sdk.testing.conformance.plugin import PluginConformance
-from dovetail_sdk.testing.objectives import update_of
-from dovetail_sdk.testing.ranks import on_ranks
-
-LENGTHS = (3, 7, 0, 5, 1, 9, 4, 6)
-"""Response tokens of the samples of a mini-batch."""
-PARTS = {
-    "one by one": [[0], [1], [2], [3], [4], [5], [6], [7]],
-    "uneven": [[0, 1, 2, 3, 4], [5], [6, 7]],
-    "empty ones": [[2], [0, 1, 3, 4, 5, 6, 7]],
-}
-"""Cuts of it into micro-batches."""
+from dovetail_sdk.testing.conformance.objective import ObjectiveCases
+from dovetail_sdk.testing.conformance.random_batches import beside, inner_of
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Update:
-    """What a mini-batch gave: its loss, the gradient of each sample's log-probabilities, and metrics by name."""
-
-    loss: float
-    gradient: list[np.ndarray]
-    metrics: dict[str, Metric]
-
-
-class PolicyLossConformance(PluginConformance):
+class PolicyLossConformance(ObjectiveCases):
     """Subclass it, set `plugin`, and pytest runs the suite."""
 
     kind = "policy_loss"
     plugin: ClassVar[type[PolicyLoss]]
-    tolerance: ClassVar[float] = 1e-5
-    """Largest difference that counts as rounding."""
     smooth: ClassVar[bool] = False
     """Set it where the aggregated loss has no stop-gradient that its value shows: its gradient is then compared with
     finite differences, for one advantage a sample.
@@ -65,7 +41,9 @@ class PolicyLossConformance(PluginConformance):
 
     # What a third party may override
 
-    def mini_batch(self, seed: int, lengths: Sequence[int] = LENGTHS, spread: float = 0.3) -> Batch:
+    def mini_batch(
+        self, seed: int, lengths: Sequence[int] = (3, 7, 0, 5, 1, 9, 4, 6), spread: float = 0.3
+    ) -> Batch:
         """What the loss requires and prepares from, and the current `log_probs`; policies differ by about `spread` nats."""
         rng = np.random.default_rng(seed)
         config = self.make_config()
@@ -99,8 +77,8 @@ class PolicyLossConformance(PluginConformance):
 
     # How the suite runs it
 
-    def objective(self) -> Objective:
-        """The loss in the objective `policy`, with the aggregation that it prescribes, or `token_mean`."""
+    def goal(self) -> Objective:
+        """Return the loss in the objective `policy`, with the aggregation that it prescribes, or `token_mean`."""
         of_policies: Any = load_plugin_class(PluginRef(kind="objective", name="policy"))
         section = PluginSection(name=self.plugin.aggregation or "token_mean")
         aggregation = make_plugin(ref_for("loss_aggregation", section), PluginContext())
@@ -111,24 +89,11 @@ class PolicyLossConformance(PluginConformance):
         )
         return objective
 
-    def update(
-        self,
-        mini_batch: Batch,
-        parts: Sequence[Sequence[int]] | None = None,
-        reduction: Reduction | None = None,
-        dtype: Any = np.float32,
-        shift: np.ndarray | float = 0.0,
-    ) -> Update:
-        """Loss, gradient and metrics of this rank's part of a mini-batch, cut into parts (rows); `shift` moves log-probabilities."""
-        goal = self.objective()
-        outputs = {
-            output.name: mini_batch[output.name].values.astype(dtype)
-            for output in goal.outputs(goal.config)
-        }
-        outputs["log_probs"] = outputs["log_probs"] + dtype(shift)
-        found = update_of(goal, mini_batch, outputs, parts=parts, reduction=reduction)
-        gradient = mini_batch["log_probs"].with_values(found.gradients["log_probs"])
-        return Update(loss=found.loss, gradient=list(gradient), metrics=found.metrics)
+    def outputs(self, mini_batch: Batch, seed: int = 0) -> dict[str, np.ndarray]:
+        """Return the columns of a mini-batch that its model's outputs hold, float32 [T]."""
+        goal = self.goal()
+        names = [output.name for output in goal.outputs(goal.config)]
+        return {name: mini_batch[name].values for name in names}
 
     def inputs(self, mini_batch: Batch, dtype: torch.dtype = torch.float32) -> LossInputs:
         """All samples as `token_losses` sees them: masked tokens hold 0, and `prepare` has made its columns."""
@@ -156,15 +121,7 @@ class PolicyLossConformance(PluginConformance):
             columns=tensors,
         )
 
-    def same(self, got: Update, want: Update, order: Sequence[int] | None = None) -> None:
-        """Fail unless two updates agree; `order` says which sample of `want` each one of `got` is."""
-        assert got.loss == pytest.approx(want.loss, rel=self.tolerance, abs=self.tolerance)
-        for row, gradient in zip(order or range(len(want.gradient)), got.gradient, strict=True):
-            np.testing.assert_allclose(gradient, want.gradient[row], atol=self.tolerance)
-        expected = values(want.metrics)
-        assert values(got.metrics) == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-    # What holds
+    # Tests
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("seed", range(3))
@@ -179,47 +136,28 @@ class PolicyLossConformance(PluginConformance):
 
     @pytest.mark.parametrize("spread", [5.0, 50.0, 1e4])
     def test_extreme_log_ratios_stay_finite(self, spread: float) -> None:
-        found = self.update(self.mini_batch(0, spread=spread))
+        batch = self.mini_batch(0, spread=spread)
+        found = self.update(batch, self.outputs(batch))
         assert np.isfinite(found.loss)
-        assert all(np.isfinite(row).all() for row in found.gradient)
+        assert np.isfinite(found.gradients["log_probs"]).all()
         assert np.isfinite(list(values(found.metrics).values())).all()
 
     @pytest.mark.parametrize("spread", [0.05, 0.3])
     def test_what_masked_tokens_hold_does_not_matter(self, spread: float) -> None:
         batch = self.mini_batch(1, spread=spread)
         hidden_T = ~batch["response_mask"].values
-        soiled = {
-            name: column.with_values(
-                np.where(beside(hidden_T, column.values), np.float32(np.nan), column.values)
-            )
-            for name, column in batch.columns.items()
-            if isinstance(column, Ragged) and column.dtype.kind == "f"
-        }
-        got, want = self.update(batch.with_columns(soiled)), self.update(batch)
-        self.same(got, want)
-        assert np.all(np.concatenate(got.gradient)[hidden_T] == 0)
-
-    @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-    def test_the_cut_into_micro_batches_does_not_matter(self, parts: list[list[int]]) -> None:
-        batch = self.mini_batch(2)
-        self.same(self.update(batch, parts), self.update(batch))
-
-    def test_the_order_of_samples_does_not_matter(self) -> None:
-        batch = self.mini_batch(3)
-        order = np.random.default_rng(3).permutation(len(batch)).tolist()
-        self.same(self.update(batch.take(order)), self.update(batch), order)
-
-    @pytest.mark.parametrize("cut", [1, 3, 5])
-    def test_ranks_do_not_matter(self, cut: int) -> None:
-        batch = self.mini_batch(4)
-        halves = [batch.slice(0, cut), batch.slice(cut, len(batch))]
-        parts = on_ranks(2, lambda rank, reduction: self.update(halves[rank], reduction=reduction))
-        together = Update(
-            loss=sum(part.loss for part in parts),
-            gradient=[row for part in parts for row in part.gradient],
-            metrics=merge_metrics(part.metrics for part in parts),
+        spoilt = batch.with_columns(
+            {
+                name: column.with_values(
+                    np.where(beside(hidden_T, column.values), np.float32(np.nan), column.values)
+                )
+                for name, column in batch.columns.items()
+                if isinstance(column, Ragged) and column.dtype.kind == "f"
+            }
         )
-        self.same(together, self.update(batch))
+        found = self.update(spoilt, self.outputs(spoilt))
+        self.same(found, self.update(batch, self.outputs(batch)))
+        assert np.all(found.gradients["log_probs"][hidden_T] == 0)
 
     def test_samples_do_not_see_their_batch_mates(self) -> None:
         batch = self.mini_batch(5)
@@ -243,28 +181,25 @@ class PolicyLossConformance(PluginConformance):
     def test_nothing_to_learn_from_is_a_loss_of_0(self, lengths: tuple[int, ...]) -> None:
         batch = self.mini_batch(6, lengths)
         mask = batch["response_mask"]
-        silent = mask.with_values(np.zeros(len(mask.values), np.bool_))
-        found = self.update(batch.with_columns({"response_mask": silent}))
+        silent = batch.with_columns(
+            {"response_mask": mask.with_values(np.zeros(len(mask.values), np.bool_))}
+        )
+        found = self.update(silent, self.outputs(silent))
         assert found.loss == 0
-        assert all((row == 0).all() for row in found.gradient)
-
-    def test_columns_are_left_as_they_were(self) -> None:
-        batch = self.mini_batch(7)
-        before = {name: np.array(getattr(c, "values", c)) for name, c in batch.columns.items()}
-        self.update(batch)
-        for name, column in batch.columns.items():
-            np.testing.assert_array_equal(getattr(column, "values", column), before[name])
+        assert not found.gradients["log_probs"].any()
 
     def test_the_gradient_agrees_with_finite_differences(self) -> None:
         if not self.smooth:
             pytest.skip("a stop-gradient of this loss shows in its value (`smooth` is not set)")
         batch = self.mini_batch(8)
-        tokens, step = len(batch["log_probs"].values), 1e-6
-        gradient = np.concatenate(self.update(batch, dtype=np.float64).gradient)
-        for token in range(tokens):
-            move = np.zeros(tokens)
-            move[token] = step
+        outputs = {n: column.astype(np.float64) for n, column in self.outputs(batch).items()}
+        log_probs_T, step = outputs["log_probs"], 1e-6
+        gradient_T = self.update(batch, outputs).gradients["log_probs"]
+        for token, slope in enumerate(gradient_T):
+            move_T = np.zeros(len(log_probs_T))
+            move_T[token] = step
             up, down = (
-                self.update(batch, dtype=np.float64, shift=sign * move).loss for sign in (1, -1)
+                self.update(batch, {**outputs, "log_probs": log_probs_T + sign * move_T}).loss
+                for sign in (1, -1)
             )
-            assert (up - down) / (2 * step) == pytest.approx(gradient[token], rel=1e-4, abs=1e-7)
+            assert (up - down) / (2 * step) == pytest.approx(slope, rel=1e-4, abs=1e-7)

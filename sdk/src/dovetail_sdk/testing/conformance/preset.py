@@ -1,4 +1,4 @@
-"""What holds for every preset."""
+"""The suite of presets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every reward function."""
+"""The suite of reward functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every reward manager: one outcome a sample, in order, and no failure ever a number."""
+"""The suite of reward managers: one outcome a sample, in order, and no failure ever a number."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KINDS = {
         FailureKind.INVALID_VALUE,
     ),
 }
-"""What each way to fail at once must be told as."""
+"""The kind of failure that each way to fail at once must give."""
 KINDS_OF_PROCESSES = {
     "hang": FailureKind.TIMEOUT,
     "spin": FailureKind.TIMEOUT,
@@ -169,8 +169,8 @@ class RewardManagerConformance(PluginConformance):
             outcome = outcomes[sample.sample_id]
             assert isinstance(outcome, Score), outcome
             assert outcome.value == self._near(float(i % 2 == 0))
-        told = {how: getattr(outcomes[how], "kind", outcomes[how]) for how in KINDS}
-        assert told == KINDS
+        kinds = {how: getattr(outcomes[how], "kind", outcomes[how]) for how in KINDS}
+        assert kinds == KINDS
         for how in KINDS:
             failure = outcomes[how]
             assert isinstance(failure, Failure)
@@ -212,8 +212,8 @@ class RewardManagerConformance(PluginConformance):
         mixed += [sample for sample in good if sample not in mixed]
         with self.started() as manager:
             outcomes = self.score(manager, mixed, endless=["hang", "spin"])
-        told = {how: getattr(outcomes[how], "kind", outcomes[how]) for how in KINDS_OF_PROCESSES}
-        assert told == KINDS_OF_PROCESSES
+        kinds = {how: getattr(outcomes[how], "kind", outcomes[how]) for how in KINDS_OF_PROCESSES}
+        assert kinds == KINDS_OF_PROCESSES
         assert all(isinstance(outcomes[s.sample_id], Score) for s in good)
         for how in ("crash", "kill"):
             failure = outcomes[how]

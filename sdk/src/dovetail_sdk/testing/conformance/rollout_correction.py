@@ -1,4 +1,4 @@
-"""What holds for every rollout correction."""
+"""The suite of rollout corrections."""
 
 from __future__ import annotations
 

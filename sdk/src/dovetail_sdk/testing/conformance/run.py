@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,12 +27,19 @@ class RunConformance:
         """
         raise NotImplementedError
 
+    @contextmanager
+    def collected(self, run: Run) -> Iterator[StepContext]:
+        """A step that has collected, and learns at the end of the block."""
+        with run.step() as step:
+            run.collect(step)
+            yield step
+            run.learn(step)
+
     def take(self, run: Run) -> None:
         """Publish the weights and take one whole step."""
         run.publish_weights()
-        with run.step() as step:
-            run.collect(step)
-            run.learn(step)
+        with self.collected(run):
+            pass
 
     # Position
 
@@ -66,8 +74,7 @@ class RunConformance:
     def test_collect_gives_the_samples_with_their_columns(self) -> None:
         run = self.make_run(1)
         run.publish_weights()
-        with run.step() as step:
-            run.collect(step)
+        with self.collected(run) as step:
             experience = step.experience
             names = [sample.sample_id for sample in experience.samples]
             assert names
@@ -75,29 +82,26 @@ class RunConformance:
             batch = experience.batch()
             assert set(batch["sample_id"]) <= set(names)
             assert len(batch["response_ids"]) == len(batch["scores"]) == len(batch)
-            run.learn(step)
 
     def test_steps_have_different_samples(self) -> None:
         run = self.make_run(2)
         seen: list[list[str]] = []
         for _ in range(2):
             run.publish_weights()
-            with run.step() as step:
-                run.collect(step)
+            with self.collected(run) as step:
                 seen.append(_samples(step))
-                run.learn(step)
         assert not set(seen[0]) & set(seen[1])
 
     # Steps that leave no trace
 
-    def test_the_prompts_of_a_step_that_raises_before_learn_come_again(self) -> None:
+    def test_the_prompts_of_a_step_that_raises_before_learn_are_issued_again(self) -> None:
         self.assert_no_trace(self.make_run(2), _raise, _RaisedError)
 
-    def test_the_prompts_of_a_step_whose_learn_raises_come_again(self) -> None:
+    def test_the_prompts_of_a_step_whose_learn_raises_are_issued_again(self) -> None:
         run = self.make_run(2, learn_error=NumericsError("a scripted error"))
         self.assert_no_trace(run, lambda run, step: run.learn(step), NumericsError)
 
-    def test_a_step_without_learn_is_refused_and_its_prompts_come_again(self) -> None:
+    def test_a_step_without_learn_is_refused_and_its_prompts_are_issued_again(self) -> None:
         self.assert_no_trace(self.make_run(2), _leave, PluginBrokenError)
 
     def assert_no_trace(
@@ -218,10 +222,8 @@ class RunConformance:
         run = self.make_run(3, max_staleness=1)
         self.take(run)
         version = run.position.weight_version
-        with run.step() as step:
-            run.collect(step)
+        with self.collected(run) as step:
             assert step.weight_version == version
-            run.learn(step)
         assert run.position.weight_version == version
         with pytest.raises(_RaisedError):
             self.be_refused_and_raise(run)
@@ -235,50 +237,39 @@ class RunConformance:
     def test_what_was_admitted_is_collected_with_the_weights_of_then(self) -> None:
         run = self.make_run(2, max_staleness=1)
         run.publish_weights()
-        with run.step() as step:
-            run.collect(step)
+        with self.collected(run) as step:
             first = _samples(step)
             run.admit()
-            run.learn(step)
         run.publish_weights()
         version = run.position.weight_version
-        with run.step() as step:
-            run.collect(step)
+        with self.collected(run) as step:
             assert not set(first) & set(_samples(step))
             rows = step.experience.batch()["token_weight_versions"]
             assert {int(v) for row in rows for v in row} == {version - 1}
             assert step.weight_version == version
-            run.learn(step)
         assert run.position.finished
 
     def test_samples_ahead_are_bounded_by_the_staleness(self) -> None:
         run = self.make_run(3, max_staleness=1)
         run.publish_weights()
-        with run.step() as step:
-            run.collect(step)
+        with self.collected(run):
             run.admit()
             with pytest.raises(PluginBrokenError):
                 run.admit()
-            run.learn(step)
         assert run.position.step == 1
 
     def test_an_on_policy_run_admits_nothing_ahead(self) -> None:
         run = self.make_run(2)
         run.publish_weights()
-        with run.step() as step:
-            run.collect(step)
-            with pytest.raises(PluginBrokenError):
-                run.admit()
-            run.learn(step)
+        with self.collected(run), pytest.raises(PluginBrokenError):
+            run.admit()
 
     def test_nothing_is_admitted_beyond_the_last_step(self) -> None:
         run = self.make_run(1, max_staleness=1)
         run.publish_weights()
-        with run.step() as step:
-            run.collect(step)
+        with self.collected(run):
             for _ in range(3):
                 run.admit()
-            run.learn(step)
         run.admit()
         assert run.position.finished
 
@@ -297,10 +288,8 @@ class RunConformance:
         with pytest.raises(_RaisedError):
             fail()
         for number in (1, 2):
-            with run.step() as step:
-                run.collect(step)
+            with self.collected(run) as step:
                 assert (_samples(step) == failed) == (number == 1)
-                run.learn(step)
             run.publish_weights()
         assert run.position.finished
 

@@ -188,7 +188,7 @@ class PreflightConformance(PluginConformance):
         for overrides in self.sound:
             assert self.findings(overrides) == []
 
-    def test_what_is_wrong_is_found_and_told_with_its_mend(self) -> None:
+    def test_what_is_wrong_is_found_with_a_message(self) -> None:
         if not self.wrong:
             pytest.skip("it names no wrong config: set `wrong` in a suite")
         for overrides in self.wrong:

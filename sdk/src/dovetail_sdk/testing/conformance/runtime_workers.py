@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-import numpy as np
-
-from dovetail.interfaces import (
-    BaseRollout,
-    Completion,
-    FinishReason,
-    PauseMode,
-    RolloutRequest,
-    WeightManifest,
-)
-from dovetail.sections import RolloutSection
+from dovetail.interfaces import PluginContext
+from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 
-class EchoRollout(BaseRollout):
+class EchoRollout(ScriptedRollout):
     """Answers every prompt with the run's seed, its own number and the prompt."""
 
     name = "EchoRollout"
-    api = ">=1.0,<2"
-    Config = RolloutSection
 
-    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
-        tokens = [self.context.seed, self.context.rank, *request.prompt_ids.tolist()]
-        for sample in range(request.n):
-            yield Completion(
-                request_id=request.request_id,
-                sample=sample,
-                response_ids=np.array(tokens, dtype=np.int64),
-                finish_reason=FinishReason.STOP,
-                weight_versions=np.zeros(len(tokens), dtype=np.int64),
-            )
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """Everything is over at once."""
-
-    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        """Nothing runs."""
-
-    async def resume(self) -> None:
-        """Nothing was stopped."""
-
-    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
-        """It has no weights."""
+    def __init__(self, config: Any, context: PluginContext) -> None:
+        super().__init__(config, context)
+        first = [context.seed, context.rank]
+        self.script = Script(answer=lambda request, _: first + request.prompt_ids.tolist())

@@ -19,6 +19,7 @@ from dovetail.interfaces import PHASES, PlanFacts, Stage, StepContext
 from dovetail.stages.sampling import ON_REQUEST
 from dovetail.telemetry.timers import Timers
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.conformance.random_batches import without_tokens
 from dovetail_sdk.testing.conformance.stage_step import (
     ControllerPlugins,
     Roles,
@@ -27,7 +28,6 @@ from dovetail_sdk.testing.conformance.stage_step import (
     random_outputs,
     step_batch,
     with_masked_row,
-    without_tokens,
 )
 from dovetail_sdk.testing.resumed import resumed_state
 from dovetail_sdk.testing.scripted_run import ScriptedExperience

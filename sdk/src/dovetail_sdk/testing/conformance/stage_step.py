@@ -20,7 +20,7 @@ from dovetail.interfaces import OUTPUTS, PlanFacts, PluginContext
 from dovetail.metrics import Mean, Metric
 from dovetail.planning.counts import count
 from dovetail.planning.resolved_plugins import choose
-from dovetail_sdk.testing.conformance.advantage_batches import beside, random_batch
+from dovetail_sdk.testing.conformance.random_batches import along_responses, beside, random_batch
 
 Answer = Callable[[str, Batch, frozenset[str]], Batch]
 """(role, batch, outputs) → what a forward pass of the role's model gives."""
@@ -89,21 +89,11 @@ def step_batch(
     return batch.with_columns({n: values for n, values in known.items() if n in batch})
 
 
-def without_tokens(batch: Batch) -> Batch:
-    """Return the batch with empty responses."""
-    return batch.with_columns(
-        {
-            name: Ragged.from_list([[]] * len(batch), dtype=column.dtype, inner=column.inner)
-            for name, column in _along_responses(batch).items()
-        }
-    )
-
-
 def with_masked_row(batch: Batch, row: int) -> Batch:
     """Return the batch with one row fully masked: its tokens hold 0."""
     kept = ("response_ids", "token_weight_versions", "turn_ids")
     changed = {}
-    for name, column in _along_responses(batch).items():
+    for name, column in along_responses(batch).items():
         if name not in kept:
             hidden = beside(column.row_index == row, column.values)
             values = np.where(hidden, column.dtype.type(0), column.values)
@@ -121,15 +111,6 @@ def not_finite(batch: Batch) -> list[str]:
         and values.dtype.kind == "f"
         and not np.isfinite(values).all()
     ]
-
-
-def _along_responses(batch: Batch) -> dict[str, Ragged]:
-    """Ragged columns other than the prompt's."""
-    return {
-        name: column
-        for name, column in batch.columns.items()
-        if isinstance(column, Ragged) and name != "prompt_ids"
-    }
 
 
 def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:

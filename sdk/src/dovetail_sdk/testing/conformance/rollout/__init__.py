@@ -1,4 +1,4 @@
-"""What holds for every rollout engine, checked on a tiny model against a plain transformers forward pass.
+"""The suite of rollout engines, checked on a tiny model against a plain transformers forward pass.
 
 class TestMyEngine(RolloutConformance):
     plugin = MyRollout

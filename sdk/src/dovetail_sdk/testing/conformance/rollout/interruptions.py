@@ -40,7 +40,7 @@ class InterruptionCases(RolloutSuite):
             running = asyncio.create_task(collected(engine, aborted))
             beside = asyncio.create_task(collected(engine, other))
             await begun(engine, other)
-            await engine.abort([aborted.request_id, "a request that nobody made"])
+            await engine.abort([aborted.request_id, "an unknown request"])
             found = await asyncio.wait_for(beside, TIMEOUT)
             await asyncio.wait_for(running, TIMEOUT)
             return found

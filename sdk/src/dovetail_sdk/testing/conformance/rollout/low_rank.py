@@ -9,8 +9,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.interfaces import AdapterSpec, WeightManifest
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
+from dovetail_sdk.testing.transport_ends import manifest_of
 
 _BEFORE = "base_model.model."
 """What peft puts before the names of a model's layers."""
@@ -94,9 +95,6 @@ class LowRank:
         return base.plus(added)
 
     @classmethod
-    def _of(cls, tensors: dict[str, Tensor], **told: Any) -> LowRank:
-        specs = tuple(
-            TensorSpec(name=name, shape=tuple(tensor.shape), dtype="float32")
-            for name, tensor in tensors.items()
-        )
-        return cls(WeightManifest(kind="adapter", tensors=specs, **told), tensors)
+    def _of(cls, tensors: dict[str, Tensor], **fields: Any) -> LowRank:
+        specs = manifest_of(tensors).tensors
+        return cls(WeightManifest(kind="adapter", tensors=specs, **fields), tensors)

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from dovetail.interfaces import TensorSpec, WeightManifest
-
 
 class PlainModel:
     """A causal language model and what it finds likely, without a cache and without a batch."""
@@ -91,14 +89,3 @@ class PlainModel:
                 logits_V = self._model(ids_1L, use_cache=False).logits[0, -1]
                 ids_1L = torch.cat([ids_1L, logits_V.argmax().view(1, 1)], dim=1)
         return np.asarray(ids_1L[0, len(prompt_ids_P) :].numpy(), dtype=np.int64)
-
-
-def manifest_of(
-    version: int, tensors: dict[str, torch.Tensor], *, bucket_bytes: int = 1 << 20
-) -> WeightManifest:
-    """The manifest of an update of these tensors."""
-    specs = tuple(
-        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).split(".")[-1])
-        for name, tensor in tensors.items()
-    )
-    return WeightManifest(version=version, tensors=specs, bucket_bytes=bucket_bytes)

@@ -32,9 +32,10 @@ from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection, PluginSection
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
-from dovetail_sdk.testing.conformance.rollout.plain import PlainModel, manifest_of
+from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+from dovetail_sdk.testing.transport_ends import manifest_of
 
 PROMPTS = (
     (7, 8, 9),
@@ -186,7 +187,7 @@ class RolloutSuite(PluginConformance):
     ) -> int:
         """Send all weights of a model; returns the version, higher than all before."""
         tensors = model.weights(self.weights_device)
-        manifest = manifest_of(next_version(), tensors, bucket_bytes=bucket_bytes)
+        manifest = manifest_of(tensors, next_version(), bucket_bytes)
         self.send(engine, manifest, tensors.items())
         return manifest.version
 
@@ -208,7 +209,7 @@ class RolloutSuite(PluginConformance):
         elif fault == "names another":
             tensors[f"{last}.of.nothing"] = tensors.pop(last)
         # Buckets so small that much of it has gone out before what fails.
-        manifest = manifest_of(next_version(), tensors, bucket_bytes=4096)
+        manifest = manifest_of(tensors, next_version(), bucket_bytes=4096)
         count = len(tensors) // 2 if fault == "breaks off" else len(tensors)
         self.send(engine, manifest, list(tensors.items())[:count])
 
@@ -259,8 +260,3 @@ class RolloutSuite(PluginConformance):
     def claims(self, capability: str) -> bool:
         """Whether the plugin claims a capability."""
         return capability in self.plugin.capabilities
-
-    def needs(self, capability: str) -> None:
-        """Skip the test where the plugin does not claim this capability."""
-        if not self.claims(capability):
-            pytest.skip(f"it does not claim the capability {capability!r}")

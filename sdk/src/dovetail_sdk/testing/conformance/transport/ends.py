@@ -25,11 +25,11 @@ from dovetail_sdk.testing.transport_ends import Contents, TransportPlace, conten
 
 Outcome = Contents | WeightSyncError
 PATIENCE = 60.0
-"""Seconds that ends may wait for each other where all come: however busy the machine, none misses it."""
+"""Seconds that ends may wait for each other where all come: enough on a busy machine."""
 TO_COME = 2.0
-"""Seconds in which those come that come, where another one is waited for in vain."""
+"""Seconds within which ends come, where one of them never does."""
 IN_VAIN = 0.3
-"""Seconds to wait where nobody comes at all."""
+"""Seconds to wait where no other end comes."""
 
 
 class EndsOfATransport(PluginConformance):
@@ -48,8 +48,8 @@ class EndsOfATransport(PluginConformance):
 
     def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
         """A transport of the test's run, whose ends wait so many seconds for each other."""
-        told = {"run_directory": self._run_directory, "device": self.device, **context}
-        return self.plugin(self._waiting(timeout), PluginContext(**told))
+        fields = {"run_directory": self._run_directory, "device": self.device, **context}
+        return self.plugin(self._waiting(timeout), PluginContext(**fields))
 
     # How the suite runs it
 
@@ -122,13 +122,12 @@ class EndsOfATransport(PluginConformance):
 
     @property
     def meets(self) -> bool:
-        """Whether both ends of an update must be there at once: then each is told what became of the other."""
+        """Whether both ends of an update must be there at once: then each learns what became of the other."""
         return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:
-        """Skip where the ends must be in one process."""
-        if "across_processes" not in self.plugin.capabilities:
-            pytest.skip("it does not claim the capability 'across_processes'")
+        """Skip the test where the ends must be in one process."""
+        self.needs("across_processes")
 
     def _waiting(self, timeout: float) -> Any:
         """The config under test, with so many seconds as its `timeout` where it has that."""

@@ -1,4 +1,4 @@
-"""What holds where both ends run at once: the receivers of an update are counted."""
+"""Tests of transports whose ends run at once: the receivers of an update are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds between real processes, of which some are killed."""
+"""Tests of transports between real processes, of which some are killed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class BetweenProcesses(EndsOfATransport):
         here.close()
         sender.close()
 
-    def test_a_receiver_that_is_killed_stands_in_nobodys_way(self) -> None:
+    def test_a_receiver_that_is_killed_does_not_block_the_others(self) -> None:
         self.needs_processes()
         tensors = case_tensors()
         receiver, sender = self.make().receiver(), self.make().sender()

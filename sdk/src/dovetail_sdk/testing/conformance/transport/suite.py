@@ -1,4 +1,4 @@
-"""What holds for every weight transport: what is sent arrives, in order and proven; what is torn is refused.
+"""The suite of weight transports: an update arrives whole and in order, or is refused.
 
 Both ends run at once, as under a runtime of several processes; a transport that declares `across_processes` is tried
 with real ones as well.
@@ -124,7 +124,7 @@ class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
         sender.close()
         assert gathered == list(tensors)
 
-    def test_a_receiver_that_stops_halfway_stands_in_nobodys_way(self) -> None:
+    def test_a_receiver_that_stops_halfway_does_not_block_the_others(self) -> None:
         tensors = case_tensors()
         with self.ends(receivers=2) as (sender, (lazy, diligent)):
             manifest = self.prepared(sender, manifest_of(tensors, 1, bucket_bytes=100), 2)

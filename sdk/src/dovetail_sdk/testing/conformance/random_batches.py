@@ -1,0 +1,149 @@
+"""Random batches for the suites: every column holds what a real run could put there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch import Batch, Column, Ragged
+from dovetail.batch.columns import glossary
+
+
+def random_batch(
+    required: Iterable[str],
+    *,
+    seed: int,
+    groups: int = 5,
+    n: int = 4,
+    declared: Iterable[Column] = (),
+    component_names: tuple[str, ...] = ("accuracy", "format"),
+) -> Batch:
+    """Groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
+
+    Args:
+        required: columns that are there beside `group_id`, `scores`, `token_rewards` and `response_mask`.
+        seed: of everything random.
+        groups: number of prompts.
+        n: samples a prompt.
+        declared: the plugin's own columns; floats are drawn from a normal distribution, objects are None.
+        component_names: parts of the reward, where `reward_components` is required.
+
+    Raises:
+        ColumnError: the plugin redefines a column.
+    """
+    rng = np.random.default_rng(seed)
+    size = groups * n
+    lengths = rng.integers(1, 13, size)
+    # An empty response, but not in the first group: its tokens are what some tests look at.
+    lengths[min(n, size - 1)] = 0
+    mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)
+    columns: dict[str, Any] = {
+        "group_id": np.repeat(np.arange(groups), n),
+        "response_mask": mask,
+    }
+    known = glossary(declared)
+    for name in sorted(set(required) - {"scores", "token_rewards", *columns}):
+        if name == "reward_components":
+            columns[name] = [dict.fromkeys(component_names, 0.0) for _ in range(size)]
+        else:
+            columns[name] = draw(known[name], mask, rng)
+    if {"sum_pi_squared", "old_log_probs"} <= columns.keys():
+        columns["sum_pi_squared"] = _possible(columns["sum_pi_squared"], columns["old_log_probs"])
+    return with_scores(Batch(columns), rng.normal(size=size).astype(np.float32))
+
+
+def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
+    """The batch with these rewards: as scores, on the last token of the policy, and as components.
+
+    Args:
+        batch: with `response_mask`.
+        scores_N: float32 [N].
+    """
+    mask = batch["response_mask"]
+    rewards_T = np.zeros(len(mask.values), np.float32)
+    for row, score in enumerate(scores_N):
+        own = np.flatnonzero(mask[row])
+        if own.size:
+            rewards_T[mask.offsets[row] + own[-1]] = score
+    columns: dict[str, Any] = {"scores": scores_N, "token_rewards": mask.with_values(rewards_T)}
+    if "reward_components" in batch:
+        columns["reward_components"] = [
+            {name: float(score) * (-0.5) ** k for k, name in enumerate(row)}
+            for row, score in zip(batch["reward_components"], scores_N, strict=True)
+        ]
+    return batch.with_columns(columns)
+
+
+def without_tokens(batch: Batch) -> Batch:
+    """Return the batch with empty responses."""
+    return batch.with_columns(
+        {
+            name: Ragged.from_list([[]] * len(batch), dtype=column.dtype, inner=column.inner)
+            for name, column in along_responses(batch).items()
+        }
+    )
+
+
+def along_responses(batch: Batch) -> dict[str, Ragged]:
+    """Return the ragged columns other than the prompt's."""
+    return {
+        name: column
+        for name, column in batch.columns.items()
+        if isinstance(column, Ragged) and name != "prompt_ids"
+    }
+
+
+def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
+    """Return random values of one column, in the rows of the mask where it is ragged; masked tokens hold 0.
+
+    Flags are true for every other sample or token.
+    """
+    if column.shape == "object":
+        return [None] * len(mask)
+    count = len(mask) if column.shape == "dense" else len(mask.values)
+    values = _MAKERS.get(column.name, _normal)(rng, (count, *inner_of(column)))
+    if column.dtype == "bool":
+        values = np.broadcast_to(beside(np.arange(count) % 2 == 0, values), values.shape)
+    values = values.astype(column.dtype)
+    if column.shape == "dense":
+        return values
+    return mask.with_values(np.where(beside(mask.values, values), values, values.dtype.type(0)))
+
+
+def inner_of(column: Column) -> tuple[int, ...]:
+    """An inner shape that the column can have: 3 where a size differs between runs."""
+    return tuple(3 if size is None else size for size in column.inner)
+
+
+def beside(flags_T: Any, values: Any) -> Any:
+    """Flags [T], an array or a tensor, in a shape that goes with values [T, …]."""
+    return flags_T.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def _possible(shares: Ragged, log_probs: Ragged) -> Ragged:
+    """Σπ² between the least and the most that the chosen token's probability allows."""
+    pi_T = np.exp(log_probs.values)
+    return shares.with_values(np.square(pi_T) + shares.values * np.square(1 - pi_T))
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.normal(size=shape)
+
+
+def _log_probs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.log(rng.uniform(0.05, 1.0, shape))
+
+
+_MAKERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "old_log_probs": _log_probs,
+    "rollout_log_probs": _log_probs,
+    "raw_rollout_log_probs": _log_probs,
+    "ref_log_probs": _log_probs,
+    "entropies": lambda rng, shape: rng.uniform(0.0, 3.0, shape),
+    "sum_pi_squared": lambda rng, shape: rng.uniform(0.0, 1.0, shape),
+    "rollout_is_weights": lambda rng, count: rng.uniform(0.5, 2.0, count),
+    "temperature": lambda _, count: np.ones(count),
+}
+"""How to draw a column of the glossary whose values are not just any number."""
