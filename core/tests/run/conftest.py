@@ -36,7 +36,7 @@ from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.checkpoints import RunCheckpoints, RunState
-from dovetail.run.collector import Collector
+from dovetail.run.collector import RolloutCollector
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
@@ -47,7 +47,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.residency import Residency
+from dovetail.weights.residency import OffloadManager
 from dovetail_sdk.testing import temporary_plugins
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine
@@ -236,7 +236,7 @@ class Composed:
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),
             stop=self.stop,
         )
-        residency = Residency({}, record.phase)
+        residency = OffloadManager({}, record.phase)
         pool = RolloutPool([self.engine])
         self.manager = manager = plain(Manager)
         tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))
@@ -259,7 +259,7 @@ class Composed:
             residency=residency,
             tokenizer=tokenizer,
         )
-        collector = Collector(
+        collector = RolloutCollector(
             record,
             publisher,
             service,

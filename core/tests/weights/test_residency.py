@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from dovetail.dispatch import Future
-from dovetail.weights.residency import Residency
+from dovetail.weights.residency import OffloadManager
 
 
 class Group:
@@ -22,10 +22,10 @@ class Group:
         return Future.completed(None)
 
 
-def residency(**offloaded: bool) -> tuple[Residency, list[str]]:
+def residency(**offloaded: bool) -> tuple[OffloadManager, list[str]]:
     log: list[str] = []
     groups = {role: Group(role, log) for role, away in offloaded.items() if away}
-    return Residency(groups, lambda _: nullcontext()), log
+    return OffloadManager(groups, lambda _: nullcontext()), log
 
 
 def test_nobody_moves_unless_asked_to() -> None:

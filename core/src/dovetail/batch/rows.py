@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from dovetail.batch.ragged import Ragged, contiguous_run, kinds, normal_indices, offsets_of
-from dovetail.batch.remote import Stored, fetch
+from dovetail.batch.remote import StoredArray, fetch
 from dovetail.errors import ColumnError
 
 SHORT = 64
 """Values in a stretch of rows, on average, below which they are gathered one by one."""
 
-Source = Ragged | Stored
+Source = Ragged | StoredArray
 """Where rows lie: a plain column of this process, or an array in a store."""
 
 
@@ -83,7 +83,7 @@ class RaggedRows(Ragged):
         )
 
     @classmethod
-    def stored(cls, source: Stored, offsets: np.ndarray) -> RaggedRows:
+    def stored(cls, source: StoredArray, offsets: np.ndarray) -> RaggedRows:
         """The rows of a stored array, which `offsets` cut it into from its first value to its last."""
         count = len(offsets) - 1
         return cls(
@@ -148,7 +148,7 @@ class RaggedRows(Ragged):
 
     def finite(self) -> bool:
         """Whether every value is finite. What is known of stored arrays is believed, without reading them."""
-        known = all(isinstance(source, Stored) and source.finite for source in self.sources)
+        known = all(isinstance(source, StoredArray) and source.finite for source in self.sources)
         return known or super().finite()
 
     def read_only(self) -> RaggedRows:
@@ -212,7 +212,7 @@ class RaggedRows(Ragged):
     def _gathered(self) -> np.ndarray:
         source_R, start_R, stop_R = self.runs()
         needed = [self.sources[number] for number in np.unique(source_R).tolist()]
-        fetch([source for source in needed if isinstance(source, Stored)])
+        fetch([source for source in needed if isinstance(source, StoredArray)])
         if len(source_R) > 1 and self.total < SHORT * len(source_R):
             values = self._picked(source_R, start_R, stop_R)
         else:

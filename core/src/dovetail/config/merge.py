@@ -14,11 +14,11 @@ import attrs
 
 from dovetail.config.aliases import section_advice
 from dovetail.config.keys import ABSENT, KeyPath, leaves
-from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ByIndex, Given, Layer, is_mapping
+from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ByIndex, Given, ConfigLayer, is_mapping
 from dovetail.config.mismatch import mismatch
 from dovetail.config.overrides import NotYaml
 from dovetail.config.plugin_choice import Resolver, narrow
-from dovetail.config.problems import Problem
+from dovetail.config.problems import ConfigProblem
 from dovetail.config.schema import (
     Field,
     describe,
@@ -33,7 +33,7 @@ from dovetail.sections.fields import SELECTORS
 Interpolate = Callable[[str, KeyPath], Any]
 """Resolves the `${…}` in a string found at a key path; raises ValueError where it can't."""
 
-_DEFAULTS = Layer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
+_DEFAULTS = ConfigLayer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
 
 
 class SectionDict(dict[str, Any]):
@@ -56,11 +56,11 @@ class Merger:
     def __init__(self, resolver: Resolver, interpolate: Interpolate | None = None) -> None:
         self._resolver = resolver
         self._interpolate = interpolate
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
         self.warnings: list[str] = []
         self.origins: dict[KeyPath, str] = {}
 
-    def merge(self, cls: type, layers: Iterable[Layer]) -> SectionDict:
+    def merge(self, cls: type, layers: Iterable[ConfigLayer]) -> SectionDict:
         """The whole tree of a config class; sections that no layer gives are there, empty."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
@@ -236,7 +236,7 @@ class Merger:
 
     def _problem(self, given: Given, path: KeyPath, text: str) -> None:
         origin = given.layer.at(path)
-        self.problems.append(Problem(path=path, value=given.value, text=text, origin=origin))
+        self.problems.append(ConfigProblem(path=path, value=given.value, text=text, origin=origin))
 
 
 def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:

@@ -11,7 +11,7 @@ import attrs
 from dovetail.config.aliases import key_advice
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, Given
-from dovetail.config.problems import Problem, show_value
+from dovetail.config.problems import ConfigProblem, show_value
 from dovetail.config.schema import fields_of
 from dovetail.errors import DovetailError
 from dovetail.sections.fields import SELECTORS
@@ -36,7 +36,7 @@ class Narrowed:
     """The layer that each of them came from."""
     givens: Sequence[Given]
     """What each layer gives for it, without what selects it."""
-    problems: Sequence[Problem]
+    problems: Sequence[ConfigProblem]
     """What is wrong with the choice, the Config, or keys that can't be judged without one."""
     warnings: Sequence[str]
     """What was dropped, each a full sentence."""
@@ -77,7 +77,7 @@ def narrow(
         base: what the plugin's Config must extend.
         resolver: finds the Config.
     """
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     choice = _select(mappings, path, default, problems)
     problems.extend(_complete(kind, choice.said, path))
     keys = {key: choice.said[key][0] for key in SELECTORS if key in choice.said}
@@ -90,19 +90,19 @@ def narrow(
             selector = "path" if "path" in keys else "name"
             value, origin = choice.said[selector]
             problems.append(
-                Problem(path=(*path, selector), value=value, origin=origin, text=answer)
+                ConfigProblem(path=(*path, selector), value=value, origin=origin, text=answer)
             )
         else:
             found = answer
     fields = fields_of(found or base)
     renewed = {key for given in mappings if given.layer.rank >= choice.since for key in given.value}
-    dropped: dict[bool, list[Problem]] = {False: [], True: []}
+    dropped: dict[bool, list[ConfigProblem]] = {False: [], True: []}
     givens = []
     for given in mappings:
         kept = {}
         for key, value in _own_keys(given, choice).items():
             where, field = (*path, key), fields.get(key)
-            told = Problem(path=where, value=value, text="", origin=given.layer.at(where))
+            told = ConfigProblem(path=where, value=value, text="", origin=given.layer.at(where))
             if found is None and field is None:
                 if advice := key_advice(where, value):
                     problems.append(attrs.evolve(told, text=advice))
@@ -134,7 +134,7 @@ def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
 
 
 def _select(
-    givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[Problem]
+    givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[ConfigProblem]
 ) -> _Choice:
     """Follow what the layers select, those of one rank together."""
     choice = _Choice({"name": (default, DEFAULT_LAYER)} if default else {})
@@ -160,7 +160,7 @@ def _plugin_of(said: _Selectors) -> tuple[str, ...]:
     return (said["path"][0], said.get("attribute", ("",))[0])
 
 
-def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _Selectors:
+def _said(givens: Iterable[Given], path: KeyPath, problems: list[ConfigProblem]) -> _Selectors:
     """What one rank of layers says."""
     said: _Selectors = {}
     for given in givens:
@@ -171,35 +171,35 @@ def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _S
                 said[key] = (value, origin)
             elif value is not None:
                 text = 'expected str; write "…" around it'
-                problems.append(Problem(path=where, value=value, text=text, origin=origin))
+                problems.append(ConfigProblem(path=where, value=value, text=text, origin=origin))
     if "name" in said and "path" in said:
         (name, by_name), (file, by_path) = said["name"], said.pop("path")
         text = (
             f"gives both name = {name!r} ({by_name}) and path = {file!r} ({by_path}); keep `name` for an "
             "installed plugin, or `path` for a file"
         )
-        problems.append(Problem(path=path, text=text))
+        problems.append(ConfigProblem(path=path, text=text))
     return said
 
 
-def _complete(kind: str, said: _Selectors, path: KeyPath) -> Iterator[Problem]:
+def _complete(kind: str, said: _Selectors, path: KeyPath) -> Iterator[ConfigProblem]:
     """Fill in the attribute where it has a default, and say what is missing."""
     attribute = (*path, "attribute")
     if not said:
         text = (
             f"selects no plugin: give the `name` of a {kind}, or `path` and `attribute` of a file"
         )
-        yield Problem(path=path, text=text)
+        yield ConfigProblem(path=path, text=text)
     elif "path" not in said and "attribute" in said:
         value, origin = said["attribute"]
         text = "goes with `path`, the file that holds it, and is not used with `name`"
-        yield Problem(path=attribute, value=value, origin=origin, text=text)
+        yield ConfigProblem(path=attribute, value=value, origin=origin, text=text)
     elif "path" in said and "attribute" not in said and kind in _DEFAULT_ATTRIBUTES:
         said["attribute"] = (_DEFAULT_ATTRIBUTES[kind], DEFAULT_LAYER)
     elif "path" in said and "attribute" not in said:
         file, origin = said["path"]
         text = f"not given; name the class in {file} that is the {kind} plugin (path came from {origin})"
-        yield Problem(path=attribute, text=text)
+        yield ConfigProblem(path=attribute, text=text)
 
 
 def _config_class(
@@ -218,7 +218,7 @@ def _config_class(
     return f"its Config, {cls.__module__}.{cls.__qualname__}, does not extend {base.__qualname__}"
 
 
-def _in_words(dropped: Mapping[bool, Sequence[Problem]], choice: str) -> Iterator[str]:
+def _in_words(dropped: Mapping[bool, Sequence[ConfigProblem]], choice: str) -> Iterator[str]:
     """One sentence for all keys that go for the same reason: the plugin has them too, or not."""
     for known, keys in dropped.items():
         if keys:

@@ -16,7 +16,7 @@ _MOST = 200
 
 
 @attrs.frozen(kw_only=True)
-class Problem:
+class ConfigProblem:
     """One thing that is wrong with a config."""
 
     path: KeyPath
@@ -38,7 +38,7 @@ class Problem:
         return f"{format_path(self.path)}{value}{origin}: {self.text}"
 
 
-def config_error(source: str, problems: Iterable[Problem]) -> ConfigError:
+def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
     """One error that lists every problem once, in the order found; of very many it counts those after the first."""
     sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"

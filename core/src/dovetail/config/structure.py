@@ -35,14 +35,14 @@ Hook = Callable[[Any, Any], Any]
 
 
 @attrs.frozen
-class Fault:
+class StructureFault:
     """An exception at a key path, before it is put into words."""
 
     path: KeyPath
     error: Exception
 
 
-def structure(tree: SectionDict) -> tuple[Any, list[Fault]]:
+def structure(tree: SectionDict) -> tuple[Any, list[StructureFault]]:
     """Build the config class of a merged tree.
 
     Returns:
@@ -183,9 +183,9 @@ def _stock_parts(validator: Any) -> list[Any]:
     return [validator] if type(validator).__module__ == "attr.validators" else []
 
 
-def _faults(error: Exception, path: KeyPath) -> Iterator[Fault]:
+def _faults(error: Exception, path: KeyPath) -> Iterator[StructureFault]:
     if not isinstance(error, BaseValidationError):
-        yield Fault(path, error)
+        yield StructureFault(path, error)
         return
     for inner in error.exceptions:
         keys = [

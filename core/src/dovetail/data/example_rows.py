@@ -31,7 +31,7 @@ _MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answer:
+class TrainedResponse:
     """What follows a prompt."""
 
     ids: np.ndarray
@@ -44,7 +44,7 @@ class Answer:
 class Example(Prompt):
     """A row ready to train on. Its prompt is what stands before the first token that is trained on."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[TrainedResponse, ...]
     """One of a conversation; of a preference pair the chosen one and the rejected one."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.example_rows import Answer, Example, RawExample, Turns, row_parser
+from dovetail.data.example_rows import TrainedResponse, Example, RawExample, Turns, row_parser
 from dovetail.data.prompts import (
     PromptSet,
     check_template,
@@ -90,7 +90,7 @@ def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) ->
     if not parts[0][0]:
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
     answers = [
-        Answer(
+        TrainedResponse(
             ids=np.array([token for part in answer for token in part], np.int64),
             mask=np.repeat(np.arange(len(answer)) % 2 == 0, [len(part) for part in answer]),
         )

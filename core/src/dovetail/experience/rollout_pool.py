@@ -11,7 +11,7 @@ import attrs
 
 from dovetail.errors import RolloutError
 from dovetail.experience.pool_control import PoolControl
-from dovetail.experience.pool_members import Fault, Member, Restart
+from dovetail.experience.pool_members import ReplicaFault, Member, Restart
 from dovetail.experience.pool_requests import (
     names_of,
     nobody_left,
@@ -22,7 +22,7 @@ from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest,
 
 _REMEMBERED_CONVERSATIONS = 100_000
 
-Rescue = Callable[[Sequence[Fault]], None]
+Rescue = Callable[[Sequence[ReplicaFault]], None]
 """Brings back replicas that are all lost, with the weights in force, or raises."""
 
 
@@ -183,13 +183,13 @@ class RolloutPool(PoolControl):
         task = self._rescuing
         try:
             await asyncio.shield(task)
-        except _SomebodyLivesError:
+        except _OrphanProcessError:
             raise refusal from cause
 
     async def _bring_back(self, rescue: Rescue) -> None:
         lost = await asyncio.to_thread(self.lost)
         if len(lost) < self.size:
-            raise _SomebodyLivesError
+            raise _OrphanProcessError
         await asyncio.to_thread(rescue, lost)
 
     def _rescue_over(self, task: asyncio.Task[None]) -> None:
@@ -198,5 +198,5 @@ class RolloutPool(PoolControl):
             task.exception()  # whoever waited for it has raised it
 
 
-class _SomebodyLivesError(Exception):
+class _OrphanProcessError(Exception):
     """Not every replica is lost."""

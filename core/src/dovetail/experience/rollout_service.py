@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dovetail.experience.pool_members import Fault
+    from dovetail.experience.pool_members import ReplicaFault
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.reward import RewardManager
     from dovetail.scoring.scorer import Scorer
@@ -75,9 +75,9 @@ class RolloutService:
         self._generation = Generation(pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed)
         self._suspended = False
         self._before = (0.0, 0.0, 0.0)
-        self._bring_back: Callable[[Sequence[Fault]], None] | None = None
+        self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
-    def bring_back_with(self, rescue: Callable[[Sequence[Fault]], None]) -> None:
+    def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
         """Have replicas that are all lost brought back by a function, which the trainer's thread calls."""
         self._bring_back = rescue
         self._pool.rescue = self._rescue
@@ -301,7 +301,7 @@ class RolloutService:
         error.__cause__ = self._loop.failure
         return error
 
-    def _rescue(self, lost: Sequence[Fault]) -> None:
+    def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
         """Called by the pool in a thread of its own: wait until the trainer's thread has brought the replicas back."""
         done: Future[None] = Future()
 

@@ -13,7 +13,7 @@ from dovetail.plugins.distributions import Installed
 from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
 from dovetail.plugins.manifest import (
     COMMAND,
-    Manifest,
+    DistributionManifest,
     ManifestError,
     PluginManifest,
     read_manifest,
@@ -126,7 +126,7 @@ class Rejection(Exception):
 
 def entries_of(distribution: Installed) -> list[PluginEntry]:
     """Every plugin of one distribution, gated."""
-    manifests: dict[str, Manifest | ManifestError] = {}
+    manifests: dict[str, DistributionManifest | ManifestError] = {}
     entries = []
     for entry_point in distribution.entry_points:
         if entry_point.group in EXTENSION_GROUPS:
@@ -134,7 +134,7 @@ def entries_of(distribution: Installed) -> list[PluginEntry]:
         entries.append(_entry(entry_point, distribution, manifests))
     declared = {(entry.kind, entry.name) for entry in entries}
     for manifest in manifests.values():
-        if isinstance(manifest, Manifest):
+        if isinstance(manifest, DistributionManifest):
             entries += [
                 _only_in_manifest(plugin, distribution)
                 for plugin in manifest.plugins
@@ -146,7 +146,7 @@ def entries_of(distribution: Installed) -> list[PluginEntry]:
 def _entry(
     entry_point: importlib.metadata.EntryPoint,
     distribution: Installed,
-    manifests: dict[str, Manifest | ManifestError],
+    manifests: dict[str, DistributionManifest | ManifestError],
 ) -> PluginEntry:
     kind, name = entry_point.group.removeprefix(GROUP_PREFIX), entry_point.name
     plugin: PluginManifest | None = None
@@ -200,7 +200,7 @@ def _check_declaration(kind: str, name: str, target: str) -> None:
         )
 
 
-def _manifest_or_error(package: str, distribution: str) -> Manifest | ManifestError:
+def _manifest_or_error(package: str, distribution: str) -> DistributionManifest | ManifestError:
     try:
         return read_manifest(package, distribution)
     except ManifestError as error:
@@ -208,7 +208,7 @@ def _manifest_or_error(package: str, distribution: str) -> Manifest | ManifestEr
 
 
 def _agreeing(
-    manifest: Manifest | ManifestError, kind: str, name: str, target: str, distribution: Installed
+    manifest: DistributionManifest | ManifestError, kind: str, name: str, target: str, distribution: Installed
 ) -> PluginManifest:
     """What the manifest says of this entry point, provided that the two agree."""
     if isinstance(manifest, ManifestError):

@@ -19,7 +19,7 @@ from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.run.checkpoints import RunCheckpoints, RunState
-from dovetail.run.collector import Collector
+from dovetail.run.collector import RolloutCollector
 from dovetail.run.data import Data
 from dovetail.run.data_checks import check_sampler
 from dovetail.run.evaluator import Evaluator
@@ -33,7 +33,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig
 from dovetail.stages.algorithm import staleness
-from dovetail.weights.residency import Residency
+from dovetail.weights.residency import OffloadManager
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
@@ -169,7 +169,7 @@ def build(
             ),
             stop=stop or StopSwitch(),
         )
-        residency = Residency(_offloaded(plan, groups), record.phase)
+        residency = OffloadManager(_offloaded(plan, groups), record.phase)
         if pool is None:
             none = NoRollout()
             parts: dict[str, Any] = {
@@ -218,7 +218,7 @@ def _generation(
     *,
     pool: RolloutPool,
     manager: Any,
-    residency: Residency,
+    residency: OffloadManager,
     checkpoints: RunCheckpoints,
     loader: PromptLoader,
     ledger: Ledger,
@@ -252,7 +252,7 @@ def _generation(
     return {
         "service": service,
         "publisher": publisher,
-        "collector": Collector(
+        "collector": RolloutCollector(
             record,
             publisher,
             service,

@@ -1,4 +1,4 @@
-"""Collector: the samples of a step, from the rollout service, with refills and filters."""
+"""RolloutCollector: the samples of a step, from the rollout service, with refills and filters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""
 
 
-class Collector:
+class RolloutCollector:
     """Admits prompts to the rollout service, and makes a step's experience of what it returns.
 
     Args:

@@ -21,7 +21,7 @@ from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import ON_REQUEST
-from dovetail.weights.residency import Residency
+from dovetail.weights.residency import OffloadManager
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
@@ -47,7 +47,7 @@ class Learner:
         record: RunRecord,
         stages: Sequence[Stage],
         *,
-        residency: Residency,
+        residency: OffloadManager,
         publisher: WeightPublisher | NoRollout,
         ledger: Ledger,
     ) -> None:

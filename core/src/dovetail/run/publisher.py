@@ -11,11 +11,11 @@ from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.run.record import RunRecord
 from dovetail.weights.probe import Probe
-from dovetail.weights.residency import Residency
+from dovetail.weights.residency import OffloadManager
 from dovetail.weights.weight_sync import WeightSync
 
 if TYPE_CHECKING:
-    from dovetail.experience.pool_members import Fault
+    from dovetail.experience.pool_members import ReplicaFault
 
 
 class WeightPublisher:
@@ -37,7 +37,7 @@ class WeightPublisher:
         actor: Any,
         service: RolloutService,
         pool: RolloutPool,
-        residency: Residency,
+        residency: OffloadManager,
         tokenizer: Any,
     ) -> None:
         self._record, self._residency, self._service = record, residency, service
@@ -109,7 +109,7 @@ class WeightPublisher:
         self._sync.bring(version)
         self._sent(version)
 
-    def _rescue(self, lost: Sequence[Fault]) -> None:
+    def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
         """Restart the replicas and send them weights, after every one was lost while it generated."""
         version = self._version()
         self._sync.rescue(lost, version)

@@ -25,7 +25,7 @@ from dovetail.serving.adapter_check import refuse_adapter
 from dovetail.serving.backend import Backend
 from dovetail.serving.facts import ModelFacts, refuse_missing_model
 from dovetail.serving.fitness import Fitness
-from dovetail.serving.gate import Gate, Sample
+from dovetail.serving.gate import Gate, RunningSample
 from dovetail.serving.requests import (
     call_for,
     completion_of,
@@ -221,7 +221,7 @@ class ServingRollout(BaseRollout):
         self, request: RolloutRequest, index: int, prompt_ids: list[int], sampling: SamplingParams
     ) -> Completion:
         """Generate a sample, over as many interruptions as there are."""
-        sample = Sample(f"{request.request_id}/{index}", request.request_id)
+        sample = RunningSample(f"{request.request_id}/{index}", request.request_id)
         stream = request.streams[index]
         earlier: Completion | None = None
         while await self._gate.enter(sample):

@@ -116,7 +116,7 @@ def _actor_scores(facts: PlanFacts) -> bool:
 
 
 @attrs.frozen(kw_only=True)
-class Verdict:
+class LogProbComparison:
     """What the check found.
 
     Attributes:
@@ -191,7 +191,7 @@ def measure(
     sampling: SamplingParams,
     section: GateSection,
     weight_version: int | None = None,
-) -> Verdict:
+) -> LogProbComparison:
     """Compare the rollout's log-probabilities with the trainer's.
 
     Args:
@@ -217,12 +217,12 @@ def measure(
     elif judged > section.warn_above or found.stale_K.any() or broken:
         level = "warn"
     if level == "ok" and found.mean(found.gap_K) <= section.warn_above:
-        return Verdict(level=level, metrics=metrics)
+        return LogProbComparison(level=level, metrics=metrics)
     finding = diagnose(found, sampling, section.warn_above, weight_version, broken)
     worst: list[int] = []
     if level != "ok":
         worst = [*broken_rows.tolist(), *found.worst_rows().tolist()]
-    return Verdict(
+    return LogProbComparison(
         level=level,
         metrics=metrics,
         cause=finding.cause,

@@ -1,4 +1,4 @@
-"""Stored: the tensors of a Hugging Face checkpoint by name, read from their files as they are asked for, also in part."""
+"""StoredCheckpoint: the tensors of a Hugging Face checkpoint by name, read from their files as they are asked for, also in part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = (
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Stored:
+class StoredCheckpoint:
     """A checkpoint on this machine: a directory, or one of the hub's in its cache.
 
     Used in a with-block: files stay open within it.

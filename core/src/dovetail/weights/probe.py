@@ -15,7 +15,7 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import WeightSyncError
-from dovetail.experience.pool_members import Fault, in_words
+from dovetail.experience.pool_members import ReplicaFault, in_words
 
 if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
@@ -94,7 +94,7 @@ class Probe:
         self,
         expected: Sequence[np.ndarray],
         score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
-    ) -> tuple[dict[str, float], tuple[Fault, ...]]:
+    ) -> tuple[dict[str, float], tuple[ReplicaFault, ...]]:
         """Ask every replica by `score`, and hold its answers against the trainer's.
 
         Returns:
@@ -104,13 +104,13 @@ class Probe:
         means, largest, faults = [0.0], [0.0], []
         for number, found in score(self._sequences).items():
             if isinstance(found, Exception):
-                faults.append(Fault(number=number, error=self._unscored(number, found)))
+                faults.append(ReplicaFault(number=number, error=self._unscored(number, found)))
                 continue
             mean, most = difference(expected, found)
             means.append(mean)
             largest.append(most)
             if not mean <= self.tolerance:
-                faults.append(Fault(number=number, error=self._too_different(number, mean, most)))
+                faults.append(ReplicaFault(number=number, error=self._too_different(number, mean, most)))
         self._probed = True
         figures = {
             "probe/mean_difference": float(np.max(means)),

@@ -12,11 +12,11 @@ import attrs
 
 from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.experience.pool_control import EVERYTHING
-from dovetail.experience.pool_members import Fault, in_words
+from dovetail.experience.pool_members import ReplicaFault, in_words
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.plugins.load import make_plugin
 from dovetail.weights.probe import Probe
-from dovetail.weights.receiving import Aside, FirstFailure
+from dovetail.weights.receiving import BackgroundCall, FirstFailure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
-    from dovetail.weights.residency import Residency
+    from dovetail.weights.residency import OffloadManager
 
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""
@@ -61,7 +61,7 @@ class WeightSync:
         actor: Any,
         pool: RolloutPool,
         probe: Probe,
-        residency: Residency,
+        residency: OffloadManager,
         run_directory: Path,
         logger: Any,
         phase: Phase,
@@ -116,7 +116,7 @@ class WeightSync:
                 self.discarded = False
                 return
 
-    def rescue(self, lost: Sequence[Fault], version: int) -> None:
+    def rescue(self, lost: Sequence[ReplicaFault], version: int) -> None:
         """Bring replicas back that were all lost in the middle of a rollout. For errors see `bring`."""
         self._prefix = "rollout/"
         try:
@@ -156,9 +156,9 @@ class WeightSync:
 
     # -- one update ----------------------------------------------------------------------------
 
-    def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[Fault, ...]]:
+    def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
         """Send once; returns what the trainer expects of the probe, and who failed."""
-        faults: tuple[Fault, ...]
+        faults: tuple[ReplicaFault, ...]
         expected, faults = None, ()
         if self._offload:
             # Also at the start of a run, and with a replica that has just been started: the actor needs the room.
@@ -180,7 +180,7 @@ class WeightSync:
                 faults = faults or self._pool.wake(KV_CACHE)
         return expected, faults
 
-    def _transfer(self, version: int) -> tuple[Fault, ...]:
+    def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
         """Both ends of the transport, and how fast they were."""
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
@@ -191,13 +191,13 @@ class WeightSync:
         self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds
         return faults
 
-    def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[Fault, ...]:
+    def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
         """Send and receive; the sender's own failure is raised as it is."""
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
             return self._pool.receive_weights(version, manifest)
         first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
-        receiving = Aside(lambda: self._pool.receive_weights(version, manifest, first.heard))
+        receiving = BackgroundCall(lambda: self._pool.receive_weights(version, manifest, first.heard))
         refusal: WeightSyncError | None = None
         try:
             self._actor.send_weights(version, manifest).result()
@@ -221,7 +221,7 @@ class WeightSync:
         context = PluginContext(role="controller", run_directory=self._run_directory)
         return make_plugin(self._transport_ref, context)
 
-    def _receivers_failed(self, receiving: Aside) -> bool:
+    def _receivers_failed(self, receiving: BackgroundCall) -> bool:
         """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
         if not receiving.wait(GRACE_SECONDS):
             return False
@@ -230,7 +230,7 @@ class WeightSync:
 
     # -- replicas that failed ------------------------------------------------------------------
 
-    def _start_again(self, faults: Sequence[Fault], version: int) -> None:
+    def _start_again(self, faults: Sequence[ReplicaFault], version: int) -> None:
         """Start these replicas again.
 
         Raises:
@@ -254,7 +254,7 @@ class WeightSync:
                 faults = self._pool.restart(wanted)
             self._count("rollout/rebuilds", len(wanted) - len(faults))
 
-    def _refusal(self, faults: Sequence[Fault], version: int) -> Exception:
+    def _refusal(self, faults: Sequence[ReplicaFault], version: int) -> Exception:
         first = faults[0].error
         if self._pool.size == 1 and isinstance(first, WeightSyncError) and not self._rebuilt:
             return first

@@ -15,7 +15,7 @@ from rich.table import Table
 from dovetail.interfaces import Score
 from dovetail.scoring import TrialSample
 from dovetail_rewards.trial_figures import (
-    Spread,
+    TrialSpread,
     alike_failures,
     by_source,
     components,
@@ -173,7 +173,7 @@ def _table(title: str, *headers: str) -> Table:
 
 
 def _spread(figures: Sequence[float]) -> list[str]:
-    spread = Spread.of(figures)
+    spread = TrialSpread.of(figures)
     shown = (spread.mean, spread.std, spread.low, spread.high)
     return [str(spread.count), *("–" if figure is None else f"{figure:.4g}" for figure in shown)]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.decoder import Decoder
-from dovetail_rollout_hf.pictures import Pictures
+from dovetail_rollout_hf.pictures import RowImages
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROTARY = ("default", "linear", "llama3", "yarn")
@@ -76,7 +76,7 @@ class LeanDecoder(Decoder):
         self._cos_CD = self._sin_CD = torch.empty(0, self._D, device=self._device)
 
     def prefill(
-        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: RowImages | None = None
     ) -> Prefill:
         # Of the architectures that it knows, none takes images.
         P, L = ids_PL.shape

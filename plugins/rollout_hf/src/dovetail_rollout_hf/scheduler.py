@@ -21,7 +21,7 @@ import torch
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PauseMode
 from dovetail_rollout_hf.admission import Admission
-from dovetail_rollout_hf.counts import Counts
+from dovetail_rollout_hf.counts import DecodeCounts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.rows import Finished
 from dovetail_rollout_hf.running import RunningBatch
@@ -41,7 +41,7 @@ class Scheduler:
         max_batch_size: int,
         max_prefill_tokens: int,
     ) -> None:
-        self._counts = Counts(max_rows=max_batch_size)
+        self._counts = DecodeCounts(max_rows=max_batch_size)
         self._batch = RunningBatch(decoder, device, max_prefill_tokens, self._counts)
         self._tickets: dict[str, Ticket] = {}
         self._waiting = Admission(
@@ -160,7 +160,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - the weights have arrived, whatever becomes of the requests
             self._fail(told(f"running samples could not go on under weights {version}", error))
 
-    def take_counts(self) -> Counts:
+    def take_counts(self) -> DecodeCounts:
         """What was counted since this was last called."""
         return self._counts.take()
 

@@ -16,7 +16,7 @@ _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 """Paths of SGLang's own that tell and change nothing."""
 
 
-class DovetailRoutes(Routes):
+class SglangRoutes(Routes):
     """Dovetail's routes over the engine of SGLang's application.
 
     SGLang's own paths can replace weights and unpickle what they are sent, so they too want the token.

@@ -51,12 +51,12 @@ def main(argument: str) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from dovetail_rollout_sglang.routes import DovetailRoutes
+    from dovetail_rollout_sglang.routes import SglangRoutes
 
     arguments = server_args(told)
     # SGLang would ask itself for it over HTTP, before it listens and without the token; the host does when a run connects.
     http_server._freeze_gc_after_server_warmup = lambda *_: None  # noqa: SLF001
-    http_server.app.add_middleware(DovetailRoutes)
+    http_server.app.add_middleware(SglangRoutes)
     try:
         run_server(arguments)
     finally:

@@ -1,4 +1,4 @@
-"""Worker: what Dovetail asks of each of SGLang's schedulers: to receive weights, verify and load them, and to count memory."""
+"""SchedulerWorker: what Dovetail asks of each of SGLang's schedulers: to receive weights, verify and load them, and to count memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dovetail.serving import (
 from dovetail_rollout_sglang.adapters import Adapters
 from dovetail_rollout_sglang.loading import load
 
-_workers: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
+_workers: WeakKeyDictionary[Any, SchedulerWorker] = WeakKeyDictionary()
 
 
-def worker_of(updater: Any) -> Worker:
+def worker_of(updater: Any) -> SchedulerWorker:
     """The worker of a scheduler, which is made at the first question.
 
     Args:
@@ -38,11 +38,11 @@ def worker_of(updater: Any) -> Worker:
     model = runner.model
     if model not in _workers:
         adapters = Adapters(getattr(runner, "lora_manager", None))
-        _workers[model] = Worker(model, updater.tp_cpu_group, adapters)
+        _workers[model] = SchedulerWorker(model, updater.tp_cpu_group, adapters)
     return _workers[model]
 
 
-class Worker:
+class SchedulerWorker:
     """One scheduler's part of a model.
 
     Args:

@@ -1,4 +1,4 @@
-"""ServerBackend: vLLM behind HTTP, a server of the replica's own or one that was started by hand."""
+"""VllmServerBackend: vLLM behind HTTP, a server of the replica's own or one that was started by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_rollout_vllm.server_start import join, start_server
 from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 
 
-class ServerBackend(AnyServerBackend):
+class VllmServerBackend(AnyServerBackend):
     """One vLLM server."""
 
     engine = "vLLM"

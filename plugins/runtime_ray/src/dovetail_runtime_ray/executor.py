@@ -21,7 +21,7 @@ from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import CLOSE_SECONDS
 from dovetail_runtime_ray.process import CONTROL, Process
-from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, Reply, ProcessSetup, WireFailure
 
 _MANY_CALLS = 100_000
 """Most calls under way in one process."""
@@ -30,11 +30,11 @@ _MANY_CALLS = 100_000
 class TaskProcess(Process):
     """What runs in the process: the task on an event loop, so that no call keeps another waiting."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
         self._task: Task | None = None
 
-    async def start(self, target: str, given: bytes) -> tuple[Facts, Reply]:
+    async def start(self, target: str, given: bytes) -> tuple[ProcessInfo, Reply]:
         """Make the task."""
 
         def act() -> None:
@@ -65,7 +65,7 @@ class TaskProcess(Process):
 class TaskSurroundings:
     """What every task worker shares."""
 
-    setup: Callable[[int], Setup]
+    setup: Callable[[int], ProcessSetup]
     """The setup of a process, from its number."""
     nodes: Callable[[], list[Node]]
     """The living machines."""
@@ -162,7 +162,7 @@ class TaskWorkers:
             .remote(setup)
         )
 
-    def _ready(self, numbers: Sequence[int], refs: Sequence[Any]) -> list[Facts]:
+    def _ready(self, numbers: Sequence[int], refs: Sequence[Any]) -> list[ProcessInfo]:
         spec = self._spec
         _, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=spec.start_timeout)
         if waiting:
@@ -200,7 +200,7 @@ class RayTaskWorker(TaskWorker):
         self,
         number: int,
         actor: Any,
-        facts: Facts,
+        facts: ProcessInfo,
         spec: TaskSpec,
         around: TaskSurroundings,
         start_again: Callable[[int], TaskWorker],

@@ -19,10 +19,10 @@ from dovetail.interfaces import WorkerSpec
 from dovetail.sections import Pool
 from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
-from dovetail_runtime_ray.health import Health, Limits, why_lost
+from dovetail_runtime_ray.health import Health, CallTimeouts, why_lost
 from dovetail_runtime_ray.logs import FOLDER, last_printed
 from dovetail_runtime_ray.process import CONTROL
-from dovetail_runtime_ray.wire import Facts, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, WireFailure
 
 STACKS_SECONDS = 5.0
 """How long a silent process may take to say what it does."""
@@ -51,7 +51,7 @@ class PoolProcesses:
         pool: Pool,
         actors: Sequence[Any],
         health: Health,
-        limits: Limits,
+        limits: CallTimeouts,
         logger: Any,
         run_directory: str | None,
         label: str = "",
@@ -62,7 +62,7 @@ class PoolProcesses:
         self.health = health
         self.limits = limits
         self.logger = logger
-        self.facts: list[Facts] = []
+        self.facts: list[ProcessInfo] = []
         self.roles: list[str] = []
         self._actors = list(actors)
         self._run_directory = run_directory

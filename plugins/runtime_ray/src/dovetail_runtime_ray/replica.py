@@ -22,12 +22,12 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail_runtime_ray.gather import LOOK_SECONDS
-from dovetail_runtime_ray.health import Health, Limits, stopped, why_lost
+from dovetail_runtime_ray.health import Health, CallTimeouts, stopped, why_lost
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import BUSY_SECONDS, CLOSE_SECONDS, STACKS_SECONDS
 from dovetail_runtime_ray.process import CONTROL
-from dovetail_runtime_ray.streams import Streams
-from dovetail_runtime_ray.wire import Facts, Reply, WireFailure
+from dovetail_runtime_ray.streams import RequestStreams
+from dovetail_runtime_ray.wire import ProcessInfo, Reply, WireFailure
 
 _ALIVE_SECONDS = 30.0
 """How long a replica may take to say that it lives."""
@@ -58,9 +58,9 @@ class RayReplica(BaseRollout):
         spec: WorkerSpec,
         actor: Any,
         number: int,
-        facts: Facts,
+        facts: ProcessInfo,
         health: Health,
-        limits: Limits,
+        limits: CallTimeouts,
         logger: Any,
         receivers: int = 1,
     ) -> None:
@@ -71,7 +71,7 @@ class RayReplica(BaseRollout):
         self._health, self._limits, self._logger = health, limits, logger
         self._dead: str | None = None
         self._closed = False
-        self._streams: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Streams] = (
+        self._streams: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RequestStreams] = (
             weakref.WeakKeyDictionary()
         )
         health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
@@ -269,8 +269,8 @@ class RayReplica(BaseRollout):
         except (ray.exceptions.RayError, TimeoutError):
             return ", not even about its stacks"
 
-    def _streams_here(self) -> Streams:
+    def _streams_here(self) -> RequestStreams:
         loop = asyncio.get_running_loop()
         if loop not in self._streams:
-            self._streams[loop] = Streams(self._actor, self.title)
+            self._streams[loop] = RequestStreams(self._actor, self.title)
         return self._streams[loop]

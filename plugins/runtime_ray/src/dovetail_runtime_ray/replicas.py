@@ -12,14 +12,14 @@ import ray
 
 from dovetail.errors import DispatchError, RolloutError
 from dovetail.interfaces import WorkerSpec
-from dovetail_runtime_ray.health import Health, Limits, why_lost
+from dovetail_runtime_ray.health import Health, CallTimeouts, why_lost
 from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import PoolProcesses, travelling
 from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replica_process import ReplicaProcess
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Reply, Setup, WireFailure
+from dovetail_runtime_ray.wire import Reply, ProcessSetup, WireFailure
 
 _MANY_REQUESTS = 100_000
 """Most calls under way in one replica's event loop."""
@@ -29,10 +29,10 @@ _MANY_REQUESTS = 100_000
 class Surroundings:
     """What every replica shares."""
 
-    setup: Callable[[str, int], Setup]
+    setup: Callable[[str, int], ProcessSetup]
     """The setup of a process, from its label and number."""
     health: Health
-    limits: Limits
+    limits: CallTimeouts
     logger: Any
     timeout: float
     """Seconds for all of them to start."""

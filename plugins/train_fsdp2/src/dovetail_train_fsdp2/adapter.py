@@ -1,4 +1,4 @@
-"""Adapter: LoRA on a model through peft (arXiv 2106.09685). The base stays frozen, and is the reference policy.
+"""PeftAdapter: LoRA on a model through peft (arXiv 2106.09685). The base stays frozen, and is the reference policy.
 
 A layer's weight becomes W + s · B A, with A [rank, in] drawn at random, B [out, rank] from 0, and s = alpha / rank
 (alpha / √rank where rank-stabilised, arXiv 2312.03732). With DoRA (arXiv 2402.09353) it becomes
@@ -39,7 +39,7 @@ BASE = "base_layer."
 """Where peft keeps the layer that it wraps."""
 
 
-class Adapter:
+class PeftAdapter:
     """The low-rank layers that were put into one model.
 
     Attributes:

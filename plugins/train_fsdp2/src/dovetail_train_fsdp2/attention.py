@@ -1,7 +1,7 @@
 """The attention of packed micro-batches, in the form in which transformers lets a model be given one.
 
 A model that runs under `PACKED` makes no mask; it hands its queries, keys and values to `packed_attention`, together with
-the `Pack` that its caller passed as the argument `pack`.
+the `AttentionPack` that its caller passed as the argument `pack`.
 Legend: F tokens of the pack, H query heads, K key and value heads, D head size, E head size of the values.
 """
 
@@ -28,7 +28,7 @@ PACKED = "dovetail_packed"
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Pack:
+class AttentionPack:
     """What attention must know of a packed micro-batch."""
 
     sequences: Sequences
@@ -48,7 +48,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001
     *,
-    pack: Pack,
+    pack: AttentionPack,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
@@ -90,7 +90,7 @@ def _attended(
     query_FHD: Tensor,
     key_FKD: Tensor,
     value_FKE: Tensor,
-    pack: Pack,
+    pack: AttentionPack,
     scale: float,
     window: int | None,
 ) -> Tensor:

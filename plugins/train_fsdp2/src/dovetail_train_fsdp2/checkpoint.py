@@ -35,20 +35,20 @@ from dovetail.training import (
 )
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.model import quietly
-from dovetail_train_fsdp2.optim import Optimizer
+from dovetail_train_fsdp2.optim import ShardedOptimizer
 from dovetail_train_fsdp2.shards import whole
 from dovetail_train_fsdp2.value_model import ValueModel, export_value_model
 from dovetail_train_fsdp2.weights import gathered
 
 if TYPE_CHECKING:
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 FILE_BYTES = 2 * 2**30
 """Size of a file of one rank, at most, or that of one tensor's shard."""
 
 
 def save(
-    directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks, random: RandomState
+    directory: Path, scorer: ModelRunner, optimizer: ShardedOptimizer | None, ranks: Ranks, random: RandomState
 ) -> None:
     """Write weights, optimizer and random state below the directory, which is made. Collective.
 
@@ -80,7 +80,7 @@ def save(
 
 
 def load(
-    directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks, random: RandomState
+    directory: Path, scorer: ModelRunner, optimizer: ShardedOptimizer | None, ranks: Ranks, random: RandomState
 ) -> None:
     """Restore what `save` wrote, on as many ranks as there are now. Collective.
 
@@ -111,7 +111,7 @@ def load(
     random.restore(stored_state)
 
 
-def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> None:
+def export(directory: Path, scorer: ModelRunner, tokenizer: Any, ranks: Ranks) -> None:
     """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
 
     Collective; rank 0 gathers the whole model in its host's memory and writes it.
@@ -146,7 +146,7 @@ def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> Non
 
 def _write_model(
     directory: Path,
-    scorer: Scorer,
+    scorer: ModelRunner,
     narrow: dict[str, Tensor],
     head: dict[str, Tensor],
     tokenizer: Any,
@@ -163,7 +163,7 @@ def _write_model(
         tokenizer.save_pretrained(str(directory))
 
 
-def _kept(scorer: Scorer) -> dict[str, Tensor]:
+def _kept(scorer: ModelRunner) -> dict[str, Tensor]:
     """Every tensor that a checkpoint keeps, once."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}

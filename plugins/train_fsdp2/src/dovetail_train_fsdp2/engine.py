@@ -33,9 +33,9 @@ from dovetail.training import (
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import all_failing_rows, traced
-from dovetail_train_fsdp2.forward import Scorer
+from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
-from dovetail_train_fsdp2.optim import Optimizer
+from dovetail_train_fsdp2.optim import ShardedOptimizer
 from dovetail_train_fsdp2.packing import Cut, cut
 from dovetail_train_fsdp2.sending import ScorerSending
 from dovetail_train_fsdp2.sharding import Sharding
@@ -60,9 +60,9 @@ class Fsdp2Engine(TrainEngine):
 
     _ranks: Ranks
     _random: RandomState
-    _scorer: Scorer | None = None
+    _scorer: ModelRunner | None = None
     _sharding: Sharding | None = None
-    _optimizer: Optimizer | None = None
+    _optimizer: ShardedOptimizer | None = None
     _sending: ScorerSending | None = None
     _offloaded = False
 
@@ -268,10 +268,10 @@ class Fsdp2Engine(TrainEngine):
         if self._sharding is not None:
             self._sharding.recover()
 
-    def _made_optimizer(self) -> Optimizer:
+    def _made_optimizer(self) -> ShardedOptimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""
         if self._optimizer is None:
-            self._optimizer = Optimizer(
+            self._optimizer = ShardedOptimizer(
                 self._started().model,
                 self._training,
                 self.context.total_steps,
@@ -280,7 +280,7 @@ class Fsdp2Engine(TrainEngine):
             )
         return self._optimizer
 
-    def _started(self) -> Scorer:
+    def _started(self) -> ModelRunner:
         if self._scorer is None:
             raise DispatchError("the training engine has no model yet", hint="call start() first")
         return self._scorer
@@ -291,7 +291,7 @@ class Fsdp2Engine(TrainEngine):
             self._sending = ScorerSending(self.context, self._ranks, scorer)
         return self._sending
 
-    def _ready(self, method: str) -> Scorer:
+    def _ready(self, method: str) -> ModelRunner:
         if self._offloaded:
             raise DispatchError(
                 f"{method}() was called while the model is offloaded", hint="call onload() first"

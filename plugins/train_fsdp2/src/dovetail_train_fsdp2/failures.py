@@ -11,14 +11,14 @@ from dovetail.errors import NumericsError
 from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.numerics import listed
 from dovetail.training import failing_rows
-from dovetail_train_fsdp2.forward import Scorer
+from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.packing import Cut
 
 
 @torch.no_grad()
 def all_failing_rows(
-    scorer: Scorer,
+    scorer: ModelRunner,
     goal: Objective,
     spec: ObjectiveSpec,
     mini_batch: Batch,

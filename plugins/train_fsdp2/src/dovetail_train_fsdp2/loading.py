@@ -16,17 +16,17 @@ from torch import Tensor
 
 from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, Stored
+from dovetail.training import Ranks, StoredCheckpoint
 from dovetail_train_fsdp2.model import load_model, load_trunk
 from dovetail_train_fsdp2.shards import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.adapter import Adapter
+    from dovetail_train_fsdp2.adapter import PeftAdapter
 
 
-def tensors_of(model: PreTrainedModel, adapter: Adapter | None = None) -> dict[str, Tensor]:
+def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
     """Every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
 
     A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
@@ -42,7 +42,7 @@ def tensors_of(model: PreTrainedModel, adapter: Adapter | None = None) -> dict[s
 
 
 def stored_places(
-    model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: Stored
+    model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: StoredCheckpoint
 ) -> dict[str, str] | None:
     """Under which name the checkpoint holds each of the trunk's tensors, where it holds all of them as they are.
 
@@ -87,7 +87,7 @@ def read_shards(
     """
     from safetensors import SafetensorError
 
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         try:
             for name, tensor in tensors.items():
                 place = places[name]

@@ -16,7 +16,7 @@ from dovetail.training import Ranks, learning_rate
 from dovetail_train_fsdp2.shards import local
 
 
-class Optimizer:
+class ShardedOptimizer:
     """One optimizer with its place in the schedule.
 
     AdamW (arXiv 1711.05101), or gradient descent without momentum: w ← w − lr · (g + weight_decay · w), whose decay

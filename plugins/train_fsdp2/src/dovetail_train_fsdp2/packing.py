@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.training import Part, Samples, packed_parts, padded_parts, rows_of, shared_parts
+from dovetail.training import MicroBatchRows, Samples, packed_parts, padded_parts, rows_of, shared_parts
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
@@ -80,7 +80,7 @@ def cut(
 
 def _chosen(
     samples: Samples, budget: int, means: Means, at_least: int
-) -> tuple[Sequence[Part], bool, bool]:
+) -> tuple[Sequence[MicroBatchRows], bool, bool]:
     """The parts, whether they share prompts, and whether they are packed."""
     packs = means.packing != "never"
     if not len(samples.active):

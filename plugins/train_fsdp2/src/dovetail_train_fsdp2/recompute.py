@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from dovetail_train_fsdp2.memory import DeviceMemory, offloading
+from dovetail_train_fsdp2.memory import MemoryBudget, offloading
 
 How = Literal["nothing", "cheap", "everything"]
 Forward = Callable[..., Any]
@@ -60,7 +60,7 @@ class Recompute:
         layers: Sequence[nn.Module],
         how: How | None,
         *,
-        memory: DeviceMemory | None = None,
+        memory: MemoryBudget | None = None,
         outside: int = 0,
         offload: bool = False,
         agreed: Callable[[int], int] = lambda keeping: keeping,
@@ -110,7 +110,7 @@ class Recompute:
 
     def _measured(self, forward: Forward, args: Any, kwargs: Any) -> Any:
         """The first layer's first pass, which tells what a layer keeps."""
-        memory = cast("DeviceMemory", self._memory)
+        memory = cast("MemoryBudget", self._memory)
         before = memory.allocated()
         result = forward(*args, **kwargs)
         kept = memory.allocated() - before
@@ -124,7 +124,7 @@ class Recompute:
         a_layer = self._bytes_a_token * tokens_of(args, kwargs)
         states = _states(args, kwargs)
         inputs = states.numel() * states.element_size()
-        free = cast("DeviceMemory", self._memory).free() * (1 - SLACK)
+        free = cast("MemoryBudget", self._memory).free() * (1 - SLACK)
         left = self._count - running
         room = free - self._outside - WORKING_LAYERS * a_layer - left * inputs
         fits = left if a_layer <= inputs else int(room // (a_layer - inputs))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 
 class Sharding:
@@ -60,9 +60,9 @@ class Sharding:
             # Between CPU processes communication is what costs.
             self._reshards = shards > 1 and device.type != "cpu"
         self._mesh = _device_mesh(device, self.replicas, shards)
-        self._scorer: Scorer | None = None
+        self._scorer: ModelRunner | None = None
 
-    def apply(self, scorer: Scorer) -> None:
+    def apply(self, scorer: ModelRunner) -> None:
         """Shard the scorer in place. Its weights may be on the meta device.
 
         Raises:
@@ -110,7 +110,7 @@ class Sharding:
             if isinstance(module, FSDPModule):
                 _drop_gathered_gradients(module)
 
-    def _sharded(self) -> Scorer:
+    def _sharded(self) -> ModelRunner:
         assert self._scorer is not None
         return self._scorer
 

@@ -1,4 +1,4 @@
-"""From a context to a Scorer: the model of a role, its head, its adapter, its shards, and what they may not be."""
+"""From a context to a ModelRunner: the model of a role, its head, its adapter, its shards, and what they may not be."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, Stored
-from dovetail_train_fsdp2.adapter import Adapter, narrow_frozen
+from dovetail.training import Ranks, StoredCheckpoint
+from dovetail_train_fsdp2.adapter import PeftAdapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
+from dovetail_train_fsdp2.forward import PolicyScorer, ModelRunner, ValueScorer
 from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
 from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
 from dovetail_train_fsdp2.model import base_of, empty_model, load_model
@@ -54,7 +54,7 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
 
 def load_scorer(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
-) -> tuple[Scorer, Sharding | None]:
+) -> tuple[ModelRunner, Sharding | None]:
     """Load the context's model onto its device. One that is not trained gets no adapter.
 
     One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
@@ -72,7 +72,7 @@ def load_scorer(
             "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
             hint="use model.dtype=bfloat16",
         )
-    scorer: Scorer
+    scorer: ModelRunner
     sharding: Sharding | None = None
     if ranks.size > 1 or torch.device(context.device).type != "cpu":
         scorer, sharding = _sharded(config, context, section, ranks)
@@ -82,9 +82,9 @@ def load_scorer(
     return scorer, sharding
 
 
-def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSection) -> Scorer:
+def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSection) -> ModelRunner:
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
-    scorer: Scorer
+    scorer: ModelRunner
     if context.head == "value":
         value_model = load_value_model(section, device, context.logger)
         scorer = ValueScorer(value_model, dtype, _adapter(value_model.trunk, config, context))
@@ -102,7 +102,7 @@ def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSec
 
 def _sharded(
     config: Fsdp2Config, context: PluginContext, section: ModelSection, ranks: Ranks
-) -> tuple[Scorer, Sharding]:
+) -> tuple[ModelRunner, Sharding]:
     """Build the model without weights, shard it, and fill the shards: no rank ever holds the whole."""
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
     with ranks.together():
@@ -115,7 +115,7 @@ def _sharded(
         adapter = _adapter(trunk, config, context)
         if adapter is not None and readable:
             _narrow(tensors_of(trunk, adapter), narrow, dtype)
-        scorer: Scorer = (
+        scorer: ModelRunner = (
             ValueScorer(empty_value_model(model), dtype, adapter)
             if valued
             else PolicyScorer(trunk, dtype, adapter)
@@ -152,7 +152,7 @@ def _places(
     model: PreTrainedModel, trunk: PreTrainedModel, section: ModelSection, dtype: torch.dtype
 ) -> tuple[dict[str, str] | None, frozenset[str]]:
     """Where the checkpoint holds each tensor (see `stored_places`), and which of them it holds in `dtype`."""
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         places = stored_places(model, trunk, checkpoint)
         stored = (places or {}).items()
         narrow = frozenset(name for name, place in stored if checkpoint.dtype(place) == dtype)
@@ -167,7 +167,7 @@ def _narrow(tensors: Mapping[str, Tensor], names: frozenset[str], dtype: torch.d
 
 
 def _prepare(
-    scorer: Scorer, config: Fsdp2Config, device: torch.device, ranks: Ranks | None
+    scorer: ModelRunner, config: Fsdp2Config, device: torch.device, ranks: Ranks | None
 ) -> None:
     # Layers that talk to other ranks do so again when they compute again: all ranks must do the same.
     talking = ranks is not None and config.sequence_parallel_size > 1
@@ -176,7 +176,7 @@ def _prepare(
     scorer.room = room_for_logits(scorer.trunk, config, device)
 
 
-def _after_probing(scorer: Scorer, config: Fsdp2Config, context: PluginContext) -> None:
+def _after_probing(scorer: ModelRunner, config: Fsdp2Config, context: PluginContext) -> None:
     if config.gradient_checkpointing in (True, "selective"):
         # Layers that compute their activations again keep no keys and values.
         scorer.can_share_prompts = False
@@ -184,7 +184,7 @@ def _after_probing(scorer: Scorer, config: Fsdp2Config, context: PluginContext) 
         context.logger.info(f"samples are padded, not packed: {scorer.packs.why_not}")
 
 
-def _adapter(trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext) -> Adapter | None:
+def _adapter(trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext) -> PeftAdapter | None:
     if config.lora is None or not context.trained:
         return None
-    return Adapter(trunk, config.lora, seed=context.seed)
+    return PeftAdapter(trunk, config.lora, seed=context.seed)

@@ -16,14 +16,14 @@ from torch import Tensor
 from dovetail.media import produced_placeholders
 from dovetail.training import Sequences, sent
 from dovetail_train_fsdp2.architecture import select_prompts
-from dovetail_train_fsdp2.attention import PACKED, Pack, attend_by, make_known
-from dovetail_train_fsdp2.layout import Layout, Packed, Padded, Shared
+from dovetail_train_fsdp2.attention import PACKED, AttentionPack, attend_by, make_known
+from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences, Padded, Shared
 from dovetail_train_fsdp2.vision import vision_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 """Attention implementations that take a mask to be added to the scores."""
@@ -32,7 +32,7 @@ ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 class Trunk:
     """Runs the base of a scorer's model, in the compute dtype."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: ModelRunner) -> None:
         make_known()
         self._scorer = scorer
         self._own_attention: str = scorer.trunk.config._attn_implementation  # noqa: SLF001 - no public name
@@ -47,7 +47,7 @@ class Trunk:
         """Where it computes."""
         return self._scorer.device
 
-    def states(self, layout: Layout) -> Tensor:
+    def states(self, layout: MicroBatchLayout) -> Tensor:
         """The hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
         with self.autocast():
             if isinstance(layout.fed, Shared):
@@ -67,11 +67,11 @@ class Trunk:
         return output + sum(0 * p.reshape(-1)[0].to(output.dtype) for p in trained)
 
     @contextmanager
-    def inputs(self, fed: Padded | Packed) -> Iterator[dict[str, Any]]:
+    def inputs(self, fed: Padded | PackedSequences) -> Iterator[dict[str, Any]]:
         """What the model is given within the block: ids [B, L], and what its images take besides; or [1, F] with
-        positions [1, F] and a `Pack`.
+        positions [1, F] and a `AttentionPack`.
         """
-        if isinstance(fed, Packed):
+        if isinstance(fed, PackedSequences):
             yield self._packed(fed)
             return
         attend_by(self.model, self._own_attention)
@@ -87,7 +87,7 @@ class Trunk:
         with produced_placeholders(self.model, ids_BL, prompt_BL, images.image_token) as given_BL:
             yield {"input_ids": given_BL, **inputs}
 
-    def _packed(self, fed: Packed) -> dict[str, Any]:
+    def _packed(self, fed: PackedSequences) -> dict[str, Any]:
         attend_by(self.model, PACKED)
         return {
             "input_ids": self.tensor(fed.ids_F)[None],
@@ -95,13 +95,13 @@ class Trunk:
             "pack": self._pack(fed),
         }
 
-    def _pack(self, fed: Packed) -> Pack:
+    def _pack(self, fed: PackedSequences) -> AttentionPack:
         sequences = Sequences(fed.lengths_S.tolist(), self.device)
         parallel = self._scorer.parallel
         if fed.responses_G is None:
-            return Pack(sequences=sequences, parallel=parallel)
+            return AttentionPack(sequences=sequences, parallel=parallel)
         prompts = fed.lengths_S[: len(fed.responses_G)].tolist()
-        return Pack(
+        return AttentionPack(
             sequences=sequences,
             prompts=Sequences(prompts, self.device),
             responses=Sequences(fed.responses_G.tolist(), self.device),

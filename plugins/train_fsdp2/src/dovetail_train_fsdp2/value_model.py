@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
-from dovetail.training import Stored
+from dovetail.training import StoredCheckpoint
 from dovetail_train_fsdp2.model import base_of, load_trunk
 from dovetail_train_fsdp2.shards import fill
 
@@ -123,11 +123,11 @@ def _classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
 
 def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
     """`weight` and, where there is one, `bias` of the checkpoint's own head; nothing where it has none."""
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         return _head_in(checkpoint, section, hidden_size)
 
 
-def _head_in(checkpoint: Stored, section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
+def _head_in(checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
     names = checkpoint.names
     name = next((name for name in HEADS if f"{name}.weight" in names), None)
     if name is None:

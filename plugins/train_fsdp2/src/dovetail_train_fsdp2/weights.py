@@ -19,11 +19,11 @@ from dovetail_train_fsdp2.shards import whole
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.adapter import Adapter
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.adapter import PeftAdapter
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 
-def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
+def manifest_of(scorer: ModelRunner, version: int) -> WeightManifest:
     """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
     adapter = scorer.adapter
     alone = adapter is not None and adapter.section.sync == "adapter"
@@ -43,7 +43,7 @@ def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
     )
 
 
-def outgoing(scorer: Scorer, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+def outgoing(scorer: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
     """The manifest's tensors, each gathered, merged with its adapter and cast as it is asked for.
 
     Collective where the model is sharded, one tensor after another: a rank that stops half-way keeps the others
@@ -65,7 +65,7 @@ def outgoing(scorer: Scorer, manifest: WeightManifest) -> Iterator[tuple[str, Te
 
 def gathered(
     in_memory: Mapping[str, Tensor],
-    adapter: Adapter | None,
+    adapter: PeftAdapter | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:

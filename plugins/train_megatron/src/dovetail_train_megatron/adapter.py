@@ -1,4 +1,4 @@
-"""Adapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
+"""MegatronAdapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
 
 Names, shapes and the start (A at random from the seed, layer by layer, B from 0) are those that the engine `fsdp2` gives a
 peft adapter, so that states and tensors go from one engine to the other.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AdapterSpec
 from dovetail.training import MAGNITUDE, LoraSection, described, drawn_a, state_name
-from dovetail_train_megatron.low_rank import LowRank
+from dovetail_train_megatron.low_rank import LowRankUpdate
 from dovetail_train_megatron.magnitudes import Magnitudes
 from dovetail_train_megatron.targets import chosen, linear_layers, places
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail_train_megatron.network import Network
 
 
-class Adapter:
+class MegatronAdapter:
     """The updates that were put into one rank's modules.
 
     Attributes:
@@ -46,7 +46,7 @@ class Adapter:
         architecture, parallel = network.architecture, network.parallel
         every = linear_layers(architecture)
         self._adapted = chosen(section, every, architecture)
-        self._updates: dict[int, LowRank] = {}
+        self._updates: dict[int, LowRankUpdate] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         for name, parameter in network.module.named_parameters():
             parameter.requires_grad_(requires_grad=name.startswith("value_head."))
@@ -55,7 +55,7 @@ class Adapter:
                 names = [n.name for n in place.linears if n.name in self._adapted]
                 if not names:
                     continue
-                updates = LowRank(
+                updates = LowRankUpdate(
                     place.linears,
                     names,
                     place.fuse,
@@ -148,7 +148,7 @@ class Adapter:
                 mine.copy_(start)
 
 
-def _attach(base: nn.Module, updates: LowRank, magnitudes: Magnitudes | None) -> None:
+def _attach(base: nn.Module, updates: LowRankUpdate, magnitudes: Magnitudes | None) -> None:
     """Let a layer of Megatron's add its updates to what it gives out."""
 
     def added(_: nn.Module, given: tuple[Any, ...], found: tuple[Tensor, Any]) -> Any:

@@ -32,11 +32,11 @@ from dovetail.training import (
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
-from dovetail_train_megatron.names import Table
+from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.optim import Optimizer
+from dovetail_train_megatron.optim import MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
-from dovetail_train_megatron.residency import Residency
+from dovetail_train_megatron.residency import TensorOffloader
 from dovetail_train_megatron.scoring import Cuts, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
@@ -59,9 +59,9 @@ class MegatronEngine(TrainEngine):
     _random: RandomState
     _parallel: Parallel | None = None
     _network: Network | None = None
-    _table: Table
-    _residency: Residency
-    _optimizer: Optimizer | None = None
+    _table: TensorTable
+    _residency: TensorOffloader
+    _optimizer: MegatronOptimizer | None = None
     _sending: NetworkSending | None = None
 
     @classmethod
@@ -234,7 +234,7 @@ class MegatronEngine(TrainEngine):
             network, self._table = load_network(
                 self.config, self.context, section, parallel, self._ranks, seed
             )
-        self._network, self._residency = network, Residency(network)
+        self._network, self._residency = network, TensorOffloader(network)
 
     @property
     def _role(self) -> str:
@@ -263,11 +263,11 @@ class MegatronEngine(TrainEngine):
         budget = self._training.max_tokens_per_micro_batch
         return packed(network, batch, budget, self._ranks, unit)
 
-    def _made_optimizer(self) -> Optimizer:
+    def _made_optimizer(self) -> MegatronOptimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""
         if self._optimizer is None:
             network = self._started()
-            self._optimizer = Optimizer(
+            self._optimizer = MegatronOptimizer(
                 network,
                 self._training,
                 self.context.total_steps,

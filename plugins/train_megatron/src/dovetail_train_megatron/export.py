@@ -11,9 +11,9 @@ from typing import Any
 from dovetail.errors import CheckpointError
 from dovetail.sections import ModelSection
 from dovetail.training import Ranks
-from dovetail_train_megatron.names import VALUE_HEAD, Table
+from dovetail_train_megatron.names import VALUE_HEAD, TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.shelf import Writer
+from dovetail_train_megatron.shelf import SafetensorsWriter
 from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."
@@ -23,7 +23,7 @@ HEAD = "score."
 def export(
     directory: Path,
     network: Network,
-    table: Table,
+    table: TensorTable,
     section: ModelSection,
     tokenizer: Any,
     ranks: Ranks,
@@ -43,7 +43,7 @@ def export(
                     old.unlink()
             except OSError as error:
                 raise _unwritable(directory, error) from error
-    writer = Writer(directory, "model")
+    writer = SafetensorsWriter(directory, "model")
     for name, tensor in whole_weights(network, table, ranks.rank):
         if ranks.first:
             writer.add(_exported_name(name), tensor)

@@ -1,4 +1,4 @@
-"""Table: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
+"""TensorTable: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
 
 Every rank has the whole table; it is put together once, from what each rank says of its own parameters.
 """
@@ -46,7 +46,7 @@ class Entry:
         return ".mlp.experts." in self.name
 
 
-class Table:
+class TensorTable:
     """The tensors of one model.
 
     Attributes:

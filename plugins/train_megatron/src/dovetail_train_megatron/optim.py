@@ -23,7 +23,7 @@ KINDS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 """The moments that each optimizer keeps of a parameter."""
 
 
-class Optimizer:
+class MegatronOptimizer:
     """One optimizer with its place in the schedule.
 
     Attributes:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.optim import Optimizer
+from dovetail_train_megatron.optim import MegatronOptimizer
 
 
-class Residency:
+class TensorOffloader:
     """Where a rank's tensors are. Modules and optimizer keep pointing at the same storages, which are emptied meanwhile."""
 
     def __init__(self, network: Network) -> None:
@@ -19,7 +19,7 @@ class Residency:
         self._away: list[tuple[Tensor, Tensor]] = []
         self.offloaded = False
 
-    def offload(self, optimizer: Optimizer | None) -> None:
+    def offload(self, optimizer: MegatronOptimizer | None) -> None:
         """Move everything to the host's memory, and give the accelerator's back."""
         if self.offloaded or self._network.device.type == "cpu":
             return
@@ -42,7 +42,7 @@ class Residency:
         self.offloaded = True
         torch.accelerator.empty_cache()
 
-    def onload(self, optimizer: Optimizer | None) -> None:
+    def onload(self, optimizer: MegatronOptimizer | None) -> None:
         """Bring everything back."""
         if not self.offloaded:
             return
@@ -65,6 +65,6 @@ class Residency:
         tensor.untyped_storage().resize_(0)
 
 
-def _buffers(optimizer: Optimizer) -> list[Any]:
+def _buffers(optimizer: MegatronOptimizer) -> list[Any]:
     module = optimizer.module
     return [*module.buffers, *module.expert_parallel_buffers]

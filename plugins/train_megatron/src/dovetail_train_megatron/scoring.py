@@ -15,7 +15,7 @@ from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.training import Ranks, failing_rows, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.packs import Pack, cut, make_pack
+from dovetail_train_megatron.packs import PackedMicroBatch, cut, make_pack
 from dovetail_train_megatron.pipeline import Scores
 
 REFERENCE = "ref_log_probs"
@@ -28,7 +28,7 @@ class Cuts:
 
     rows: Sequence[np.ndarray]
     """int64 each: the samples of every micro-batch."""
-    packs: Sequence[Pack]
+    packs: Sequence[PackedMicroBatch]
     """Those samples end to end."""
 
 

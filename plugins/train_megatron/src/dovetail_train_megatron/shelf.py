@@ -17,7 +17,7 @@ FILE_BYTES = 2 * 2**30
 """Size of a file, at most, or that of one tensor."""
 
 
-class Writer:
+class SafetensorsWriter:
     """One rank's files in a folder. What goes wrong is kept and raised at the end, so that ranks stay together."""
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -59,7 +59,7 @@ class Writer:
         self._waiting, self._size = {}, 0
 
 
-class Shelf:
+class SafetensorsStore:
     """The tensors of a folder, whole or in the pieces that torch.distributed.checkpoint writes."""
 
     def __init__(self, folder: Path) -> None:

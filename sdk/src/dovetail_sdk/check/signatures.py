@@ -16,7 +16,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @attrs.frozen
-class Difference:
+class SignatureDifference:
     """One way in which a method can't be called as its interface says."""
 
     method: str
@@ -24,7 +24,7 @@ class Difference:
     hint: str
 
 
-def differences(cls: type, interface: type) -> list[Difference]:
+def differences(cls: type, interface: type) -> list[SignatureDifference]:
     """Every public method of the interface that the class has in another form.
 
     A keyword-only parameter with a default may be missing: interfaces grow by them, and a plugin made for an earlier
@@ -42,7 +42,7 @@ def differences(cls: type, interface: type) -> list[Difference]:
         if problem:
             text = f"{cls.__qualname__}.{name} {problem}"
             wanted = signature_text(declared, name)
-            found.append(Difference(name, text, f"{interface.__name__} says: {wanted}"))
+            found.append(SignatureDifference(name, text, f"{interface.__name__} says: {wanted}"))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.layers import Layer
+from dovetail.config.layers import ConfigLayer
 from dovetail.config.load import installed_config_class, raise_problems
 from dovetail.config.merge import Merger
 from dovetail.config.overrides import read_overrides
@@ -86,7 +86,7 @@ def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[st
     """
     config_class = installed_config_class(kind, tree)
     layers, problems = read_overrides(list(overrides), rank=1)
-    layers = [Layer(rank=0, name="the suite's config", tree=dict(tree)), *layers]
+    layers = [ConfigLayer(rank=0, name="the suite's config", tree=dict(tree)), *layers]
     merger = Merger(
         installed_config_class, Interpolator(config_class, layers, installed_config_class)
     )

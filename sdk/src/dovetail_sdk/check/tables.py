@@ -58,7 +58,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-class Table:
+class ReportTable:
     """A line for each plugin as its report comes, and below them what went wrong and the sums of each kind."""
 
     def __init__(self, entries: Iterable[PluginEntry]) -> None:

@@ -68,7 +68,7 @@ class OpoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class GpgConfig(PluginSection):
+class GpgEstimatorConfig(PluginSection):
     """Rewards relative to their group's mean, scaled up for the groups that teach nothing."""
 
 

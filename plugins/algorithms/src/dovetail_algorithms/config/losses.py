@@ -66,7 +66,7 @@ class SapoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class GpgConfig(PluginSection):
+class GpgLossConfig(PluginSection):
     """The plain policy gradient on group advantages."""
 
 

@@ -11,7 +11,7 @@ from dovetail_algorithms.config.estimators import GaeConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
-class Gae(TokenEstimator):
+class GaeEstimator(TokenEstimator):
     """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t; returns are A + V (arXiv 1506.02438).
 
     The estimator of PPO (arXiv 1707.06347). Needs a value model, which the plan adds as the critic, and works with one

@@ -21,7 +21,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 from dovetail_algorithms.estimators.whitened import whiten_over_tokens
 
 
-class Gdpo(GroupBaseline):
+class GdpoEstimator(GroupBaseline):
     """A_i = whiten(Σ_k w_k (r_ik − mean_gk) / (std_gk + 1e-6)), over reward components k (arXiv 2601.05242).
 
     Each component is normalised in its group before they are added, so that samples with different mixes of

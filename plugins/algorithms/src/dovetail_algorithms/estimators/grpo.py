@@ -17,7 +17,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 )
 
 
-class Grpo(ScoreBaseline):
+class GrpoEstimator(ScoreBaseline):
     """A_i = (r_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation (arXiv 2402.03300).
 
     Needs at least two samples a prompt, and no value model: the group is the baseline. All tokens of

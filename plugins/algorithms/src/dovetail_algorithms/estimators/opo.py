@@ -13,7 +13,7 @@ from dovetail_algorithms.config.estimators import OpoConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, comparable_G
 
 
-class Opo(GroupBaseline):
+class OpoEstimator(GroupBaseline):
     """A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
 
     Needs at least two samples a prompt, and no value model. The optimal baseline weighs a reward by the

@@ -14,7 +14,7 @@ from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviati
 from dovetail_algorithms.estimators.whitened import whiten_over_tokens
 
 
-class ReinforcePlusPlusBaseline(GroupBaseline):
+class ReinforcePlusPlusBaselineEstimator(GroupBaseline):
     """A_i = whiten(r_i − mean_g): the group's mean as baseline, the batch's spread as unit (arXiv 2501.03262).
 
     whiten(x) = (x − mean) / √(variance + 1e-8) over all of the policy's tokens in the batch, so that a sample

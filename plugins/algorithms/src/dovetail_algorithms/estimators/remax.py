@@ -12,7 +12,7 @@ from dovetail_algorithms.config.estimators import RemaxConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
-class Remax(TokenEstimator):
+class RemaxEstimator(TokenEstimator):
     """A_t = Σ_{s≥t} R_s − b, with b the reward of the greedy response to the same prompt (arXiv 2310.10505).
 
     Needs no value model and works with one sample a prompt, but costs one more response each: the

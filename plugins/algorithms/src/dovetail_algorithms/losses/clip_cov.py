@@ -20,7 +20,7 @@ from dovetail_algorithms.losses.ratio import (
 CHOSEN = "clip_cov_detached"
 
 
-class ClipCov(RatioLoss):
+class ClipCovLoss(RatioLoss):
     """L = 0 on the chosen tokens, max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)) on the others.
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and

@@ -20,7 +20,7 @@ SMALLEST = 1e-12
 """Floor of a probability inside a logarithm."""
 
 
-class Dppo(RatioLoss):
+class DppoLoss(RatioLoss):
     """L = −A · sg(min(ρ, 20)) · log π where the token is inside the trust region or coming back, else 0.
 
     Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout

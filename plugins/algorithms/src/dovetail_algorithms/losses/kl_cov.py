@@ -18,7 +18,7 @@ ROUNDING = 1e-5
 """Nats: two passes over one policy differ by less."""
 
 
-class KlCov(RatioLoss):
+class KlCovLoss(RatioLoss):
     """L = −A ρ, and coef · |d| more on the chosen tokens that have |d| > 1e-5 nats; d = log π − log π_old, ρ = exp(clamp(d, ±20)).
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and

@@ -9,7 +9,7 @@ from dovetail.sections import PluginSection
 from dovetail_algorithms.config.losses import ReinforceConfig
 
 
-class Reinforce(PolicyLoss):
+class ReinforceLoss(PolicyLoss):
     """L = −A · log π.
 
     Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no metric of one, so by itself

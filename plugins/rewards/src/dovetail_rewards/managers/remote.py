@@ -17,7 +17,7 @@ from dovetail.interfaces import (
 )
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import RemoteConfig
-from dovetail_rewards.managers.collector import Collector
+from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.http_service import HttpService
 from dovetail_rewards.managers.inner import NAIVE, manager_class
 from dovetail_rewards.managers.scoring_workers import ScoringWorkers
@@ -59,7 +59,7 @@ class RemoteManager(RewardManager):
         else:
             self._workers = ScoringWorkers(config, context)
             calls *= config.workers or 1
-        self._collector = Collector[_Sent](
+        self._collector = BatchQueue[_Sent](
             self._score_batch, size=config.size, wait=config.wait_ms / 1000, calls=calls
         )
 

@@ -4,11 +4,11 @@ from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableErro
 from dovetail_rewards.sandbox.levels import LevelReport, available_levels
 from dovetail_rewards.sandbox.local import Sandbox
 from dovetail_rewards.sandbox.remote import RemoteSandbox
-from dovetail_rewards.sandbox.values import Limits, Program, Result, Runner, Verdict
+from dovetail_rewards.sandbox.values import ProgramLimits, Program, Result, Runner, ProgramVerdict
 
 __all__ = [
     "LevelReport",
-    "Limits",
+    "ProgramLimits",
     "Program",
     "RemoteSandbox",
     "Result",
@@ -16,6 +16,6 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxUnreachableError",
-    "Verdict",
+    "ProgramVerdict",
     "available_levels",
 ]

@@ -1,4 +1,4 @@
-"""DeviceMemory by the CUDA runtime: allocated beside torch's allocator, exported by IPC handles.
+"""SharedDeviceMemory by the CUDA runtime: allocated beside torch's allocator, exported by IPC handles.
 
 torch's own allocator may hand out expandable segments, which have no IPC handles; memory from cudaMalloc always has one.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import PluginNeedsError, WeightSyncError
-from dovetail_transports.cuda_ipc.memory import Allocation, DeviceMemory
+from dovetail_transports.cuda_ipc.memory import Allocation, SharedDeviceMemory
 
 _HANDLE_BYTES = 64
 """CUDA_IPC_HANDLE_SIZE."""
@@ -35,7 +35,7 @@ _opened: dict[tuple[bytes, int], _Opened] = {}
 """By handle and device: opened once a process, however many receivers it has."""
 
 
-class CudaMemory(DeviceMemory):
+class CudaMemory(SharedDeviceMemory):
     """Memory of one GPU.
 
     Args:

@@ -1,4 +1,4 @@
-"""DeviceMemory: memory of an accelerator that other processes can open, as the ring needs it."""
+"""SharedDeviceMemory: memory of an accelerator that other processes can open, as the ring needs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Allocation:
     """With it, other processes open the memory."""
 
 
-class DeviceMemory(ABC):
+class SharedDeviceMemory(ABC):
     """What one process does with the memory of its device. Sizes are in bytes."""
 
     @property

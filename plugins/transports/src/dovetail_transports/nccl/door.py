@@ -18,7 +18,7 @@ import attrs
 
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import WeightManifest
-from dovetail_transports.nccl.guests import GuestBook
+from dovetail_transports.nccl.guests import ReceiverRegistry
 from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.doors import ReceiverDoor, SenderDoor
 from dovetail_transports.ring.peers import Peer
@@ -72,7 +72,7 @@ class TcpSenderDoor(SenderDoor):
         self._host = host
         self._password = secrets.token_hex(16)
         self._listener: socket.socket | None = None
-        self._book = GuestBook()
+        self._book = ReceiverRegistry()
         self.hint = (
             f"check that the rollouts run, and that they can reach {host}: "
             "rollout.weight_transport.host names the address for rollouts on other machines"

@@ -13,7 +13,7 @@ _REMEMBERED = 64
 """Updates that are over and for which somebody may still come."""
 
 
-class GuestBook:
+class ReceiverRegistry:
     """Written by the threads that hear guests, read by the one that sends.
 
     Who comes for an update that has not begun waits for it; who comes for one that is over is told so.

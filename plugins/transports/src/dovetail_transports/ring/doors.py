@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from dovetail.interfaces import WeightManifest
 from dovetail_transports.ring.channel import Channel
-from dovetail_transports.ring.meeting import Meeting, who_of
+from dovetail_transports.ring.meeting import Rendezvous, who_of
 from dovetail_transports.ring.peers import Peer
 
 _ONE_MACHINE = "this transport joins processes of one machine and one run"
@@ -86,9 +86,9 @@ class LocalSenderDoor(SenderDoor):
 
     hint = f"{_ONE_MACHINE}: check where the rollout runs, or set rollout.weight_transport=disk"
 
-    def __init__(self, meet: Callable[[], Meeting]) -> None:
+    def __init__(self, meet: Callable[[], Rendezvous]) -> None:
         self._meet = meet
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
         self._known: set[Path] = set()
 
     @property
@@ -120,7 +120,7 @@ class LocalSenderDoor(SenderDoor):
             self._meeting.leave()
             self._meeting = None
 
-    def _met(self) -> Meeting:
+    def _met(self) -> Rendezvous:
         if self._meeting is None:
             self._meeting = self._meet()
         return self._meeting
@@ -138,7 +138,7 @@ class LocalReceiverDoor(ReceiverDoor):
         f"{_ONE_MACHINE}: check where the trainer runs, or raise rollout.weight_transport.timeout"
     )
 
-    def __init__(self, meeting: Meeting, who: str) -> None:
+    def __init__(self, meeting: Rendezvous, who: str) -> None:
         self._meeting = meeting
         try:
             self._listener = meeting.listen(who)

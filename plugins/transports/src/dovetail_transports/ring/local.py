@@ -15,7 +15,7 @@ from dovetail.interfaces import (
     WeightTransport,
 )
 from dovetail_transports.ring.doors import LocalReceiverDoor, LocalSenderDoor
-from dovetail_transports.ring.meeting import Meeting, default_root
+from dovetail_transports.ring.meeting import Rendezvous, default_root
 from dovetail_transports.ring.receiver import RingReceiver
 from dovetail_transports.ring.sender import RingSender
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
@@ -61,8 +61,8 @@ class LocalTransport(WeightTransport):
                 f"the sender of weight update {manifest.version} can't be told that it is called off: {error}"
             ) from error
 
-    def _meeting(self) -> Meeting:
+    def _meeting(self) -> Rendezvous:
         config = self.config
         root = default_root() if config.directory is None else Path(config.directory)
         key = config.channel or str(Path(self.context.run_directory or ".").resolve())
-        return Meeting(root, f"{self.name} {key}")
+        return Rendezvous(root, f"{self.name} {key}")

@@ -1,4 +1,4 @@
-"""Meeting: the private directory in which the two sides of a run find each other, and how it goes away.
+"""Rendezvous: the private directory in which the two sides of a run find each other, and how it goes away.
 
 Every process that is there holds a shared lock on the file `members`, which the kernel drops with the process. A
 directory whose lock nobody holds is of a dead run: whoever comes next, or leaves last, removes it. A receiver is a
@@ -36,7 +36,7 @@ def default_root() -> Path:
     return base / f"dovetail-{os.getuid()}"
 
 
-class Meeting:
+class Rendezvous:
     """Membership in a run's directory.
 
     Args:

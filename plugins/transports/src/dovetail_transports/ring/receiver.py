@@ -16,7 +16,7 @@ from dovetail.transports import Bucket
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.doors import ReceiverDoor
-from dovetail_transports.ring.layout import Layout, extent
+from dovetail_transports.ring.layout import BucketLayout, extent
 from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
 
 
@@ -37,7 +37,7 @@ class RingReceiver(WeightReceiver):
         self._config, self._door, self._slots = config, door, slots
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        layout = Layout.of(manifest)
+        layout = BucketLayout.of(manifest)
         coming = _Coming(self._meet(manifest, layout), manifest, self._config.timeout)
         taken = 0
         try:
@@ -76,7 +76,7 @@ class RingReceiver(WeightReceiver):
 
     # -- the pieces ----------------------------------------------------------------------------
 
-    def _meet(self, manifest: WeightManifest, layout: Layout) -> Channel:
+    def _meet(self, manifest: WeightManifest, layout: BucketLayout) -> Channel:
         """The sender's channel for this very update; those of attempts that are over are closed."""
         timeout = self._config.timeout
         deadline = time.monotonic() + timeout
@@ -128,7 +128,7 @@ class RingReceiver(WeightReceiver):
         return digests
 
     def _give_up(
-        self, reason: str, layout: Layout, coming: _Coming, manifest: WeightManifest, taken: int
+        self, reason: str, layout: BucketLayout, coming: _Coming, manifest: WeightManifest, taken: int
     ) -> None:
         """Tell the sender why; where all receivers take part in every delivery, only after the last one."""
         if not self._slots.collective or not taken:

@@ -15,10 +15,10 @@ from dovetail.transports import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.doors import SenderDoor
 from dovetail_transports.ring.gathering import gather_receivers
-from dovetail_transports.ring.layout import Layout
+from dovetail_transports.ring.layout import BucketLayout
 from dovetail_transports.ring.peers import Peers
 from dovetail_transports.ring.slots import DeliveryError, SenderSlots
-from dovetail_transports.ring.writer import Writer, Written
+from dovetail_transports.ring.writer import BucketCopier, Written
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 5.0
@@ -37,7 +37,7 @@ class RingSender(WeightSender):
         self, config: RingConfig, context: PluginContext, door: SenderDoor, slots: SenderSlots
     ) -> None:
         self._config, self._context, self._door, self._slots = config, context, door, slots
-        self._writer = Writer(verify=config.verify)
+        self._writer = BucketCopier(verify=config.verify)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         return self._door.prepare(manifest)
@@ -58,7 +58,7 @@ class RingSender(WeightSender):
         peers = Peers(manifest.version, self._config.timeout, collective=self._slots.collective)
         outcome = "every receiver has it"
         try:
-            layout = Layout.of(manifest)
+            layout = BucketLayout.of(manifest)
             gather_receivers(
                 self._door, peers, manifest, _hello(manifest, layout), self._config.timeout
             )
@@ -82,7 +82,7 @@ class RingSender(WeightSender):
     def _send(
         self,
         manifest: WeightManifest,
-        layout: Layout,
+        layout: BucketLayout,
         source: _Source,
         peers: Peers,
     ) -> None:
@@ -122,7 +122,7 @@ class RingSender(WeightSender):
             )
 
     def _filled(
-        self, layout: Layout, source: Iterator[tuple[str, Tensor]], peers: Peers
+        self, layout: BucketLayout, source: Iterator[tuple[str, Tensor]], peers: Peers
     ) -> Iterator[Written]:
         """Fill every bucket, at most the ring ahead of the slowest receiver."""
         for number, places in enumerate(layout.buckets):
@@ -159,7 +159,7 @@ def _await(announced: list[Future[None]], peers: Peers) -> None:
         peers.check()
 
 
-def _hello(manifest: WeightManifest, layout: Layout) -> dict[str, Any]:
+def _hello(manifest: WeightManifest, layout: BucketLayout) -> dict[str, Any]:
     return {
         "version": manifest.version,
         "update_id": manifest.update_id,

@@ -1,4 +1,4 @@
-"""LowRank: a low-rank adapter for tests, as a trainer sends it, and what a model becomes with it."""
+"""PlainAdapter: a low-rank adapter for tests, as a trainer sends it, and what a model becomes with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BEFORE = "base_model.model."
 
 
 @attrs.frozen
-class LowRank:
+class PlainAdapter:
     """An adapter as it travels.
 
     Legend: r rank; an adapted layer's weight is [out, in].
@@ -40,7 +40,7 @@ class LowRank:
         rank_stabilised: bool = False,
         strength: float = 0.02,
         seed: int | None = None,
-    ) -> LowRank:
+    ) -> PlainAdapter:
         """An adapter drawn at random.
 
         Args:
@@ -72,7 +72,7 @@ class LowRank:
         )
         return cls._of(tensors, version=version, adapter=spec)
 
-    def renamed(self, module: str, other: str) -> LowRank:
+    def renamed(self, module: str, other: str) -> PlainAdapter:
         """The same adapter for layers of another name."""
         tensors = {
             name.replace(f".{module}.", f".{other}."): tensor
@@ -94,7 +94,7 @@ class LowRank:
         return base.plus(added)
 
     @classmethod
-    def _of(cls, tensors: dict[str, Tensor], **told: Any) -> LowRank:
+    def _of(cls, tensors: dict[str, Tensor], **told: Any) -> PlainAdapter:
         specs = tuple(
             TensorSpec(name=name, shape=tuple(tensor.shape), dtype="float32")
             for name, tensor in tensors.items()
