@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dovetail.data.ledger import Ledger
-from dovetail.data.marks import pack, unpack
+from dovetail.data.bitmap import pack, unpack
 from dovetail.errors import LedgerError
 
 

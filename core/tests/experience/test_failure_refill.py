@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.experience.generation import Generation, Group
-from dovetail.experience.refill import Rollout
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Failure,
@@ -129,7 +129,7 @@ def test_only_what_failed_is_drawn_anew_and_the_group_has_one_attempt() -> None:
 def test_each_prompt_is_trained_on_under_its_latest_attempt() -> None:
     made = Drawn({0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
     made.refill()
-    rollout = Rollout(2, {}, temperature=1.0)
+    rollout = DynamicSampler(2, {}, temperature=1.0)
     rollout.add(made.groups)
     assert {sample.prompt.key for sample in rollout.kept} == {(0, 0, 1), (0, 1, 0)}
     assert rollout.reasons == {(0, 0, 0): "reward_failures"}

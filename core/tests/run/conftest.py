@@ -47,7 +47,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.residency import OffloadManager
+from dovetail.weights.offload import OffloadManager
 from dovetail_sdk.testing import temporary_plugins
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine

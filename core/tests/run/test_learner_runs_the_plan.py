@@ -26,7 +26,7 @@ from dovetail.run.build import _plugins_of_stages
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.residency import OffloadManager
+from dovetail.weights.offload import OffloadManager
 
 GROUPS, SAMPLES = 3, 4
 

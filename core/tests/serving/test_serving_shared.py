@@ -19,7 +19,7 @@ from dovetail.serving import (
     DESCRIBE,
     AdaptedSection,
     Counters,
-    Growth,
+    CounterDelta,
     ServerConnection,
     ServingSection,
     answers_of,
@@ -216,7 +216,7 @@ class TestJoining:
 
 class TestFigures:
     def test_figures_are_those_since_the_last_look(self) -> None:
-        growth = Growth("rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])})
+        growth = CounterDelta("rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])})
         assert growth.since({"tokens": 5.0})["rollout/x/new"].value == 5.0
         assert growth.since({"tokens": 7.0})["rollout/x/new"].value == 2.0
         assert growth.since({"tokens": 7.0}) == {}

@@ -18,7 +18,7 @@ from transformers import (
 from dovetail.errors import ModelError
 from dovetail_rollout_hf.cache import Arrival, KvCache, empty_index
 from dovetail_rollout_hf.choice import choose_decoder, prove
-from dovetail_rollout_hf.lean import LeanDecoder, why_not_lean
+from dovetail_rollout_hf.fused_decoder import LeanDecoder, why_not_lean
 from dovetail_rollout_hf.transformers_decoder import TransformersDecoder
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 

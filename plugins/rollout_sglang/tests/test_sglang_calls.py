@@ -11,7 +11,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
 from dovetail.serving import SampleCall
 from dovetail_rollout_sglang.calls import kept_mass, result_of, sampling_of, scores_of
-from dovetail_rollout_sglang.figures import figures
+from dovetail_rollout_sglang.server_metrics import figures
 
 
 def answer(ids: list[int], kind: str = "stop", entries: Any = None) -> dict[str, Any]:

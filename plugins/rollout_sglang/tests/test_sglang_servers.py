@@ -16,7 +16,7 @@ from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.hooks import end_at_stop_tokens
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.routes import SglangRoutes
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.versions import SglangRelease
 from dovetail_sdk.testing.fake_server import frame_of, words_of
 

@@ -33,7 +33,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig
 from dovetail.stages.algorithm import staleness
-from dovetail.weights.residency import OffloadManager
+from dovetail.weights.offload import OffloadManager
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger

@@ -10,7 +10,7 @@ from dovetail.errors import StopRequested
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
-from dovetail.experience.refill import Rollout
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
@@ -81,7 +81,7 @@ class RolloutCollector:
             ]
         )
 
-    def collect(self, step: StepContext, asked: Collection[str]) -> Rollout:
+    def collect(self, step: StepContext, asked: Collection[str]) -> DynamicSampler:
         """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
 
         Args:
@@ -94,7 +94,7 @@ class RolloutCollector:
         """
         record, config = self._record, self._record.config
         limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
-        rollout = Rollout(
+        rollout = DynamicSampler(
             config.data.train_batch_size,
             self._filters,
             temperature=config.rollout.temperature,
@@ -210,7 +210,7 @@ class RolloutCollector:
             self._ledger.retry(epoch, prompt, attempt)
         self._ledger.take(epoch, prompt, latest, step=step.number)
 
-    def _report(self, rollout: Rollout, step: StepContext) -> None:
+    def _report(self, rollout: DynamicSampler, step: StepContext) -> None:
         """Metrics, written samples and hooks of a rollout that is finished."""
         record, config, service = self._record, self._record.config, self._service
         samples = rollout.samples

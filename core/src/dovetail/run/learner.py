@@ -21,7 +21,7 @@ from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import ON_REQUEST
-from dovetail.weights.residency import OffloadManager
+from dovetail.weights.offload import OffloadManager
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger

@@ -10,8 +10,8 @@ import attrs
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.run.record import RunRecord
-from dovetail.weights.probe import Probe
-from dovetail.weights.residency import OffloadManager
+from dovetail.weights.weight_check import WeightCheck
+from dovetail.weights.offload import OffloadManager
 from dovetail.weights.weight_sync import WeightSync
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class WeightPublisher:
             plan=record.plan,
             actor=actor,
             pool=pool,
-            probe=Probe.of(record.config, record.plan, tokenizer),
+            probe=WeightCheck.of(record.config, record.plan, tokenizer),
             residency=residency,
             run_directory=record.directory.path,
             logger=record.logger,

@@ -41,7 +41,7 @@ class ValidationSamplingSection:
 
 
 @attrs.frozen(kw_only=True)
-class ProbeSection:
+class WeightCheckSection:
     """Fixed token sequences that rollout and trainer both score: their log-probabilities must agree."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
@@ -86,7 +86,7 @@ class RolloutSection(PluginSection):
     under the new weights. Else they end first, and the longest is waited for."""
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
-    probe: ProbeSection = attrs.field(factory=ProbeSection)
+    probe: WeightCheckSection = attrs.field(factory=WeightCheckSection)
     """What the engine computes with new weights, compared with what the trainer does."""
     rebuilds: int = attrs.field(default=2, validator=attrs.validators.ge(0))
     """How often in a row replicas that failed are started again before the run stops."""

@@ -34,7 +34,7 @@ from .frames import (
     MEDIA_TYPE as MEDIA_TYPE,
     Frame as Frame,
 )
-from .growth import Growth as Growth
+from .counter_delta import CounterDelta as CounterDelta
 from .joining import (
     DESCRIBE as DESCRIBE,
     answers_of as answers_of,
@@ -75,7 +75,7 @@ from .section import (
     spread_over_ranks as spread_over_ranks,
 )
 from .server_backend import ServerBackend as ServerBackend
-from .surroundings import (
+from .environment import (
     free_bytes as free_bytes,
     log_path as log_path,
     visible_devices as visible_devices,

@@ -15,7 +15,7 @@ from dovetail.experience.pool_control import EVERYTHING
 from dovetail.experience.pool_members import ReplicaFault, in_words
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.plugins.load import make_plugin
-from dovetail.weights.probe import Probe
+from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.receiving import BackgroundCall, FirstFailure
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
-    from dovetail.weights.residency import OffloadManager
+    from dovetail.weights.offload import OffloadManager
 
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""
@@ -60,7 +60,7 @@ class WeightSync:
         plan: Plan,
         actor: Any,
         pool: RolloutPool,
-        probe: Probe,
+        probe: WeightCheck,
         residency: OffloadManager,
         run_directory: Path,
         logger: Any,

@@ -13,7 +13,7 @@ import torch
 from dovetail.errors import ModelError
 from dovetail_rollout_hf.cache import Arrival, KvCache, empty_index
 from dovetail_rollout_hf.decoder import Decoder
-from dovetail_rollout_hf.lean import LeanDecoder, why_not_lean
+from dovetail_rollout_hf.fused_decoder import LeanDecoder, why_not_lean
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest difference of logits that proves a decoder, relative to one plus the largest logit."""

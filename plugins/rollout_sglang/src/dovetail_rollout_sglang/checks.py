@@ -20,7 +20,7 @@ from dovetail.serving import (
 )
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.versions import OLDEST, number_of
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, nearest
 from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 
 
 def main(argument: str) -> None:

@@ -17,7 +17,7 @@ from dovetail.metrics import Max, Mean, Metric, Sum
 from dovetail.serving import (
     Backend,
     Counters,
-    Growth,
+    CounterDelta,
     LoopThread,
     OwnServer,
     SampleCall,
@@ -62,7 +62,7 @@ class TrtllmBackend(Backend):
         self._served: str | None = None if context.weights_follow else model_of(context).path
         self._asleep: frozenset[str] = frozenset()
         self._counters = Counters("new_tokens", "samples")
-        self._growth = Growth("rollout/trtllm/", "samples", _metrics)
+        self._growth = CounterDelta("rollout/trtllm/", "samples", _metrics)
 
     def start(self) -> None:
         config, context = self._config, self._context

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dovetail.serving import Host, Routes, Scope
 from dovetail_rollout_vllm.server_host import ServerHost
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 
 
 class VllmRoutes(Routes):

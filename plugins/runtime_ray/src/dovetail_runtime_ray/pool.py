@@ -86,12 +86,12 @@ class PoolProcesses:
         """R."""
         return len(self._actors)
 
-    def begin(self, timeout: float, meeting: str | None) -> None:
+    def begin(self, timeout: float, rendezvous: str | None) -> None:
         """Wait until every process is up, and join them to one process group.
 
         Args:
             timeout: seconds for all of it.
-            meeting: a file's address that only these processes share; None lets rank 0 listen.
+            rendezvous: a file's address that only these processes share; None lets rank 0 listen.
 
         Raises:
             PlacementError: they did not come up in time.
@@ -122,7 +122,7 @@ class PoolProcesses:
             )
         address = None
         if self.size > 1:
-            address = meeting or ray.get(self._actors[0].address.remote())
+            address = rendezvous or ray.get(self._actors[0].address.remote())
         left = max(deadline - time.monotonic(), 1.0)
         # A collective may wait as long as the longest call may take.
         patience = max(self.limits.longest, left)

@@ -253,8 +253,8 @@ class RayRuntime(Runtime):
         self._processes[name] = processes
         self._ending.callback(processes.close)
         directory = self._cluster.directory if self._cluster is not None else None
-        meeting = None if directory is None else f"file://{directory}/meeting-{name}"
-        processes.begin(self.config.start_timeout, meeting)
+        rendezvous = None if directory is None else f"file://{directory}/rendezvous-{name}"
+        processes.begin(self.config.start_timeout, rendezvous)
 
 
 def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:

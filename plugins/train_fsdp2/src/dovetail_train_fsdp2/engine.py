@@ -36,7 +36,7 @@ from dovetail_train_fsdp2.failures import all_failing_rows, traced
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import ShardedOptimizer
-from dovetail_train_fsdp2.packing import Cut, cut
+from dovetail_train_fsdp2.packing import MicroBatchPlan, cut
 from dovetail_train_fsdp2.sending import ScorerSending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_scorer, ranks_of
@@ -234,7 +234,7 @@ class Fsdp2Engine(TrainEngine):
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
 
-    def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[Cut]:
+    def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[MicroBatchPlan]:
         scorer = self._started()
         budget = self._training.max_tokens_per_micro_batch
         means = scorer.means(self.config)
@@ -242,7 +242,7 @@ class Fsdp2Engine(TrainEngine):
             means = padded(means, together=self.config.sequence_parallel_size)
         return cut(batch, budget, means, at_least, unit)
 
-    def _cut_alike(self, batch: Batch, cuts: list[Cut], unit: Unit = "sample") -> list[Cut]:
+    def _cut_alike(self, batch: Batch, cuts: list[MicroBatchPlan], unit: Unit = "sample") -> list[MicroBatchPlan]:
         """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
         most = self._ranks.largest(len(cuts))
         return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)

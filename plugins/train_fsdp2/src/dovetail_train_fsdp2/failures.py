@@ -13,7 +13,7 @@ from dovetail.numerics import listed
 from dovetail.training import failing_rows
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
-from dovetail_train_fsdp2.packing import Cut
+from dovetail_train_fsdp2.packing import MicroBatchPlan
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def all_failing_rows(
     spec: ObjectiveSpec,
     mini_batch: Batch,
     denominators: Mapping[str, float],
-    parts: Sequence[Cut],
+    parts: Sequence[MicroBatchPlan],
 ) -> list[int]:
     """Positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
 

@@ -44,7 +44,7 @@ class Means:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Cut:
+class MicroBatchPlan:
     """The samples of one micro-batch, and how to lay them out."""
 
     rows_B: np.ndarray
@@ -57,7 +57,7 @@ class Cut:
 
 def cut(
     batch: Batch, budget: int, means: Means, at_least: int = 1, unit: Unit = "sample"
-) -> list[Cut]:
+) -> list[MicroBatchPlan]:
     """Cut a batch into micro-batches of balanced cost, each within the budget.
 
     Args:
@@ -75,7 +75,7 @@ def cut(
         means = attrs.evolve(means, share="never", share_packed="never")
     parts, shared, packed = _chosen(samples, budget, means, at_least)
     rows = rows_of(parts, samples, at_least)
-    return [Cut(rows_B=rows_B, shared=shared, packed=packed) for rows_B in rows]
+    return [MicroBatchPlan(rows_B=rows_B, shared=shared, packed=packed) for rows_B in rows]
 
 
 def _chosen(

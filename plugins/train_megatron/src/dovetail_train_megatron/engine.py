@@ -36,8 +36,8 @@ from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
-from dovetail_train_megatron.residency import TensorOffloader
-from dovetail_train_megatron.scoring import Cuts, all_failing_rows, packed, scored
+from dovetail_train_megatron.offload import TensorOffloader
+from dovetail_train_megatron.scoring import PackedBatch, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
@@ -259,7 +259,7 @@ class MegatronEngine(TrainEngine):
     def _check_device(self) -> None:
         check_device(self.context)
 
-    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> Cuts:
+    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> PackedBatch:
         budget = self._training.max_tokens_per_micro_batch
         return packed(network, batch, budget, self._ranks, unit)
 

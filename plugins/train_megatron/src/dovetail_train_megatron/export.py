@@ -13,7 +13,7 @@ from dovetail.sections import ModelSection
 from dovetail.training import Ranks
 from dovetail_train_megatron.names import VALUE_HEAD, TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.shelf import SafetensorsWriter
+from dovetail_train_megatron.safetensors_store import SafetensorsWriter
 from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."

@@ -17,7 +17,7 @@ from dovetail.errors import ModelError
 from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail.sections import ModelSection
 from dovetail.training import StoredCheckpoint, wire_name
-from dovetail_train_megatron.misfits import refuse_misshapen, refuse_unplaced
+from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
 
 if TYPE_CHECKING:

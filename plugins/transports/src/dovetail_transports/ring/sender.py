@@ -13,7 +13,7 @@ from dovetail.errors import CalledOffError, ReceiverError
 from dovetail.interfaces import PluginContext, WeightManifest, WeightSender
 from dovetail.transports import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
-from dovetail_transports.ring.doors import SenderDoor
+from dovetail_transports.ring.rendezvous import SenderRendezvous
 from dovetail_transports.ring.gathering import gather_receivers
 from dovetail_transports.ring.layout import BucketLayout
 from dovetail_transports.ring.peers import Peers
@@ -29,18 +29,18 @@ class RingSender(WeightSender):
     """Sends to as many receivers as the manifest counts, or to all that have registered when an update starts.
 
     Args:
-        door: where receivers come.
+        rendezvous: where receivers come.
         slots: where the buckets lie.
     """
 
     def __init__(
-        self, config: RingConfig, context: PluginContext, door: SenderDoor, slots: SenderSlots
+        self, config: RingConfig, context: PluginContext, rendezvous: SenderRendezvous, slots: SenderSlots
     ) -> None:
-        self._config, self._context, self._door, self._slots = config, context, door, slots
+        self._config, self._context, self._rendezvous, self._slots = config, context, rendezvous, slots
         self._writer = BucketCopier(verify=config.verify)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        return self._door.prepare(manifest)
+        return self._rendezvous.prepare(manifest)
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """As the interface says; returns when every receiver is through with the last bucket.
@@ -60,7 +60,7 @@ class RingSender(WeightSender):
         try:
             layout = BucketLayout.of(manifest)
             gather_receivers(
-                self._door, peers, manifest, _hello(manifest, layout), self._config.timeout
+                self._rendezvous, peers, manifest, _hello(manifest, layout), self._config.timeout
             )
             self._send(manifest, layout, source, peers)
         except Exception as error:
@@ -71,11 +71,11 @@ class RingSender(WeightSender):
             raise
         finally:
             peers.close()
-            self._door.finish(manifest, outcome)
+            self._rendezvous.finish(manifest, outcome)
 
     def close(self) -> None:
         self._slots.close()
-        self._door.close()
+        self._rendezvous.close()
 
     # -- one update ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import Counters, Growth
+from dovetail.serving import Counters, CounterDelta
 
 PREFIX = "rollout/sglang/"
 
@@ -32,9 +32,9 @@ class SglangCounters(Counters):
         )
 
 
-def figures() -> Growth:
+def figures() -> CounterDelta:
     """What makes of a server's totals the metrics; there are none where nothing was generated."""
-    return Growth(PREFIX, "new_tokens", _metrics)
+    return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 
 def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:

@@ -1,4 +1,4 @@
-"""Probe: compare the log-probabilities of rollout and trainer on fixed token sequences.
+"""WeightCheck: compare the log-probabilities of rollout and trainer on fixed token sequences.
 
 Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
 them is seen from what it finds likely. Legend: S sequences of L tokens.
@@ -20,7 +20,7 @@ from dovetail.experience.pool_members import ReplicaFault, in_words
 if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
-    from dovetail.sections.rollout import ProbeSection
+    from dovetail.sections.rollout import WeightCheckSection
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
 """Largest mean difference by the model's dtype, in nats a token."""
@@ -28,7 +28,7 @@ _STREAM = 0x70726F6265
 """Keeps the probe's tokens apart from all else that is drawn with the run's seed."""
 
 
-class Probe:
+class WeightCheck:
     """Compares what replicas and trainer find likely.
 
     Args:
@@ -38,13 +38,13 @@ class Probe:
     """
 
     def __init__(
-        self, section: ProbeSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
+        self, section: WeightCheckSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
     ) -> None:
         self._section, self._sequences, self._dtype = section, list(sequences), dtype
         self._probed = False
 
     @classmethod
-    def of(cls, config: RunConfig, plan: Plan, tokenizer: Any) -> Probe:
+    def of(cls, config: RunConfig, plan: Plan, tokenizer: Any) -> WeightCheck:
         """The probe of a run: its engine scores or is not probed."""
         section = config.rollout.probe
         if "scores" not in plan.rollout_capabilities or not section.every:

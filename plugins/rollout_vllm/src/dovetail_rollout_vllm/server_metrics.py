@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import Growth
-from dovetail_rollout_vllm.figures import PREFIX
+from dovetail.serving import CounterDelta
+from dovetail_rollout_vllm.engine_metrics import PREFIX
 
 
-def server_figures() -> Growth:
+def server_figures() -> CounterDelta:
     """What makes of a server's totals the metrics of `figures.Figures.take`, by the same names."""
-    return Growth(PREFIX, "new_tokens", _metrics)
+    return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 
 def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from dovetail.dispatch import Future
-from dovetail.weights.residency import OffloadManager
+from dovetail.weights.offload import OffloadManager
 
 
 class Group:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import WeightSyncError
-from dovetail.sections.rollout import ProbeSection
-from dovetail.weights.probe import Probe, difference, draw_tokens
+from dovetail.sections.rollout import WeightCheckSection
+from dovetail.weights.weight_check import WeightCheck, difference, draw_tokens
 
 SCORES = frozenset({"scores"})
 
@@ -45,7 +45,7 @@ def test_trainer_and_replica_score_the_same_tokens(
 def test_the_first_update_is_probed_and_every_so_many_after_it(
     every: int, probed: list[int], mortal: Any, make_world: Any
 ) -> None:
-    world = make_world([mortal()], capabilities=SCORES, probe=ProbeSection(every=every))
+    world = make_world([mortal()], capabilities=SCORES, probe=WeightCheckSection(every=every))
     for version in range(1, 5):
         world.metrics.clear()
         world.sync.bring(version)
@@ -62,7 +62,7 @@ def test_an_engine_that_does_not_score_is_not_probed(mortal: Any, make_world: An
 def test_a_replica_that_was_started_again_is_probed_whatever_the_schedule(
     mortal: Any, make_world: Any
 ) -> None:
-    world = make_world([mortal()], capabilities=SCORES, probe=ProbeSection(every=100))
+    world = make_world([mortal()], capabilities=SCORES, probe=WeightCheckSection(every=100))
     world.sync.bring(1)
     world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
     world.metrics.clear()
@@ -121,6 +121,6 @@ def test_tokens_are_drawn_alike_for_one_seed_and_are_never_special(twenty_tokens
 
 def test_the_tolerance_follows_the_dtype_unless_it_is_set(twenty_tokens: Any) -> None:
     sequences = draw_tokens(twenty_tokens, 1, 4, 0)
-    assert Probe(ProbeSection(), sequences, "float32").tolerance == 1e-4
-    assert Probe(ProbeSection(), sequences, "bfloat16").tolerance == 0.05
-    assert Probe(ProbeSection(tolerance=0.2), sequences, "bfloat16").tolerance == 0.2
+    assert WeightCheck(WeightCheckSection(), sequences, "float32").tolerance == 1e-4
+    assert WeightCheck(WeightCheckSection(), sequences, "bfloat16").tolerance == 0.05
+    assert WeightCheck(WeightCheckSection(tolerance=0.2), sequences, "bfloat16").tolerance == 0.2
