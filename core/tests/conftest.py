@@ -187,7 +187,7 @@ class World:
         log: list[str] | None = None,
         capabilities: frozenset[str] = frozenset(),
         ends_meet: bool = False,
-        probe: WeightCheckSection | None = None,
+        weight_check: WeightCheckSection | None = None,
         **rollout: Any,
     ) -> None:
         self.log = log if log is not None else []
@@ -198,7 +198,7 @@ class World:
         """How far replicas are off that are started from now on."""
         self.actor = Actor(self.log)
         self.pool = RolloutPool(replicas, restart=self.restart)
-        section = RolloutSection(probe=probe or WeightCheckSection(sequences=2, tokens=5), **rollout)
+        section = RolloutSection(weight_check=weight_check or WeightCheckSection(sequences=2, tokens=5), **rollout)
         tell = SimpleNamespace(
             info=lambda event, **fields: self.told.append((event, fields)),
             warning=lambda event, **fields: self.told.append((event, fields)),
@@ -226,7 +226,7 @@ class World:
             plan=plan,
             actor=self.actor,
             pool=self.pool,
-            probe=WeightCheck.of(config, plan, Tokenizer()),
+            weight_check=WeightCheck.of(config, plan, Tokenizer()),
             residency=residency,
             run_directory=directory,
             logger=tell,

@@ -55,11 +55,11 @@ from dovetail_sdk.testing.table_engine import TableEngine
 BASE = {
     "model": {"path": "nowhere"},
     "data": {"train_batch_size": 2, "max_response_length": 5},
-    "rollout": {"name": "scripted", "n": 2, "probe": {"every": 0}},
+    "rollout": {"name": "scripted", "n": 2, "weight_check": {"every": 0}},
     "actor": {"engine": "table", "mini_batch_size": 1},
     "critic": {"mini_batch_size": 2},
     # A loss without a ratio: nothing requires old log-probabilities unless a test does.
-    "algorithm": {"policy_loss": "reinforce", "gate": {"every": 0}},
+    "algorithm": {"policy_loss": "reinforce", "logprob_check": {"every": 0}},
 }
 
 

@@ -144,7 +144,7 @@ def planned(*overrides: str) -> Plan:
         "model": {"path": "tiny"},
         "rollout": {"n": SAMPLES},
         "data": {"train_batch_size": GROUPS},
-        "algorithm": {"gate": {"stop_above": None}},
+        "algorithm": {"logprob_check": {"stop_above": None}},
     }
     return make_plan(config_from_mapping(mapping, overrides).config)
 

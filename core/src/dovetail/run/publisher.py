@@ -48,7 +48,7 @@ class WeightPublisher:
             plan=record.plan,
             actor=actor,
             pool=pool,
-            probe=WeightCheck.of(record.config, record.plan, tokenizer),
+            weight_check=WeightCheck.of(record.config, record.plan, tokenizer),
             residency=residency,
             run_directory=record.directory.path,
             logger=record.logger,

@@ -28,7 +28,7 @@ from dovetail.interfaces.rollout import SamplingParams
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
 from dovetail.numerics.finite import sample_names
-from dovetail.sections.algorithm import GateSection
+from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.stages.algorithm import rollout_is_old, staleness
 from dovetail.stages.logprob_cause import Cause, diagnose
 from dovetail.stages.logprob_comparison import Comparison
@@ -43,7 +43,7 @@ Level = Literal["ok", "warn", "stop"]
 
 
 class LogProbCheck(Stage):
-    """Compares rollout and trainer where both log-probabilities are there, and on the schedule of `algorithm.gate`."""
+    """Compares rollout and trainer where both log-probabilities are there, and on the schedule of `algorithm.logprob_check`."""
 
     name = "logprob_check"
     api = ">=1.0,<2"
@@ -57,7 +57,7 @@ class LogProbCheck(Stage):
     def because(cls, config: Any, facts: PlanFacts) -> str | None:
         if not comparable(facts):
             return None
-        every = facts.config.algorithm.gate.every
+        every = facts.config.algorithm.logprob_check.every
         often = f"at step 1 and every {every} steps" if every else "with the log-probabilities"
         return f"rollout and trainer must agree; {often}"
 
@@ -66,7 +66,7 @@ class LogProbCheck(Stage):
         return () if _actor_scores(facts) else ("actor",)
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
-        section = facts.config.algorithm.gate
+        section = facts.config.algorithm.logprob_check
         return comparable(facts) if due(number, section) else frozenset()
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
@@ -74,7 +74,7 @@ class LogProbCheck(Stage):
         return "rollout_log_probs" not in batch or not (_actor_scores(step.facts) or scheduled)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        section = step.config.algorithm.gate
+        section = step.config.algorithm.logprob_check
         compared = batch
         if allowed := staleness(step.facts):
             compared = batch.take(~stale_rows(batch, step.weight_version, allowed))
@@ -149,7 +149,7 @@ class LogProbComparison:
             raise NumericsError(self.message, hint=self.hint, sample_ids=self.sample_ids)
 
 
-def due(step: int, section: GateSection) -> bool:
+def due(step: int, section: LogProbCheckSection) -> bool:
     """Whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
 
@@ -189,7 +189,7 @@ def measure(
     log_probs: Ragged,
     *,
     sampling: SamplingParams,
-    section: GateSection,
+    section: LogProbCheckSection,
     weight_version: int | None = None,
 ) -> LogProbComparison:
     """Compare the rollout's log-probabilities with the trainer's.
@@ -291,7 +291,7 @@ def _metrics(found: Comparison, versions: bool) -> dict[str, Metric]:
     return metrics
 
 
-def _figures(found: Comparison, section: GateSection, level: Level) -> str:
+def _figures(found: Comparison, section: LogProbCheckSection, level: Level) -> str:
     """The measured difference and the bound that it passed."""
     tokens = f"{len(found.train_K):,} tokens"
     mean = found.mean(found.gap_K)
@@ -300,5 +300,5 @@ def _figures(found: Comparison, section: GateSection, level: Level) -> str:
         text += f", {found.judged:.4f} of it beyond what top-p and top-k explain"
     for name, bound in (("stop_above", section.stop_above), ("warn_above", section.warn_above)):
         if level != "ok" and bound is not None and found.judged > bound:
-            return f"{text}, above algorithm.gate.{name} = {bound:g} (below {USUAL:g} is usual)"
+            return f"{text}, above algorithm.logprob_check.{name} = {bound:g} (below {USUAL:g} is usual)"
     return text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
 """Largest mean difference by the model's dtype, in nats a token."""
 _STREAM = 0x70726F6265
-"""Keeps the probe's tokens apart from all else that is drawn with the run's seed."""
+"""Keeps the tokens of the check apart from all else that is drawn with the run's seed."""
 
 
 class WeightCheck:
@@ -33,7 +33,7 @@ class WeightCheck:
 
     Args:
         section: when and how much.
-        sequences: S sequences, int64 [L] each; none where nothing is to be probed.
+        sequences: S sequences, int64 [L] each; none where nothing is to be checked.
         dtype: of the model, for the tolerance.
     """
 
@@ -41,12 +41,12 @@ class WeightCheck:
         self, section: WeightCheckSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
     ) -> None:
         self._section, self._sequences, self._dtype = section, list(sequences), dtype
-        self._probed = False
+        self._checked = False
 
     @classmethod
     def of(cls, config: RunConfig, plan: Plan, tokenizer: Any) -> WeightCheck:
-        """The probe of a run: its engine scores or is not probed."""
-        section = config.rollout.probe
+        """The check of a run: its engine scores or is not checked."""
+        section = config.rollout.weight_check
         if "scores" not in plan.rollout_capabilities or not section.every:
             return cls(section, ())
         # An engine that scores a prompt may have to generate a token after it.
@@ -58,7 +58,7 @@ class WeightCheck:
 
     @property
     def possible(self) -> bool:
-        """Whether anything is probed at all."""
+        """Whether anything is checked at all."""
         return bool(self._sequences)
 
     @property
@@ -67,10 +67,10 @@ class WeightCheck:
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
-        """Whether the update of this version is probed: a sitting's first, and every so many."""
+        """Whether the update of this version is checked: the first since the start or the resumption, and every so many."""
         if not self.possible:
             return False
-        return not self._probed or (version - 1) % self._section.every == 0
+        return not self._checked or (version - 1) % self._section.every == 0
 
     def expect(self, actor: Any) -> list[np.ndarray]:
         """What the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
@@ -111,7 +111,7 @@ class WeightCheck:
             largest.append(most)
             if not mean <= self.tolerance:
                 faults.append(ReplicaFault(number=number, error=self._too_different(number, mean, most)))
-        self._probed = True
+        self._checked = True
         figures = {
             "probe/mean_difference": float(np.max(means)),
             "probe/max_difference": float(np.max(largest)),
@@ -121,16 +121,16 @@ class WeightCheck:
     def _too_different(self, number: int, mean: float, most: float) -> WeightSyncError:
         return WeightSyncError(
             f"replica {number} does not compute with the weights that it was sent: its log-probabilities of the "
-            f"probe differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
-            f"rollout.probe.tolerance is {self.tolerance:g} ({self._dtype})",
-            hint="an engine that quantises needs a larger rollout.probe.tolerance; else it loads weights wrongly: "
-            "report it to the engine's plugin, or set rollout.probe.every=0 to go on without this proof",
+            f"check's sequences differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
+            f"rollout.weight_check.tolerance is {self.tolerance:g} ({self._dtype})",
+            hint="an engine that quantises needs a larger rollout.weight_check.tolerance; else it loads weights wrongly: "
+            "report it to the engine's plugin, or set rollout.weight_check.every=0 to go on without this check",
         )
 
     def _unscored(self, number: int, error: Exception) -> WeightSyncError:
         failure = WeightSyncError(
-            f"replica {number} could not score the probe after the update: {in_words(error)}",
-            hint="set rollout.probe.every=0 to go on without this proof",
+            f"replica {number} could not score the sequences of the weight check after the update: {in_words(error)}",
+            hint="set rollout.weight_check.every=0 to go on without this check",
         )
         failure.__cause__ = error
         return failure

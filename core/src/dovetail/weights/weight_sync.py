@@ -43,7 +43,7 @@ class WeightSync:
         plan: of the run; says which transport there is and what the rollout can do.
         actor: the worker group that sends.
         pool: the replicas that receive.
-        probe: compares actor and replicas after an update.
+        weight_check: compares actor and replicas after an update.
         residency: which training roles are on the accelerator.
         run_directory: where the run writes.
         logger: with the standard methods.
@@ -60,7 +60,7 @@ class WeightSync:
         plan: Plan,
         actor: Any,
         pool: RolloutPool,
-        probe: WeightCheck,
+        weight_check: WeightCheck,
         residency: OffloadManager,
         run_directory: Path,
         logger: Any,
@@ -73,8 +73,8 @@ class WeightSync:
         self._residency = residency
         self._outer_phase, self._prefix = phase, ""
         self._metrics, self._held, self._score = metrics, held, score
-        self._probe = probe
-        self._rebuilds = config.rollout.rebuilds
+        self._weight_check = weight_check
+        self._max_restarts = config.rollout.max_restarts
         self._rebuilt = 0
         self._offload = config.rollout.offload
         self._discards = "discards_weights" in plan.rollout_capabilities
@@ -87,29 +87,29 @@ class WeightSync:
     """Whether replicas sleep without their weights: only an update brings them back."""
 
     def bring(self, version: int) -> None:
-        """Have every replica take the actor's weights as `version`, and prove by the probe that it computes with them.
+        """Have every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
 
         Replicas that have died or failed are started again, before the update or after it, and then all of them are
         sent the version anew: nobody serves weights in pieces.
 
         Raises:
             WeightSyncError: a replica did not take the version, or computes with other weights, and so often were
-                replicas started again as `rollout.rebuilds` allows.
+                replicas started again as `rollout.max_restarts` allows.
             DovetailError: what the sender raised, where it was the sender that failed.
         """
         faults, doubted = self._pool.lost(), False
-        probing = self._probe.due(version)
+        probing = self._weight_check.due(version)
         while True:
             if faults:
                 self._start_again(faults, version)
-                probing = self._probe.possible
+                probing = self._weight_check.possible
             expected, faults = self._update(version, probing=probing)
             if not faults and probing:
                 with self._phase("probe"):
-                    figures, faults = self._probe.compare(expected, self._score)
+                    figures, faults = self._weight_check.compare(expected, self._score)
                 self._metrics().update(figures)
                 self._logger.info("weights_probed", version=version, **figures)
-                if faults and (doubted or self._rebuilt == self._rebuilds):
+                if faults and (doubted or self._rebuilt == self._max_restarts):
                     raise faults[0].error
                 doubted = bool(faults)
             if not faults:
@@ -157,7 +157,7 @@ class WeightSync:
     # -- one update ----------------------------------------------------------------------------
 
     def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
-        """Send once; returns what the trainer expects of the probe, and who failed."""
+        """Send once; returns what the trainer expects of the weight check, and who failed."""
         faults: tuple[ReplicaFault, ...]
         expected, faults = None, ()
         if self._offload:
@@ -167,7 +167,7 @@ class WeightSync:
         with self._residency.present("actor"):
             if probing:
                 with self._phase("probe"):
-                    expected = self._probe.expect(self._actor)
+                    expected = self._weight_check.expect(self._actor)
             if self._offload:
                 with self._phase("wake"):
                     faults = self._pool.wake(WEIGHTS)
@@ -239,14 +239,14 @@ class WeightSync:
         if self._offload:
             self._residency.settle()
         while faults:
-            if self._rebuilt == self._rebuilds:
+            if self._rebuilt == self._max_restarts:
                 raise self._refusal(faults, version)
             self._rebuilt += 1
             self._logger.warning(
                 "rollout_replicas_started_again",
                 replicas=[fault.number for fault in faults],
                 cause="; ".join(str(fault) for fault in faults),
-                time=f"{self._rebuilt} of {self._rebuilds} in a row",
+                time=f"{self._rebuilt} of {self._max_restarts} in a row",
                 **({"hint": hint} if (hint := getattr(faults[0].error, "hint", None)) else {}),
             )
             wanted = [fault.number for fault in faults]
@@ -263,7 +263,7 @@ class WeightSync:
             f"{len(faults)} of {self._pool.size} replicas did not take version {version}{tried}: "
             + "; ".join(f"replica {fault.number}: {in_words(fault.error)}" for fault in faults),
             hint=getattr(first, "hint", None)
-            or "rollout.rebuilds says how often in a row replicas are started again",
+            or "rollout.max_restarts says how often in a row replicas are started again",
         )
         error.__cause__ = first
         return error
