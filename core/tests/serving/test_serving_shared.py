@@ -214,12 +214,12 @@ class TestJoining:
         assert port_of("http://10.0.0.2", 8000) == 8000
 
 
-class TestFigures:
+class TestCounterDelta:
     def test_figures_are_those_since_the_last_look(self) -> None:
-        growth = CounterDelta("rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])})
-        assert growth.since({"tokens": 5.0})["rollout/x/new"].value == 5.0
-        assert growth.since({"tokens": 7.0})["rollout/x/new"].value == 2.0
-        assert growth.since({"tokens": 7.0}) == {}
+        delta = CounterDelta("rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])})
+        assert delta.since({"tokens": 5.0})["rollout/x/new"].value == 5.0
+        assert delta.since({"tokens": 7.0})["rollout/x/new"].value == 2.0
+        assert delta.since({"tokens": 7.0}) == {}
 
     def test_samples_are_counted_as_they_run(self) -> None:
         counters = Counters("tokens")

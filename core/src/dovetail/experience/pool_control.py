@@ -88,9 +88,9 @@ class PoolControl(Members):
                 self._version = version
         return faults
 
-    def figures(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Metric]:
         """What the replicas did since they were last asked, merged by name; who does not answer is left out."""
-        answers = self._each(lambda engine: engine.figures())
+        answers = self._each(lambda engine: engine.metrics())
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 
     def sleep(self, tags: frozenset[str] = EVERYTHING, *, keep_weights: bool = True) -> int:

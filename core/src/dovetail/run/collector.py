@@ -122,7 +122,7 @@ class RolloutCollector:
             ):
                 break
             record.stop.check()
-        metrics = values(self._pool.figures())
+        metrics = values(self._pool.metrics())
         if not self._service.running:
             self._publisher.rest()
         step.metrics |= metrics

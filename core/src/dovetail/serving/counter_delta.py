@@ -32,7 +32,7 @@ class CounterDelta:
         """The metrics since the totals that were told before; empty where nothing was done.
 
         Args:
-            totals: a server's answer to `figures`.
+            totals: a server's answer to `metrics`.
         """
         before, self._before = self._before, dict(totals)
         grown = {name: value - before.get(name, 0.0) for name, value in totals.items()}

@@ -193,8 +193,8 @@ class ServingRollout(BaseRollout):
     def alive(self) -> bool:
         return self._backend is not None and self._backend.alive()
 
-    def figures(self) -> Mapping[str, Metric]:
-        return {} if self._backend is None else self._backend.figures()
+    def metrics(self) -> Mapping[str, Metric]:
+        return {} if self._backend is None else self._backend.metrics()
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         backend = self._running()

@@ -67,7 +67,7 @@ class Host(ABC):
         """Take the memory of `tags` again."""
 
     @abstractmethod
-    async def figures(self, _: Frame) -> Frame:
+    async def metrics(self, _: Frame) -> Frame:
         """Totals since the server started, a number by name."""
 
 
@@ -121,7 +121,7 @@ class Routes(ABC):
             "load": host.load,
             "sleep": host.sleep,
             "wake": host.wake,
-            "figures": host.figures,
+            "metrics": host.metrics,
         }.get(name)
         if answer is None:
             await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})

@@ -64,7 +64,7 @@ class ServerBackend(Backend):
         """
 
     @abstractmethod
-    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+    def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
         """Metrics since the last call, from the server's totals since its start."""
 
     def start(self) -> None:
@@ -134,10 +134,10 @@ class ServerBackend(Backend):
     def wake(self, tags: frozenset[str]) -> None:
         self._ask("wake", {"tags": sorted(tags)})
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         if not self.alive():
             return {}
-        return self.figures_from({name: float(of) for name, of in self._ask("figures").items()})
+        return self.metrics_from({name: float(of) for name, of in self._ask("metrics").items()})
 
     def alive(self) -> bool:
         """Whether nothing has shown yet that the server is dead."""

@@ -1,4 +1,4 @@
-"""What the engine counts while it works, and the figures that come of it."""
+"""What the engine counts while it works, and the metrics that come of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DecodeCounts:
         self.steps = self.generated_tokens = self.prefill_tokens = 0
         return taken
 
-    def figures(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Metric]:
         """Metrics by name; they merge over replicas."""
         return {
             "rollout/generated_tokens": Sum(float(self.generated_tokens)),

@@ -182,11 +182,11 @@ class HfRollout(BaseRollout):
         job = scheduler.call(lambda: score_tokens(self._model, sequences, vocab_size))
         return await asyncio.wrap_future(job)
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         """Tokens generated and prefilled, and how full the batch was, since it was last asked."""
         if self._scheduler is None:
             return {}
-        return self._scheduler.call(self._scheduler.take_counts).result().figures()
+        return self._scheduler.call(self._scheduler.take_counts).result().metrics()
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         scheduler = self._running()

@@ -201,7 +201,7 @@ class SglangHost(Host):
             self._asleep -= due
         return Frame(header={})
 
-    async def figures(self, _: Frame) -> Frame:
+    async def metrics(self, _: Frame) -> Frame:
         return Frame(header=self._counters.totals())
 
     def _note_replaced(self, version: int | None, *, whole: bool) -> None:

@@ -1,4 +1,4 @@
-"""Figures: what a server of SGLang's did since it was last asked, as metrics that merge over replicas."""
+"""Metrics: what a server of SGLang's did since it was last asked, as metrics that merge over replicas."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class SglangCounters(Counters):
         )
 
 
-def figures() -> CounterDelta:
-    """What makes of a server's totals the metrics; there are none where nothing was generated."""
+def server_metrics() -> CounterDelta:
+    """Return what turns a server's totals into metrics; there are none where nothing was generated."""
     return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 

@@ -9,7 +9,7 @@ from dovetail.metrics import Metric
 from dovetail.serving import OwnServer, ServerBackend as AnyServerBackend, ServerConnection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.fused import Parts
-from dovetail_rollout_vllm.server_metrics import server_figures
+from dovetail_rollout_vllm.server_metrics import server_metrics
 from dovetail_rollout_vllm.server_start import join, start_server
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 
@@ -22,7 +22,7 @@ class VllmServerBackend(AnyServerBackend):
 
     def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._figures = server_figures()
+        self._metrics = server_metrics()
 
     def start_server(self, token: str) -> OwnServer:
         return start_server(self.config, self.context, token)
@@ -35,5 +35,5 @@ class VllmServerBackend(AnyServerBackend):
         found: Parts = self._ask("describe")["parts"]
         return found
 
-    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        return self._figures.since(totals)
+    def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+        return self._metrics.since(totals)

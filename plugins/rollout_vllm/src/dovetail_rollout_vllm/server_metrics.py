@@ -1,4 +1,4 @@
-"""Figures of a vLLM server: what it counted since it was last asked, as metrics that merge over replicas."""
+"""Metrics of a vLLM server: what it counted since it was last asked, as metrics that merge over replicas."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dovetail.serving import CounterDelta
 from dovetail_rollout_vllm.engine_metrics import PREFIX
 
 
-def server_figures() -> CounterDelta:
-    """What makes of a server's totals the metrics of `figures.Figures.take`, by the same names."""
+def server_metrics() -> CounterDelta:
+    """Return what turns a server's totals into the metrics of `EngineMetrics.take`, by the same names."""
     return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 

@@ -196,7 +196,7 @@ class TestVllmServer(RolloutConformance):
             RolloutError, match=r"vLLM has died: the server at .* ended with status"
         ):
             self.generate(fresh, self.request(0))
-        assert victim.figures() == dict[str, Metric]()
+        assert victim.metrics() == dict[str, Metric]()
 
     def test_an_engine_that_dies_inside_its_server_ends_all_requests(
         self, joined: BaseRollout, by_hand: ByHand

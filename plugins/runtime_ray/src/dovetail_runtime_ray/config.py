@@ -34,7 +34,7 @@ METHODS_OF_REPLICAS = (
     "check_manifest",
     "receive_weights",
     "score",
-    "figures",
+    "metrics",
     "sleep",
     "wake",
     "abort",

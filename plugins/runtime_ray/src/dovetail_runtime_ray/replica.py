@@ -132,8 +132,8 @@ class RayReplica(BaseRollout):
         found: list[np.ndarray] = await self._control("score", sequences)
         return found
 
-    def figures(self) -> Mapping[str, Metric]:
-        found: Mapping[str, Metric] = self._blocking("figures")
+    def metrics(self) -> Mapping[str, Metric]:
+        found: Mapping[str, Metric] = self._blocking("metrics")
         return found
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:

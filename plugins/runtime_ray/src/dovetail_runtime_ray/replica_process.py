@@ -22,7 +22,7 @@ CONTROL_METHODS = (
     "check_manifest",
     "receive_weights",
     "score",
-    "figures",
+    "metrics",
     "alive",
     "sleep",
     "wake",
