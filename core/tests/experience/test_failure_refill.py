@@ -88,7 +88,7 @@ class Drawn:
         asyncio.run(all_of_them())
 
     def thinned(self) -> list[Group]:
-        return [group for group in self.groups if group.lacks() != (0, False)]
+        return [group for group in self.groups if group.missing() != (0, False)]
 
     def refill(self, *, whole: bool = False) -> None:
         """Draw once more in place of what could not be scored."""
@@ -195,6 +195,6 @@ def test_no_sample_is_lost_or_trained_on_twice(rows, again, rounds, whole) -> No
     for group in made.groups:
         kept = [sample for sample in group.samples if sample.score is not None]
         assert len(kept) <= N
-        assert group.lacks() == (N - len(kept), False)
+        assert group.missing() == (N - len(kept), False)
         assert all(sample.prompt is group.prompt for sample in kept)
         assert not whole or len({sample.completion.request_id for sample in kept}) <= 1

@@ -279,8 +279,8 @@ def test_faults_become_failures_that_say_whether_to_try_again() -> None:
     assert (gone.kind, gone.retryable) == (FailureKind.UNREACHABLE, True)
     broken = failure_from(SandboxError("broken"), call)
     assert (broken.kind, broken.retryable) == (FailureKind.EXCEPTION, False)
-    again = pickle.loads(pickle.dumps(SandboxError("broken", hint="mend it")))
-    assert (again.message, again.hint) == ("broken", "mend it")
+    again = pickle.loads(pickle.dumps(SandboxError("broken", hint="fix it")))
+    assert (again.message, again.hint) == ("broken", "fix it")
 
 
 def test_a_helper_that_hangs_is_a_fault_and_no_result(any_box, monkeypatch) -> None:

@@ -111,10 +111,10 @@ def docs(
     click.echo(f"{output}: the pages have drifted", err=True)
     for difference in differences:
         click.echo(f"  - {difference}", err=True)
-    mend = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
-    mend += ["--interfaces", str(reference)] if reference else []
-    mend += ["--engines", str(engines)] if engines else []
-    click.echo(f"  → {' '.join(mend)}", err=True)
+    fix = [docs_pages.COMMAND, *map(str, directories), *(["--prune"] if prune else [])]
+    fix += ["--interfaces", str(reference)] if reference else []
+    fix += ["--engines", str(engines)] if engines else []
+    click.echo(f"  → {' '.join(fix)}", err=True)
     ctx.exit(1)
 
 

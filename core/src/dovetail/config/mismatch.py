@@ -21,7 +21,7 @@ class MismatchError(ValueError):
 
 
 def mismatch(value: Any, tp: Any) -> MismatchError:
-    """The error for a value that a type does not allow, with the way to mend it."""
+    """The error for a value that a type does not allow, with the way to fix it."""
     expected = describe(tp)
     got = "" if isinstance(value, str) and _choices(tp) else f", got {_kind(value)}"
     advice = _advice(value, tp)

@@ -44,7 +44,7 @@ def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
     listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])
     if len(sentences) > _MOST:
-        listed += f"\n  … and {len(sentences) - _MOST} more: mend these and check again"
+        listed += f"\n  … and {len(sentences) - _MOST} more: fix these and check again"
     error = ConfigError(f"{source}: {count} in the config\n{listed}", problems=sentences)
     error.lists_problems = True
     return error

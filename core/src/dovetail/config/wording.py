@@ -90,7 +90,7 @@ def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> I
     """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
     known = frozenset(key_paths(tree))
-    words = cls.lacks if issubclass(cls, PluginSection) else {}
+    words = cls.unsupported_keys if issubclass(cls, PluginSection) else {}
     told, text = [(path, value)], _nearest_key(path, cls, tree)
     if own := words.get(str(path[-1])):
         text = f"{_UNKNOWN}; {own}"

@@ -51,7 +51,7 @@ class Group:
     finished: bool = False
     """Whether everything that was asked for has an outcome."""
 
-    def lacks(self) -> tuple[int, bool]:
+    def missing(self) -> tuple[int, bool]:
         """Return how many samples are still to be drawn, and whether the greedy response is."""
         missing = self.n - sum(sample.score is not None for sample in self.samples)
         return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
@@ -64,7 +64,7 @@ class Group:
         """
         self.finished = False
         self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
-        anew = whole and self.lacks()[0] > 0
+        anew = whole and self.missing()[0] > 0
         self.samples = [
             sample if sample.score is None else attrs.evolve(sample, prompt=self.prompt)
             for sample in self.samples
@@ -270,7 +270,7 @@ def _kept(cut: Completion, sampling: SamplingParams) -> Completion | None:
 
 def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
     """The request for the samples that a group lacks, and the one for its greedy response."""
-    missing, greedy = group.lacks()
+    missing, greedy = group.missing()
     return (
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
         _request(group, 1, greedy_of(group.sampling), BASELINE, seed) if greedy else None,

@@ -139,7 +139,7 @@ def _run(place: Path) -> types.ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = _line_in(place, error)
-        hint = "mend the file"
+        hint = "fix the file"
         if isinstance(error, ModuleNotFoundError):
             hint = (
                 f"install the package that provides {error.name!r}; modules beside the file can't be "

@@ -173,7 +173,7 @@ def _import(entry: PluginEntry) -> object:
     from dovetail.plugins.driver import load_entry_point
 
     if entry.entry_point is None:
-        raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.mend)
+        raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.fix)
     try:
         return load_entry_point(entry.entry_point)
     except (Exception, SystemExit) as error:

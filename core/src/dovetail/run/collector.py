@@ -191,14 +191,14 @@ class RolloutCollector:
         for _ in range(reward.refill_rounds):
             samples = [sample for group in groups for sample in group.samples]
             greedy = [group.greedy for group in groups if group.greedy is not None]
-            thinned = [group for group in groups if group.lacks() != (0, False)]
+            thinned = [group for group in groups if group.missing() != (0, False)]
             share = reward.max_failure_share
             if not thinned or any(too_many_failures(part, share) for part in (samples, greedy)):
                 break
             self._record.stop.check()
             for group in thinned:
                 group.try_again(whole=self._whole)
-                missing, baseline = group.lacks()
+                missing, baseline = group.missing()
                 redrawn += missing + baseline
             self._service.generate(thinned)
         step.metrics["reward/refilled"] = step.metrics.get("reward/refilled", 0.0) + redrawn

@@ -50,7 +50,7 @@ def plugin_field(
 class PluginSection:
     """Base of every plugin's config: which plugin, by name or by file."""
 
-    lacks: ClassVar[Mapping[str, str]] = {}
+    unsupported_keys: ClassVar[Mapping[str, str]] = {}
     """Keys that other plugins of the kind have, or that its own engine calls so, and what an error says of them here, such
     as `{"mode": "its replicas are always servers: leave it out"}`."""
 

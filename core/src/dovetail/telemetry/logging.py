@@ -103,7 +103,7 @@ _ACTIVE: list[_Session] = []
 
 
 def _is_for_users(warning: logging.LogRecord) -> bool:
-    """False for what Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can mend that."""
+    """False for what Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can fix that."""
     return "SyntaxWarning: " not in warning.getMessage()
 
 

@@ -14,7 +14,7 @@ from dovetail.sections import RolloutSection
 class HfRolloutConfig(RolloutSection):
     """Generation by a transformers model in this process."""
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             (
                 "enforce_eager",

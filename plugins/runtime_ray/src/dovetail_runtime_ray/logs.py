@@ -37,7 +37,7 @@ class WorkerLogs:
         logging.getLogger("dovetail").setLevel(logging.INFO)
         logging.getLogger().addHandler(self._warnings)
         logging.captureWarnings(True)
-        # What Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can mend that.
+        # What Python says of the code of libraries while it compiles it: nobody who reads a run's warnings can fix that.
         warnings.filterwarnings("ignore", category=SyntaxWarning)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

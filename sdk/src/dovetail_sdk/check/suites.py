@@ -138,7 +138,7 @@ def _declared_in(module_name: str, cls: type[Plugin], suite: type) -> dict[str, 
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
             f"{module_name}, which declares the package's conformance suites, fails: {type(error).__name__}: {error}",
-            hint="mend it, or remove it: the plain suite of the kind runs without",
+            hint="fix it, or remove it: the plain suite of the kind runs without",
         ) from error
     return {
         name: found
