@@ -217,7 +217,7 @@ class World:
             },
         )
         directory: Any = None
-        residency: Any = SimpleNamespace(
+        offload_manager: Any = SimpleNamespace(
             present=lambda role: nullcontext(), settle=lambda: self.log.append("settle")
         )
         self.phases: list[str] = []
@@ -227,7 +227,7 @@ class World:
             actor=self.actor,
             pool=self.pool,
             weight_check=WeightCheck.of(config, plan, Tokenizer()),
-            residency=residency,
+            offload_manager=offload_manager,
             run_directory=directory,
             logger=tell,
             phase=self.phase,

@@ -236,7 +236,7 @@ class Composed:
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),
             stop=self.stop,
         )
-        residency = OffloadManager({}, record.phase)
+        offload_manager = OffloadManager({}, record.phase)
         pool = RolloutPool([self.engine])
         self.manager = manager = plain(Manager)
         tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))
@@ -256,7 +256,7 @@ class Composed:
             actor=roles["actor"],
             service=service,
             pool=pool,
-            residency=residency,
+            offload_manager=offload_manager,
             tokenizer=tokenizer,
         )
         collector = RolloutCollector(
@@ -276,7 +276,7 @@ class Composed:
             service=service,
             collector=collector,
             learner=Learner(
-                record, stages, residency=residency, publisher=publisher, ledger=self.ledger
+                record, stages, offload_manager=offload_manager, publisher=publisher, ledger=self.ledger
             ),
             publisher=publisher,
             evaluator=Evaluator(

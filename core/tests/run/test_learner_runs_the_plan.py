@@ -119,7 +119,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
     learner = Learner(
         record,
         stages,
-        residency=OffloadManager({}, record.phase),
+        offload_manager=OffloadManager({}, record.phase),
         publisher=SimpleNamespace(moved=False),  # type: ignore[arg-type]
         ledger=Ledger(),
     )

@@ -24,7 +24,7 @@ from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
-from dovetail_train_fsdp2.forward import PolicyScorer, ModelRunner, ValueScorer
+from dovetail_train_fsdp2.forward import PolicyRunner, ModelRunner, ValueRunner
 from dovetail_train_fsdp2.optim import ShardedOptimizer
 
 VOCABULARY = 300
@@ -41,7 +41,7 @@ preload(
 @pytest.fixture(scope="module", autouse=True)
 def shapes():
     """Shapes that a ModelRunner and a loss state, checked in every test; jaxtyping's import hook checks the head."""
-    with checked(LossInputs, TokenLosses, ModelRunner, PolicyScorer, ValueScorer):
+    with checked(LossInputs, TokenLosses, ModelRunner, PolicyRunner, ValueRunner):
         yield
 
 

@@ -194,7 +194,7 @@ def rows_read(rank, path):
         engine.start()
     finally:
         StoredCheckpoint.rows = plain
-    whole = sum(parameter.numel() for parameter in engine._scorer.parameters())
+    whole = sum(parameter.numel() for parameter in engine._runner.parameters())
     engine.close()
     return sum(tensor.numel() for tensor in read), whole
 

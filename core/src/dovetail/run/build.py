@@ -169,7 +169,7 @@ def build(
             ),
             stop=stop or StopSwitch(),
         )
-        residency = OffloadManager(_offloaded(plan, groups), record.phase)
+        offload_manager = OffloadManager(_offloaded(plan, groups), record.phase)
         if pool is None:
             none = NoRollout()
             parts: dict[str, Any] = {
@@ -187,7 +187,7 @@ def build(
                 groups["actor"],
                 pool=pool,
                 manager=manager,
-                residency=residency,
+                offload_manager=offload_manager,
                 checkpoints=checkpoints,
                 loader=loader,
                 ledger=ledger,
@@ -199,7 +199,7 @@ def build(
             **parts,
             record=record,
             learner=Learner(
-                record, stages, residency=residency, publisher=parts["publisher"], ledger=ledger
+                record, stages, offload_manager=offload_manager, publisher=parts["publisher"], ledger=ledger
             ),
             checkpoints=checkpoints,
             loader=loader,
@@ -218,7 +218,7 @@ def _generation(
     *,
     pool: RolloutPool,
     manager: Any,
-    residency: OffloadManager,
+    offload_manager: OffloadManager,
     checkpoints: RunCheckpoints,
     loader: PromptLoader,
     ledger: Ledger,
@@ -246,7 +246,7 @@ def _generation(
         actor=actor,
         service=service,
         pool=pool,
-        residency=residency,
+        offload_manager=offload_manager,
         tokenizer=data.tokenizer,
     )
     return {

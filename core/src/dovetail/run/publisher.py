@@ -26,7 +26,7 @@ class WeightPublisher:
         actor: the worker group that sends.
         service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
-        residency: which training roles are on the accelerator.
+        offload_manager: which training roles are on the accelerator.
         tokenizer: of the run.
     """
 
@@ -37,10 +37,10 @@ class WeightPublisher:
         actor: Any,
         service: RolloutService,
         pool: RolloutPool,
-        residency: OffloadManager,
+        offload_manager: OffloadManager,
         tokenizer: Any,
     ) -> None:
-        self._record, self._residency, self._service = record, residency, service
+        self._record, self._offload_manager, self._service = record, offload_manager, service
         self._sent_any = self._resting = False
         self._offloads = record.config.rollout.offload
         self._sync = WeightSync(
@@ -49,7 +49,7 @@ class WeightPublisher:
             actor=actor,
             pool=pool,
             weight_check=WeightCheck.of(record.config, record.plan, tokenizer),
-            residency=residency,
+            offload_manager=offload_manager,
             run_directory=record.directory.path,
             logger=record.logger,
             phase=record.phase,
@@ -89,7 +89,7 @@ class WeightPublisher:
         """Bring the replicas onto the accelerator, with their weights, and let them generate."""
         if not self._sync.ready():
             self._bring()
-            self._residency.settle()
+            self._offload_manager.settle()
         self._resting = False
         self._service.resume()
 
@@ -114,7 +114,7 @@ class WeightPublisher:
         version = self._version()
         self._sync.rescue(lost, version)
         self._sent(version)
-        self._residency.settle()
+        self._offload_manager.settle()
 
     def _version(self) -> int:
         """The version of the actor's weights: the one in force while they have not moved; the first is 1."""

@@ -44,7 +44,7 @@ class WeightSync:
         actor: the worker group that sends.
         pool: the replicas that receive.
         weight_check: compares actor and replicas after an update.
-        residency: which training roles are on the accelerator.
+        offload_manager: which training roles are on the accelerator.
         run_directory: where the run writes.
         logger: with the standard methods.
         phase: times a part of the step under a name.
@@ -61,7 +61,7 @@ class WeightSync:
         actor: Any,
         pool: RolloutPool,
         weight_check: WeightCheck,
-        residency: OffloadManager,
+        offload_manager: OffloadManager,
         run_directory: Path,
         logger: Any,
         phase: Phase,
@@ -70,7 +70,7 @@ class WeightSync:
         score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
     ) -> None:
         self._actor, self._pool, self._logger = actor, pool, logger
-        self._residency = residency
+        self._offload_manager = offload_manager
         self._outer_phase, self._prefix = phase, ""
         self._metrics, self._held, self._score = metrics, held, score
         self._weight_check = weight_check
@@ -146,7 +146,7 @@ class WeightSync:
         Returns:
             False where only an update brings them back.
         """
-        self._residency.settle()
+        self._offload_manager.settle()
         if not self._offload:
             return True
         if self.discarded:
@@ -164,7 +164,7 @@ class WeightSync:
             # Also at the start of a run, and with a replica that has just been started: the actor needs the room.
             with self._phase("sleep"):
                 self._sleep()
-        with self._residency.present("actor"):
+        with self._offload_manager.present("actor"):
             if probing:
                 with self._phase("probe"):
                     expected = self._weight_check.expect(self._actor)
@@ -175,7 +175,7 @@ class WeightSync:
                 with self._held(self._phase), self._phase("weight_sync"):
                     faults = self._transfer(version)
         if self._offload:
-            self._residency.settle()
+            self._offload_manager.settle()
             with self._phase("wake"):
                 faults = faults or self._pool.wake(KV_CACHE)
         return expected, faults
@@ -237,7 +237,7 @@ class WeightSync:
             WeightSyncError: that was done so often in a row already as is allowed.
         """
         if self._offload:
-            self._residency.settle()
+            self._offload_manager.settle()
         while faults:
             if self._rebuilt == self._max_restarts:
                 raise self._refusal(faults, version)

@@ -18,7 +18,7 @@ from dovetail_train_fsdp2.packing import MicroBatchPlan
 
 @torch.no_grad()
 def all_failing_rows(
-    scorer: ModelRunner,
+    runner: ModelRunner,
     goal: Objective,
     spec: ObjectiveSpec,
     mini_batch: Batch,
@@ -28,7 +28,7 @@ def all_failing_rows(
     """Positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
 
     Args:
-        scorer: with the weights of the update, which were not changed by it.
+        runner: with the weights of the update, which were not changed by it.
         goal: the objective.
         spec: that it was built from.
         mini_batch: prepared.
@@ -39,7 +39,7 @@ def all_failing_rows(
     for part in parts:
         micro_batch = mini_batch.take(part.rows_B)
         layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-        scores = scorer(layout, spec.output_names)
+        scores = runner(layout, spec.output_names)
         found = failing_rows(goal, spec, micro_batch, scores, denominators)
         failing += part.rows_B[found].tolist()
     return sorted(failing)

@@ -81,7 +81,7 @@ class ModelRunner(nn.Module):
     def probe(self) -> None:
         """Find out by trying what the architecture allows.
 
-        Called when the scorer is made, unless its weights are on the meta device: then again once they are loaded.
+        Called when the runner is made, unless its weights are on the meta device: then again once they are loaded.
         Collective where the model is sharded.
 
         Raises:
@@ -162,7 +162,7 @@ class ModelRunner(nn.Module):
         """float32 [R] for each output."""
 
 
-class PolicyScorer(ModelRunner):
+class PolicyRunner(ModelRunner):
     """Of a language model: log-probabilities, and what else its logits tell."""
 
     head = "a language model's head"
@@ -231,7 +231,7 @@ class PolicyScorer(ModelRunner):
         return scores_of_logits(logits_RV, targets_R, outputs)
 
 
-class ValueScorer(ModelRunner):
+class ValueRunner(ModelRunner):
     """Of a value model: the value of the state before each token, by the hidden state that would predict it."""
 
     head = "a value head"

@@ -30,22 +30,22 @@ ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 
 
 class Trunk:
-    """Runs the base of a scorer's model, in the compute dtype."""
+    """Runs the base of a runner's model, in the compute dtype."""
 
-    def __init__(self, scorer: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         make_known()
-        self._scorer = scorer
-        self._own_attention: str = scorer.trunk.config._attn_implementation  # noqa: SLF001 - no public name
+        self._runner = runner
+        self._own_attention: str = runner.trunk.config._attn_implementation  # noqa: SLF001 - no public name
 
     @property
     def model(self) -> PreTrainedModel:
         """What transformers made."""
-        return self._scorer.trunk
+        return self._runner.trunk
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self._scorer.device
+        return self._runner.device
 
     def states(self, layout: MicroBatchLayout) -> Tensor:
         """The hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
@@ -61,7 +61,7 @@ class Trunk:
 
         Ranks reduce the gradients of the tower together: who has no image owes them zeros.
         """
-        if not (self._scorer.vision_everywhere and torch.is_grad_enabled()):
+        if not (self._runner.vision_everywhere and torch.is_grad_enabled()):
             return output
         trained = (p for p in vision_parameters(self.model) if p.requires_grad)
         return output + sum(0 * p.reshape(-1)[0].to(output.dtype) for p in trained)
@@ -80,7 +80,7 @@ class Trunk:
             # Padding is on the right, so that causal attention needs no mask.
             yield {"input_ids": ids_BL}
             return
-        images = self._scorer.images()
+        images = self._runner.images()
         columns_L = torch.arange(ids_BL.shape[1], device=self.device)
         prompt_BL = columns_L < self.tensor(fed.images.prompt_lengths_B)[:, None]
         inputs = images.of(ids_BL, prompt_BL, fed.images.media_B)
@@ -97,7 +97,7 @@ class Trunk:
 
     def _pack(self, fed: PackedSequences) -> AttentionPack:
         sequences = Sequences(fed.lengths_S.tolist(), self.device)
-        parallel = self._scorer.parallel
+        parallel = self._runner.parallel
         if fed.responses_G is None:
             return AttentionPack(sequences=sequences, parallel=parallel)
         prompts = fed.lengths_S[: len(fed.responses_G)].tolist()
@@ -110,8 +110,8 @@ class Trunk:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute in the compute dtype. Weights that are sharded come in it already."""
-        dtype = self._scorer.dtype
-        enabled = dtype != torch.float32 and not self._scorer.sharded
+        dtype = self._runner.dtype
+        enabled = dtype != torch.float32 and not self._runner.sharded
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     def tensor(self, array: np.ndarray) -> Tensor:
@@ -164,9 +164,9 @@ class Trunk:
             ],
             dim=-1,
         )
-        lowest = torch.finfo(self._scorer.dtype).min
+        lowest = torch.finfo(self._runner.dtype).min
         return torch.zeros(
-            allowed.shape, dtype=self._scorer.dtype, device=self.device
+            allowed.shape, dtype=self._runner.dtype, device=self.device
         ).masked_fill_(~allowed, lowest)
 
 

@@ -37,7 +37,7 @@ from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.offload import TensorOffloader
-from dovetail_train_megatron.scoring import PackedBatch, all_failing_rows, packed, scored
+from dovetail_train_megatron.scoring import PackedMicroBatches, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
@@ -60,7 +60,7 @@ class MegatronEngine(TrainEngine):
     _parallel: Parallel | None = None
     _network: Network | None = None
     _table: TensorTable
-    _residency: TensorOffloader
+    _offloader: TensorOffloader
     _optimizer: MegatronOptimizer | None = None
     _sending: NetworkSending | None = None
 
@@ -100,7 +100,7 @@ class MegatronEngine(TrainEngine):
             parallel.leave()
         self._network = self._optimizer = self._sending = None
         self.__dict__.pop("_table", None)
-        self.__dict__.pop("_residency", None)
+        self.__dict__.pop("_offloader", None)
         if torch.device(self.context.device).type != "cpu":
             # Modules and their hooks refer to each other: only the collector frees them.
             gc.collect()
@@ -189,11 +189,11 @@ class MegatronEngine(TrainEngine):
 
     def offload(self) -> None:
         self._started()
-        self._residency.offload(self._optimizer)
+        self._offloader.offload(self._optimizer)
 
     def onload(self) -> None:
         self._started()
-        self._residency.onload(self._optimizer)
+        self._offloader.onload(self._optimizer)
 
     def save(self, directory: Path) -> None:
         network = self._ready("save")
@@ -234,7 +234,7 @@ class MegatronEngine(TrainEngine):
             network, self._table = load_network(
                 self.config, self.context, section, parallel, self._ranks, seed
             )
-        self._network, self._residency = network, TensorOffloader(network)
+        self._network, self._offloader = network, TensorOffloader(network)
 
     @property
     def _role(self) -> str:
@@ -259,7 +259,7 @@ class MegatronEngine(TrainEngine):
     def _check_device(self) -> None:
         check_device(self.context)
 
-    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> PackedBatch:
+    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> PackedMicroBatches:
         budget = self._training.max_tokens_per_micro_batch
         return packed(network, batch, budget, self._ranks, unit)
 
@@ -299,7 +299,7 @@ class MegatronEngine(TrainEngine):
 
     def _ready(self, method: str) -> Network:
         network = self._started()
-        if self._residency.offloaded:
+        if self._offloader.offloaded:
             raise DispatchError(
                 f"{method}() was called while the model is offloaded", hint="call onload() first"
             )

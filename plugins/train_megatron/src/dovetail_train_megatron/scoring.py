@@ -23,7 +23,7 @@ REFERENCE = "ref_log_probs"
 
 
 @attrs.frozen(kw_only=True)
-class PackedBatch:
+class PackedMicroBatches:
     """A batch as micro-batches: as many on every rank, since stages and experts' ranks wait for each other."""
 
     rows: Sequence[np.ndarray]
@@ -34,7 +34,7 @@ class PackedBatch:
 
 def packed(
     network: Network, batch: Batch, budget: int, ranks: Ranks, unit: Unit = "sample"
-) -> PackedBatch:
+) -> PackedMicroBatches:
     """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
     quadratic = network.architecture.quadratic()
     rows = cut(batch, budget, quadratic, unit=unit)
@@ -42,10 +42,10 @@ def packed(
     if len(rows) != most:
         rows = cut(batch, budget, quadratic, at_least=most, unit=unit)
     packs = [make_pack(batch.take(own), network.multiple) for own in rows]
-    return PackedBatch(rows=rows, packs=packs)
+    return PackedMicroBatches(rows=rows, packs=packs)
 
 
-def scored(network: Network, batch: Batch, cuts: PackedBatch, outputs: frozenset[str]) -> Batch:
+def scored(network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: frozenset[str]) -> Batch:
     """The outputs as ragged float32 columns over response tokens; 0 on all stages but the last. Collective."""
     mask = batch["response_mask"]
     columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
@@ -64,7 +64,7 @@ def all_failing_rows(
     spec: ObjectiveSpec,
     batch: Batch,
     denominators: Mapping[str, float],
-    cuts: PackedBatch,
+    cuts: PackedMicroBatches,
 ) -> list[int]:
     """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
     failing: list[int] = []
@@ -76,7 +76,7 @@ def all_failing_rows(
 
 
 def _all_scores(
-    network: Network, cuts: PackedBatch, outputs: frozenset[str]
+    network: Network, cuts: PackedMicroBatches, outputs: frozenset[str]
 ) -> Iterator[tuple[np.ndarray, Scores]]:
     """Rows and scores of every micro-batch; nothing on stages before the last."""
     own = outputs - {REFERENCE}
@@ -89,7 +89,7 @@ def _all_scores(
         yield rows, {name: values for scores in parts for name, values in scores.items()}
 
 
-def _of_base(network: Network, cuts: PackedBatch) -> list[Scores]:
+def _of_base(network: Network, cuts: PackedMicroBatches) -> list[Scores]:
     adapter = network.adapter
     with torch.no_grad(), nullcontext() if adapter is None else adapter.off():
         found = pipeline.score(network, cuts.packs, frozenset({"log_probs"}), network.module)
