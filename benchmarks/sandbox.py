@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dovetail_rewards.sandbox import ProgramLimits, Program, Sandbox, available_levels
+from dovetail_rewards.sandbox import Program, ProgramLimits, Sandbox, available_levels
 from dovetail_rewards.sandbox.helper_process import default_python
 
 SMALL = "a, b = map(int, input().split())\nprint(a + b)\n"

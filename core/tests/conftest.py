@@ -198,7 +198,9 @@ class World:
         """How far replicas are off that are started from now on."""
         self.actor = Actor(self.log)
         self.pool = RolloutPool(replicas, restart=self.restart)
-        section = RolloutSection(weight_check=weight_check or WeightCheckSection(sequences=2, tokens=5), **rollout)
+        section = RolloutSection(
+            weight_check=weight_check or WeightCheckSection(sequences=2, tokens=5), **rollout
+        )
         tell = SimpleNamespace(
             info=lambda event, **fields: self.told.append((event, fields)),
             warning=lambda event, **fields: self.told.append((event, fields)),

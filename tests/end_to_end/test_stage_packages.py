@@ -228,7 +228,9 @@ def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
 def test_a_trainer_generates_the_next_step_while_a_step_learns(
     dovetail: Run, config: Path, tmp_path: Path
 ) -> None:
-    done = dovetail("train", str(config), "trainer.name=one_step_off", "algorithm.logprob_check.every=1")
+    done = dovetail(
+        "train", str(config), "trainer.name=one_step_off", "algorithm.logprob_check.every=1"
+    )
     assert "one_step_off trains on samples of weights up to 1 version(s) old" in done.stdout
     run = tmp_path / "runs" / "tests" / "run"
     summary = json.loads((run / "summary.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dovetail.config.builtin import FilesConfig, SequentialConfig
-from dovetail.data.example_rows import TrainedResponse, Example
+from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
 from dovetail.data.ledger import Ledger

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.experience.generation import Generation, Group
 from dovetail.experience.dynamic_sampler import DynamicSampler
+from dovetail.experience.generation import Generation, Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Failure,

@@ -14,8 +14,8 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
-from dovetail.experience.generation import Group
 from dovetail.experience.dynamic_sampler import DynamicSampler
+from dovetail.experience.generation import Group
 from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
 from dovetail.sections import PluginSection
 

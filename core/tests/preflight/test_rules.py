@@ -275,7 +275,9 @@ def test_an_engine_says_itself_what_else_truncates(judge, picky):
 
 
 def test_a_gate_that_was_asked_for_needs_such_an_engine_too(judge, mute):
-    (finding,) = judge("logprob_check_never_fires", {"rollout": mute, "algorithm": {"logprob_check": {"every": 5}}})
+    (finding,) = judge(
+        "logprob_check_never_fires", {"rollout": mute, "algorithm": {"logprob_check": {"every": 5}}}
+    )
     assert "algorithm.logprob_check can't measure" in finding.message
     assert judge("logprob_check_never_fires", {"rollout": mute}) == []
 

@@ -276,7 +276,11 @@ class Composed:
             service=service,
             collector=collector,
             learner=Learner(
-                record, stages, offload_manager=offload_manager, publisher=publisher, ledger=self.ledger
+                record,
+                stages,
+                offload_manager=offload_manager,
+                publisher=publisher,
+                ledger=self.ledger,
             ),
             publisher=publisher,
             evaluator=Evaluator(

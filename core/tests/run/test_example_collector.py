@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import SequentialConfig
-from dovetail.data.example_rows import TrainedResponse, Example
+from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler

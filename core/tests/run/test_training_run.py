@@ -157,7 +157,9 @@ def test_the_check_measures_every_step_where_both_sides_are_there_anyway(compose
 
 
 def test_a_check_that_stops_changes_nothing_and_names_its_samples(compose, worker_group):
-    made = compose("algorithm.logprob_check={every: 1, stop_above: 0.1}", actor=worker_group(output=-2.0))
+    made = compose(
+        "algorithm.logprob_check={every: 1, stop_above: 0.1}", actor=worker_group(output=-2.0)
+    )
     with pytest.raises(NumericsError, match=r"stop_above.*faults/step_1\.json"):
         made.take(1)
     assert made.roles["actor"].trained == []

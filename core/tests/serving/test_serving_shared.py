@@ -18,8 +18,8 @@ from dovetail.sections import ModelSection
 from dovetail.serving import (
     DESCRIBE,
     AdaptedSection,
-    Counters,
     CounterDelta,
+    Counters,
     ServerConnection,
     ServingSection,
     answers_of,
@@ -216,7 +216,9 @@ class TestJoining:
 
 class TestCounterDelta:
     def test_figures_are_those_since_the_last_look(self) -> None:
-        delta = CounterDelta("rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])})
+        delta = CounterDelta(
+            "rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])}
+        )
         assert delta.since({"tokens": 5.0})["rollout/x/new"].value == 5.0
         assert delta.since({"tokens": 7.0})["rollout/x/new"].value == 2.0
         assert delta.since({"tokens": 7.0}) == {}

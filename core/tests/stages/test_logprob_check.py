@@ -315,7 +315,9 @@ def test_the_level_follows_the_bounds(world, warn, stop, level):
     verdict = world.measure(engine=world.noisy(0.5), section=section)
     assert verdict.level == level
     if level == "stop":
-        with pytest.raises(NumericsError, match=r"algorithm\.logprob_check\.stop_above = 0\.01") as error:
+        with pytest.raises(
+            NumericsError, match=r"algorithm\.logprob_check\.stop_above = 0\.01"
+        ) as error:
             verdict.check()
         assert error.value.hint
         assert error.value.sample_ids
@@ -339,7 +341,12 @@ def test_columns_that_do_not_line_up_are_refused(column):
 
 
 def test_it_is_due_at_the_first_step_and_every_so_many():
-    assert [step for step in range(1, 31) if due(step, LogProbCheckSection(every=10))] == [1, 10, 20, 30]
+    assert [step for step in range(1, 31) if due(step, LogProbCheckSection(every=10))] == [
+        1,
+        10,
+        20,
+        30,
+    ]
     assert not any(due(step, LogProbCheckSection(every=0)) for step in range(1, 31))
 
 

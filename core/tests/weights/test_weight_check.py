@@ -45,7 +45,9 @@ def test_trainer_and_replica_score_the_same_tokens(
 def test_the_first_update_is_probed_and_every_so_many_after_it(
     every: int, probed: list[int], mortal: Any, make_world: Any
 ) -> None:
-    world = make_world([mortal()], capabilities=SCORES, weight_check=WeightCheckSection(every=every))
+    world = make_world(
+        [mortal()], capabilities=SCORES, weight_check=WeightCheckSection(every=every)
+    )
     for version in range(1, 5):
         world.metrics.clear()
         world.sync.bring(version)
@@ -98,7 +100,10 @@ def test_a_replica_that_can_not_score_ends_the_run(mortal: Any, make_world: Any)
             raise ValueError("no prompt log-probabilities")
 
     world = make_world([Mute()], capabilities=SCORES, max_restarts=0)
-    with pytest.raises(WeightSyncError, match=r"could not score the sequences of the weight check.*ValueError: no prompt"):
+    with pytest.raises(
+        WeightSyncError,
+        match=r"could not score the sequences of the weight check.*ValueError: no prompt",
+    ):
         world.sync.bring(1)
 
 

@@ -23,9 +23,9 @@ WRONG = {
     "a mask that broadcasts": lambda: ratio_metrics(ALL[:1], FOUR),
     "a ratio that broadcasts": lambda: ratio_metrics(ALL, FOUR, ratio_T=FOUR[:1]),
     "narrow scores": lambda: deviations(np.zeros(4, np.float32), GROUPS),
-    "narrow scores of an estimator": lambda: DrGrpoEstimator(DrGrpoConfig(), PluginContext()).relative(
-        np.zeros(4, np.float32), GROUPS
-    ),
+    "narrow scores of an estimator": lambda: DrGrpoEstimator(
+        DrGrpoConfig(), PluginContext()
+    ).relative(np.zeros(4, np.float32), GROUPS),
     "narrow rewards": lambda: PolicyTokens.of(MASK).discounted_sums(np.ones(4, np.float32), 1.0),
 }
 

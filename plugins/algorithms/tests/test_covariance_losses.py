@@ -101,7 +101,10 @@ def test_clip_cov_takes_some_of_those_between_the_bounds(rows, share):
 
 @pytest.mark.parametrize(
     ("plugin", "settings"),
-    [(KlCovLoss, {"share": 0.05}), (ClipCovLoss, {"share": 0.05, "cov_low": -1.0, "cov_high": 1.0})],
+    [
+        (KlCovLoss, {"share": 0.05}),
+        (ClipCovLoss, {"share": 0.05, "cov_low": -1.0, "cov_high": 1.0}),
+    ],
 )
 class TestTheChoice:
     def test_is_the_same_on_any_ranks_and_in_any_order(self, plugin, settings):

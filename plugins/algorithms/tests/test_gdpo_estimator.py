@@ -94,7 +94,9 @@ def broken(parts, **config):
         }
     )
     with pytest.raises(ColumnError) as caught:
-        GdpoEstimator(GdpoConfig(**config), PluginContext()).estimate(batch, Groups.of(np.zeros(len(parts))))
+        GdpoEstimator(GdpoConfig(**config), PluginContext()).estimate(
+            batch, Groups.of(np.zeros(len(parts)))
+        )
     return str(caught.value)
 
 

@@ -15,7 +15,9 @@ from dovetail_algorithms.estimators.gpg import GpgEstimator
 from dovetail_algorithms.estimators.grpo import GrpoEstimator
 from dovetail_algorithms.estimators.grpo_passk import GrpoPasskEstimator
 from dovetail_algorithms.estimators.opo import OpoEstimator
-from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineEstimator
+from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
+    ReinforcePlusPlusBaselineEstimator,
+)
 from dovetail_algorithms.estimators.rloo import RlooEstimator
 
 

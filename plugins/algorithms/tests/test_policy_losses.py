@@ -22,7 +22,19 @@ from dovetail_algorithms.losses.ppo_clip import PpoClipLoss
 from dovetail_algorithms.losses.reinforce import ReinforceLoss
 from dovetail_algorithms.losses.sapo import SapoLoss
 
-LOSSES = [CispoLoss, ClipCovLoss, DppoLoss, DroLoss, GmpoLoss, GpgLoss, GspoLoss, KlCovLoss, PpoClipLoss, ReinforceLoss, SapoLoss]
+LOSSES = [
+    CispoLoss,
+    ClipCovLoss,
+    DppoLoss,
+    DroLoss,
+    GmpoLoss,
+    GpgLoss,
+    GspoLoss,
+    KlCovLoss,
+    PpoClipLoss,
+    ReinforceLoss,
+    SapoLoss,
+]
 
 
 def run(plugin, log_probs, old, advantages, settings=None):

@@ -11,7 +11,9 @@ from dovetail_algorithms.estimators.optimal_token_baseline import (
     TirOptimalTokenBaselineEstimator,
 )
 
-by_estimator = pytest.mark.parametrize("estimator", [OptimalTokenBaselineEstimator, TirOptimalTokenBaselineEstimator])
+by_estimator = pytest.mark.parametrize(
+    "estimator", [OptimalTokenBaselineEstimator, TirOptimalTokenBaselineEstimator]
+)
 
 # Of every token its reward, the chosen token's probability, what the others have of the most they can, and a weight.
 tokens = st.tuples(

@@ -214,7 +214,9 @@ def test_equal_returns_are_no_signal():
     assert result.returns.values == pytest.approx([0.1, 0.1, 0.1])
 
 
-@pytest.mark.parametrize(("estimator", "missing"), [(GaeEstimator, "values"), (RemaxEstimator, "baseline_scores")])
+@pytest.mark.parametrize(
+    ("estimator", "missing"), [(GaeEstimator, "values"), (RemaxEstimator, "baseline_scores")]
+)
 def test_a_missing_column_names_who_needs_it(estimator, missing):
     batch = packed([[(1.0, 1.0, True)]]).drop([missing])
     with pytest.raises(ColumnError, match=rf"{estimator.name}(.|\n)*{missing}"):

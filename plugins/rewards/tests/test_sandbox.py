@@ -17,13 +17,13 @@ import pytest
 
 from dovetail.interfaces import FailureKind, RewardCall, failure_from
 from dovetail_rewards.sandbox import (
-    ProgramLimits,
     Program,
+    ProgramLimits,
+    ProgramVerdict,
     Result,
     Sandbox,
     SandboxError,
     SandboxUnreachableError,
-    ProgramVerdict,
     available_levels,
     levels,
 )
@@ -118,7 +118,11 @@ def test_files_lie_in_the_working_directory(box) -> None:
 def test_a_command_runs_as_well(box) -> None:
     program = Program(argv=("/bin/sh", "-c", "read x; echo got $x; exit 5"), stdin=b"it\n")
     result = box.run(program, ProgramLimits())
-    assert (result.verdict, result.exit_status, result.stdout) == (ProgramVerdict.FAILED, 5, b"got it\n")
+    assert (result.verdict, result.exit_status, result.stdout) == (
+        ProgramVerdict.FAILED,
+        5,
+        b"got it\n",
+    )
     missing = box.run(Program(argv=("no-such-program",)), ProgramLimits())
     assert missing.exit_status == 127
     assert b"No such file" in missing.stderr
@@ -342,7 +346,9 @@ def test_closing_while_programs_run_ends_them(any_box) -> None:
     def one() -> None:
         try:
             found.append(
-                sandbox.run(Program(source="import time; time.sleep(600)"), ProgramLimits(wall_s=600))
+                sandbox.run(
+                    Program(source="import time; time.sleep(600)"), ProgramLimits(wall_s=600)
+                )
             )
         except SandboxError as error:
             found.append(error)

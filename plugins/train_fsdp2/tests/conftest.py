@@ -24,7 +24,7 @@ from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
-from dovetail_train_fsdp2.forward import PolicyRunner, ModelRunner, ValueRunner
+from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner
 from dovetail_train_fsdp2.optim import ShardedOptimizer
 
 VOCABULARY = 300

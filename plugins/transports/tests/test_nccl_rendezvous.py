@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces import WeightManifest
-from dovetail_transports.nccl.tcp_rendezvous import TcpReceiverRendezvous, TcpSenderRendezvous, call_off, listen_at
+from dovetail_transports.nccl.tcp_rendezvous import (
+    TcpReceiverRendezvous,
+    TcpSenderRendezvous,
+    call_off,
+    listen_at,
+)
 from dovetail_transports.ring.peers import Peer
 
 
@@ -46,7 +51,9 @@ def connect(rendezvous: TcpSenderRendezvous, body: bytes) -> socket.socket:
     ],
     ids=["nested", "no text", "a list", "nothing", "a number", "wrong", "none"],
 )
-def test_a_connection_without_the_password_is_closed(rendezvous: TcpSenderRendezvous, body: bytes) -> None:
+def test_a_connection_without_the_password_is_closed(
+    rendezvous: TcpSenderRendezvous, body: bytes
+) -> None:
     with connect(rendezvous, body) as connection:
         assert rendezvous.arrivals(1.0) == []
         with suppress(ConnectionResetError):

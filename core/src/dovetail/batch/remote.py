@@ -16,10 +16,10 @@ class Store(Protocol):
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """Keep copies of arrays that are likely to be read by the same process; their references."""
+        """Keep copies of arrays, of any shape, that are likely to be read by the same process; their references."""
 
     def get(self, references: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays themselves, read-only and where possible not copied.
+        """The arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
 
         Raises:
             WorkerError: an array is lost, with the process that kept it.

@@ -70,7 +70,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def of(cls, column: Ragged) -> RaggedRows:
-        """All rows of a column."""
+        """All N rows of a column with values [T, …]; nothing is copied."""
         if isinstance(column, RaggedRows):
             return column
         return cls(
@@ -84,7 +84,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def stored(cls, source: StoredArray, offsets: np.ndarray) -> RaggedRows:
-        """The rows of a stored array, which `offsets` cut it into from its first value to its last."""
+        """The N rows of a stored array [T, …], which `offsets` (int64 [N + 1]) cut it into from its first value to its last."""
         count = len(offsets) - 1
         return cls(
             (source,),
@@ -156,7 +156,7 @@ class RaggedRows(Ragged):
         return self._with(self.source_N, self.start_N, self.offsets, locked=True)
 
     def take(self, indices: np.ndarray) -> RaggedRows:
-        """These rows, in this order, without reading them. For `indices` see `Ragged.take`."""
+        """These rows, in this order, without reading them; `indices` are int64 [M] or a bool mask [N], as in `Ragged.take`."""
         index_M = normal_indices(indices, len(self))
         run = contiguous_run(index_M)
         if run is not None:

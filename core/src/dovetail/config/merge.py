@@ -14,7 +14,14 @@ import attrs
 
 from dovetail.config.aliases import section_advice
 from dovetail.config.keys import ABSENT, KeyPath, leaves
-from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ByIndex, Given, ConfigLayer, is_mapping
+from dovetail.config.layers import (
+    DEFAULT_LAYER,
+    DEFAULT_RANK,
+    ByIndex,
+    ConfigLayer,
+    Given,
+    is_mapping,
+)
 from dovetail.config.mismatch import mismatch
 from dovetail.config.overrides import NotYaml
 from dovetail.config.plugin_choice import Resolver, narrow

@@ -20,7 +20,9 @@ class NotYaml:
     reason: str
 
 
-def read_overrides(overrides: Sequence[str], rank: int) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
+def read_overrides(
+    overrides: Sequence[str], rank: int
+) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
     """One layer an override, all of one rank, and what is wrong with them.
 
     Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.

@@ -30,7 +30,9 @@ _FEW = 3
 """So many places of a key are worth naming instead of a similar key, and so many layers that gave one."""
 
 
-def problems_of(fault: StructureFault, tree: SectionDict, origins: Origins) -> Iterator[ConfigProblem]:
+def problems_of(
+    fault: StructureFault, tree: SectionDict, origins: Origins
+) -> Iterator[ConfigProblem]:
     """What to tell about one fault; an unknown section of verl's gives a problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
@@ -86,7 +88,9 @@ def _unknown_keys(
                 yield problem
 
 
-def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> Iterator[ConfigProblem]:
+def _unknown(
+    path: KeyPath, cls: type, tree: SectionDict, origins: Origins
+) -> Iterator[ConfigProblem]:
     """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
     known = frozenset(key_paths(tree))

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.example_rows import TrainedResponse, Example, RawExample, Turns, row_parser
+from dovetail.data.example_rows import Example, RawExample, TrainedResponse, Turns, row_parser
 from dovetail.data.prompts import (
     PromptSet,
     check_template,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import WeightSyncError
-from dovetail.experience.pool_members import ReplicaFault, Members
+from dovetail.experience.pool_members import Members, ReplicaFault
 from dovetail.interfaces.rollout import BaseRollout
 from dovetail.metrics import Metric, merge_metrics
 

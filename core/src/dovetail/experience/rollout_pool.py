@@ -11,7 +11,7 @@ import attrs
 
 from dovetail.errors import RolloutError
 from dovetail.experience.pool_control import PoolControl
-from dovetail.experience.pool_members import ReplicaFault, Member, Restart
+from dovetail.experience.pool_members import Member, ReplicaFault, Restart
 from dovetail.experience.pool_requests import (
     names_of,
     nobody_left,

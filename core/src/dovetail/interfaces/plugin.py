@@ -32,6 +32,7 @@ class LocalReduction:
     """The reduction of a group of one."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
+        """The values themselves, of any shape."""
         return values
 
 

@@ -80,7 +80,7 @@ class PolicyLoss(ColumnPlugin):
             reduction: sums over the ranks that hold the other parts.
 
         Returns:
-            Ragged columns over response tokens, found again in `LossInputs.columns` as float32.
+            Ragged columns over the T response tokens, values [T], found again in `LossInputs.columns` as float32.
         """
         return {}
 
@@ -100,7 +100,11 @@ class LossAggregation(Plugin):
 
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:
-        """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant."""
+        """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant.
+
+        Args:
+            response_mask: bool, ragged [T], of this rank's samples; True on the tokens that count.
+        """
 
     @abstractmethod
     def total(

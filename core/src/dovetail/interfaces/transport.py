@@ -92,7 +92,7 @@ class WeightSender(ABC):
 
     @abstractmethod
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send every tensor of the manifest, in its order, with a digest of each.
+        """Send every tensor of the manifest, in its order, shape and dtype, with a digest of each.
 
         Where rank 0 can't send any more, it gathers the rest all the same, so that no other rank waits for it, and
         raises only then.

@@ -208,7 +208,11 @@ def _manifest_or_error(package: str, distribution: str) -> DistributionManifest 
 
 
 def _agreeing(
-    manifest: DistributionManifest | ManifestError, kind: str, name: str, target: str, distribution: Installed
+    manifest: DistributionManifest | ManifestError,
+    kind: str,
+    name: str,
+    target: str,
+    distribution: Installed,
 ) -> PluginManifest:
     """What the manifest says of this entry point, provided that the two agree."""
     if isinstance(manifest, ManifestError):

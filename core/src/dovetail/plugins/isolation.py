@@ -100,7 +100,9 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
     )
 
 
-def facts_here(plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()) -> EnvironmentInfo:
+def facts_here(
+    plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
+) -> EnvironmentInfo:
     """What this environment has. Imports none of the plugins.
 
     Args:

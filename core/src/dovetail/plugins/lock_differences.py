@@ -74,7 +74,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], 
     return [d.text for d in found if not d.refused], [d.text for d in found if d.refused]
 
 
-def _of_plugin(title: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[LockDifference]:
+def _of_plugin(
+    title: str, was: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[LockDifference]:
     if _source(was) != _source(now):
         text = f"{title} came from {_source(was)} and comes from {_source(now)} now"
         yield LockDifference(title, "distribution", _source(was), _source(now), text, refused=True)
@@ -107,7 +109,9 @@ def _of_environment(
         yield from _of_place(f" in the environment of {role}", was, now)
 
 
-def _of_place(where: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[LockDifference]:
+def _of_place(
+    where: str, was: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[LockDifference]:
     """Python and the packages of an environment; a lock without them, of an earlier version of core, tells nothing."""
     if was.get("python") and now.get("python") and was["python"] != now["python"]:
         text = f"Python{where} was {was['python']}, now {now['python']}"
@@ -119,7 +123,9 @@ def _of_place(where: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
         if before.get(name) != after.get(name):
             had, has = before.get(name) or "absent", after.get(name) or "absent"
             text = f"the package {name}{where} was {had}, now {has}"
-            yield LockDifference(f"{name}{where}", "package", before.get(name), after.get(name), text)
+            yield LockDifference(
+                f"{name}{where}", "package", before.get(name), after.get(name), text
+            )
 
 
 def _by_key(lock: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -199,7 +199,11 @@ def build(
             **parts,
             record=record,
             learner=Learner(
-                record, stages, offload_manager=offload_manager, publisher=parts["publisher"], ledger=ledger
+                record,
+                stages,
+                offload_manager=offload_manager,
+                publisher=parts["publisher"],
+                ledger=ledger,
             ),
             checkpoints=checkpoints,
             loader=loader,

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import StopRequested
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
-from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics

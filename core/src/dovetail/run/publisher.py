@@ -10,8 +10,8 @@ import attrs
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.run.record import RunRecord
-from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.offload import OffloadManager
+from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.weight_sync import WeightSync
 
 if TYPE_CHECKING:

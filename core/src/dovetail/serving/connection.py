@@ -75,7 +75,7 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """The server's answer to one of its Dovetail paths.
+        """The server's answer to one of its Dovetail paths; `arrays` have one dimension, [n] each, as in `frames.pack`.
 
         Raises:
             RolloutError: it refused, failed, or is dead.

@@ -24,7 +24,6 @@ from dovetail.metrics import Metric
 from dovetail.serving.adapter_check import refuse_adapter
 from dovetail.serving.backend import Backend
 from dovetail.serving.facts import ModelFacts, refuse_missing_model
-from dovetail.serving.weight_state import WeightState
 from dovetail.serving.gate import Gate, RunningSample
 from dovetail.serving.requests import (
     call_for,
@@ -33,6 +32,7 @@ from dovetail.serving.requests import (
     problem_of,
     with_ends,
 )
+from dovetail.serving.weight_state import WeightState
 
 _AGAIN_SECONDS = 0.1
 """How soon samples are aborted anew that have not come back."""

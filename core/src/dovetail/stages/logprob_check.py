@@ -173,10 +173,10 @@ def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
 
 
 def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
-    """Return the rows of the samples that the trainer scores for the check, int64, spread evenly and in order.
+    """Return the rows of the samples that the trainer scores for the check, int64 [M], spread evenly and in order.
 
     Args:
-        response_mask: of the batch; rows without a masked-in token are passed over.
+        response_mask: bool, ragged [T], of the batch; rows without a masked-in token are passed over.
         samples: how many at most.
     """
     filled = np.flatnonzero(response_mask.sum() > 0)
@@ -197,7 +197,7 @@ def measure(
     Args:
         batch: N samples; needs `response_mask` and `rollout_log_probs`. Reads `raw_rollout_log_probs`,
             `token_weight_versions`, `temperature` and `sample_id` where they are there.
-        log_probs: float32, nats, of the same rows by the trainer: full softmax of logits / temperature.
+        log_probs: float32, ragged [T], nats, of the same rows by the trainer: full softmax of logits / temperature.
         sampling: how the rollout sampled.
         section: the bounds.
         weight_version: the version that the trainer holds; tokens of another one are stale, and warned of however

@@ -107,7 +107,7 @@ class MicroBatchRows:
 
 
 def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
-    """Rows of each micro-batch, int64: those of the parts, and empty ones up to `at_least`, of which there is always one.
+    """Rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
 
     Samples without a scored token are in the last one: they cost nothing, but the caller counts on every sample.
     """

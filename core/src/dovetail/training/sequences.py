@@ -19,7 +19,7 @@ SHORT = 64
 
 
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor on a device; the host does not wait for what the device has still to do."""
+    """An array as a tensor of its shape and dtype on a device; the host does not wait for what the device has still to do."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor

@@ -59,13 +59,13 @@ class StoredCheckpoint:
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` (exclusive) of a tensor in safetensors; nothing else is read."""
+        """Rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar whole. Nothing else is read."""
         part = self._slice(name)
         rows: Tensor = part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
         return rows
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, of any file."""
+        """A whole tensor of any file, in its shape and dtype there."""
         if self._files[name].suffix != ".safetensors":
             return _unpickled(self._files[name])[name]
         tensor: Tensor = self._file(name).get_tensor(name)

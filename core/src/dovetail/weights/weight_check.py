@@ -97,6 +97,10 @@ class WeightCheck:
     ) -> tuple[dict[str, float], tuple[ReplicaFault, ...]]:
         """Ask every replica by `score`, and hold its answers against the trainer's.
 
+        Args:
+            expected: what the trainer finds, float32 [L − 1] for each of the S sequences.
+            score: from the sequences, int64 [L] each, to what every replica finds, as `expected`, or why it can't.
+
         Returns:
             `probe/mean_difference` and `probe/max_difference`, of the replica with the largest; and the replicas
             whose mean difference is above the tolerance, or that could not score.
@@ -110,7 +114,9 @@ class WeightCheck:
             means.append(mean)
             largest.append(most)
             if not mean <= self.tolerance:
-                faults.append(ReplicaFault(number=number, error=self._too_different(number, mean, most)))
+                faults.append(
+                    ReplicaFault(number=number, error=self._too_different(number, mean, most))
+                )
         self._checked = True
         figures = {
             "probe/mean_difference": float(np.max(means)),

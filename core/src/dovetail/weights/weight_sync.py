@@ -15,8 +15,8 @@ from dovetail.experience.pool_control import EVERYTHING
 from dovetail.experience.pool_members import ReplicaFault, in_words
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.plugins.load import make_plugin
-from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.receiving import BackgroundCall, FirstFailure
+from dovetail.weights.weight_check import WeightCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,7 +197,9 @@ class WeightSync:
             self._actor.send_weights(version, manifest).result()
             return self._pool.receive_weights(version, manifest)
         first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
-        receiving = BackgroundCall(lambda: self._pool.receive_weights(version, manifest, first.heard))
+        receiving = BackgroundCall(
+            lambda: self._pool.receive_weights(version, manifest, first.heard)
+        )
         refusal: WeightSyncError | None = None
         try:
             self._actor.send_weights(version, manifest).result()

@@ -60,7 +60,8 @@ def as_json(samples: Sequence[TrialSample]) -> dict[str, Any]:
             for (source, function), group in by_source(samples).items()
         ],
         "components": {
-            name: attrs.asdict(TrialSpread.of(figures)) for name, figures in components(samples).items()
+            name: attrs.asdict(TrialSpread.of(figures))
+            for name, figures in components(samples).items()
         },
         "failures": dict(Counter(str(failure.kind) for _, failure in failures(samples))),
         "seconds": attrs.asdict(TrialSpread.of([sample.seconds for sample in samples])),

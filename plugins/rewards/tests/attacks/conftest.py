@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_rewards.sandbox import ProgramLimits, Program, Result, Sandbox, SandboxError
+from dovetail_rewards.sandbox import Program, ProgramLimits, Result, Sandbox, SandboxError
 
 PLAIN = 61_000 + 8 * (os.getpid() % 400)
 """First of the user ids of plain users: one a variant of each test process, so that leftovers tell whose they are."""

@@ -127,7 +127,10 @@ print('filled')
     if unseen:
         assert result.ok  # not seen for a plain user: bounded by open_files times file_size
     else:
-        assert b"No space left on device" in result.stderr or result.verdict is ProgramVerdict.DISK_LIMIT
+        assert (
+            b"No space left on device" in result.stderr
+            or result.verdict is ProgramVerdict.DISK_LIMIT
+        )
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_rewards.sandbox import SandboxUnreachableError, ProgramVerdict
+from dovetail_rewards.sandbox import ProgramVerdict, SandboxUnreachableError
 
 
 def test_killing_all_that_can_be_killed_harms_the_program_alone(box) -> None:

@@ -174,7 +174,7 @@ class HfRollout(BaseRollout):
         scheduler.call(commit).result()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As the interface says, between two steps of what is being generated."""
+        """As the interface says, between two steps of what is being generated: int64 [L] each to float32 [L − 1] each."""
         scheduler, vocab_size = self._running(), self._vocab_size
         refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
         if self._asleep:

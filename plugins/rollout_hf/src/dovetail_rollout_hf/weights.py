@@ -47,7 +47,7 @@ def refuse_misfits(model: Any, manifest: WeightManifest) -> None:
 
 
 def copy_weights(model: Any, staged: list[tuple[str, Tensor]]) -> None:
-    """Copy staged tensors into the model's parameters, in the model's dtype."""
+    """Copy staged tensors, each of its parameter's shape, into the model's parameters, in the model's dtype."""
     parameters = _parameters(model, [name for name, _ in staged])
     with torch.no_grad():
         for name, tensor in staged:

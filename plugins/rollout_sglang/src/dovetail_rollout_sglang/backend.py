@@ -17,9 +17,9 @@ from dovetail.serving import (
 from dovetail_rollout_sglang.checks import join
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import server_command
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE, variables
 from dovetail_rollout_sglang.failures import FAILURES
 from dovetail_rollout_sglang.server_metrics import server_metrics
-from dovetail_rollout_sglang.environment import TOKEN_VARIABLE, variables
 from dovetail_rollout_sglang.versions import require
 
 

@@ -19,8 +19,8 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from dovetail.errors import ConfigError, nearest
-from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
 from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
+from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
 
 
 def main(argument: str) -> None:

@@ -16,8 +16,8 @@ from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.metrics import Max, Mean, Metric, Sum
 from dovetail.serving import (
     Backend,
-    Counters,
     CounterDelta,
+    Counters,
     LoopThread,
     OwnServer,
     SampleCall,

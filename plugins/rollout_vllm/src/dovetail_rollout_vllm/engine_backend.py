@@ -24,11 +24,11 @@ from dovetail.workers import await_turn
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver
-from dovetail_rollout_vllm.failures import death, start_failure
 from dovetail_rollout_vllm.engine_metrics import EngineMetrics, stat_logger
+from dovetail_rollout_vllm.environment import print_to, surroundings, turn_of
+from dovetail_rollout_vllm.failures import death, start_failure
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
-from dovetail_rollout_vllm.environment import print_to, surroundings, turn_of
 from dovetail_rollout_vllm.unfinished import end, engine_processes
 from dovetail_rollout_vllm.versions import require
 

@@ -29,9 +29,9 @@ from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 from dovetail.serving import ServerProcess, free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel

@@ -78,7 +78,9 @@ class Chunks:
                     _, first = np.unique(absent, return_index=True)
                     new.append((placed, placed.claim(column, absent[np.sort(first)])))
             try:
-                stored = StoredArray.put(self._store, [rows.values for _, rows in new]) if new else []
+                stored = (
+                    StoredArray.put(self._store, [rows.values for _, rows in new]) if new else []
+                )
             except BaseException:
                 for column, _ in wanted:  # claimed, but not there
                     self._held.pop(column, None)

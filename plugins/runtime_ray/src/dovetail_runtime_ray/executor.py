@@ -21,7 +21,7 @@ from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import CLOSE_SECONDS
 from dovetail_runtime_ray.process import CONTROL, Process
-from dovetail_runtime_ray.wire import ProcessInfo, Reply, ProcessSetup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 _MANY_CALLS = 100_000
 """Most calls under way in one process."""

@@ -19,7 +19,7 @@ from dovetail.interfaces import WorkerSpec
 from dovetail.sections import Pool
 from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
-from dovetail_runtime_ray.health import Health, CallTimeouts, why_lost
+from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
 from dovetail_runtime_ray.logs import FOLDER, last_printed
 from dovetail_runtime_ray.process import CONTROL
 from dovetail_runtime_ray.wire import ProcessInfo, WireFailure

@@ -28,7 +28,7 @@ from dovetail.workers import (
 )
 from dovetail_runtime_ray.codec import worker_codec
 from dovetail_runtime_ray.logs import WorkerLogs
-from dovetail_runtime_ray.wire import ProcessInfo, Reply, ProcessSetup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 CONTROL = "control"
 """The concurrency group whose methods run while a call is under way."""

@@ -22,7 +22,7 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail_runtime_ray.gather import LOOK_SECONDS
-from dovetail_runtime_ray.health import Health, CallTimeouts, stopped, why_lost
+from dovetail_runtime_ray.health import CallTimeouts, Health, stopped, why_lost
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import BUSY_SECONDS, CLOSE_SECONDS, STACKS_SECONDS
 from dovetail_runtime_ray.process import CONTROL

@@ -13,7 +13,7 @@ from dovetail.interfaces import BaseRollout, Completion, RolloutRequest, WorkerS
 from dovetail.workers import WorkerHost, stacks
 from dovetail_runtime_ray.completions import Message, pack
 from dovetail_runtime_ray.process import Process
-from dovetail_runtime_ray.wire import ProcessInfo, Reply, ProcessSetup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 GATHER_SECONDS = 0.005
 """How long a message waits for further completions: few messages cost less than many."""

@@ -12,14 +12,14 @@ import ray
 
 from dovetail.errors import DispatchError, RolloutError
 from dovetail.interfaces import WorkerSpec
-from dovetail_runtime_ray.health import Health, CallTimeouts, why_lost
+from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
 from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import PoolProcesses, travelling
 from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replica_process import ReplicaProcess
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Reply, ProcessSetup, WireFailure
+from dovetail_runtime_ray.wire import ProcessSetup, Reply, WireFailure
 
 _MANY_REQUESTS = 100_000
 """Most calls under way in one replica's event loop."""

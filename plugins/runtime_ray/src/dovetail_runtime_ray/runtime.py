@@ -29,7 +29,7 @@ from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.environments import Environments
 from dovetail_runtime_ray.executor import TaskSurroundings, TaskWorkers
 from dovetail_runtime_ray.group import RayGroup
-from dovetail_runtime_ray.health import Health, CallTimeouts
+from dovetail_runtime_ray.health import CallTimeouts, Health
 from dovetail_runtime_ray.logs import remove_empty
 from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.replica import RayReplica

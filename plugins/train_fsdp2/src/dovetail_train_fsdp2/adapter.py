@@ -111,7 +111,7 @@ class PeftAdapter:
 
         Args:
             name: without the adapter.
-            weight: whole, on any device.
+            weight: whole, on any device: of an adapted layer [out, in], or [in, out] where the model keeps it so; else of any shape.
         """
         layer = self._by_weight.get(name)
         if layer is None:
@@ -135,7 +135,9 @@ class PeftAdapter:
         return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The adapter's own tensors, possibly in shards, by the names that they have in peft's checkpoints."""
+        """The adapter's own tensors, A [r, in] and B [out, r] of each layer, possibly in shards, by their names in peft's
+        checkpoints; with DoRA, magnitudes [out] too.
+        """
         return {
             wire_name(f"{prefix}.{name}"): tensor
             for prefix, layer in self._layers.items()

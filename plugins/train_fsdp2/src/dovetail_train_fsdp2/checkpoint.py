@@ -48,7 +48,11 @@ FILE_BYTES = 2 * 2**30
 
 
 def save(
-    directory: Path, runner: ModelRunner, optimizer: ShardedOptimizer | None, ranks: Ranks, random: RandomState
+    directory: Path,
+    runner: ModelRunner,
+    optimizer: ShardedOptimizer | None,
+    ranks: Ranks,
+    random: RandomState,
 ) -> None:
     """Write weights, optimizer and random state below the directory, which is made. Collective.
 
@@ -80,7 +84,11 @@ def save(
 
 
 def load(
-    directory: Path, runner: ModelRunner, optimizer: ShardedOptimizer | None, ranks: Ranks, random: RandomState
+    directory: Path,
+    runner: ModelRunner,
+    optimizer: ShardedOptimizer | None,
+    ranks: Ranks,
+    random: RandomState,
 ) -> None:
     """Restore what `save` wrote, on as many ranks as there are now. Collective.
 

@@ -242,7 +242,9 @@ class Fsdp2Engine(TrainEngine):
             means = padded(means, together=self.config.sequence_parallel_size)
         return cut(batch, budget, means, at_least, unit)
 
-    def _cut_alike(self, batch: Batch, cuts: list[MicroBatchPlan], unit: Unit = "sample") -> list[MicroBatchPlan]:
+    def _cut_alike(
+        self, batch: Batch, cuts: list[MicroBatchPlan], unit: Unit = "sample"
+    ) -> list[MicroBatchPlan]:
         """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
         most = self._ranks.largest(len(cuts))
         return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)

@@ -191,7 +191,9 @@ class PolicyRunner(ModelRunner):
             scores["ref_log_probs"] = of_base["log_probs"]
         return scores
 
-    def _scores_of_tokens(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def _scores_of_tokens(
+        self, layout: MicroBatchLayout, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
         source_R = self._runner.tensor(layout.source_R)
         targets_R = self._runner.tensor(layout.targets_R)
         temperature_R = (

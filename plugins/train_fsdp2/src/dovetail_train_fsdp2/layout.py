@@ -170,7 +170,9 @@ def _shared(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[S
     return fed, np.where(step_R == 0, at_prompt_R, at_response_R)
 
 
-def _pack(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[PackedSequences, np.ndarray]:
+def _pack(
+    samples: _Samples, row_R: np.ndarray, step_R: np.ndarray
+) -> tuple[PackedSequences, np.ndarray]:
     rows = samples.whole()
     lengths_B = samples.prompt_lengths_B + samples.response_lengths_B
     starts_B = np.cumsum(lengths_B) - lengths_B

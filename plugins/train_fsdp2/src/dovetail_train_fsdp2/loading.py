@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
     """Every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
 
-    A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
+    Each has its shape in memory, of a shard where it is sharded. A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
     """
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
@@ -80,7 +80,7 @@ def stored_places(
 def read_shards(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
 ) -> None:
-    """Fill this rank's shards from the checkpoint's files.
+    """Fill this rank's shards from the checkpoint's files, whose tensors have the whole shapes.
 
     Raises:
         ModelError: a file can't be read.
@@ -112,7 +112,7 @@ def give_out(
 
     Args:
         trunk: sharded; takes from rank 0 what transformers remembers of the form that it was stored in.
-        tensors: of `tensors_of`.
+        tensors: of `tensors_of`, in the shapes of this rank's shards.
         section: names the checkpoint.
         ranks: all of them.
         device: where tensors travel.

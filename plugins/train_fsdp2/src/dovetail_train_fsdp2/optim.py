@@ -109,7 +109,9 @@ class ShardedOptimizer:
                     state[key] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments by `kind.parameter`, such as `exp_avg.model.norm.weight`; they share the optimizer's memory."""
+        """The moments by `kind.parameter`, such as `exp_avg.model.norm.weight`, each float32 and of its parameter's shape; they
+        share the optimizer's memory.
+        """
         return {
             f"{kind}.{name}": value
             for name, parameter in self._named.items()

@@ -14,7 +14,14 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.training import MicroBatchRows, Samples, packed_parts, padded_parts, rows_of, shared_parts
+from dovetail.training import (
+    MicroBatchRows,
+    Samples,
+    packed_parts,
+    padded_parts,
+    rows_of,
+    shared_parts,
+)
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}

@@ -69,7 +69,9 @@ def probe_packing(model: PreTrainedModel) -> PackingSupport:
     """
     notes = _Notes()
     why_not = _why_not(model, notes)
-    return PackingSupport(why_not=why_not, with_shared_prompts=why_not is None and not notes.windowed)
+    return PackingSupport(
+        why_not=why_not, with_shared_prompts=why_not is None and not notes.windowed
+    )
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from dovetail.sections import ModelSection
 from dovetail.training import Ranks, StoredCheckpoint
 from dovetail_train_fsdp2.adapter import PeftAdapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.forward import PolicyRunner, ModelRunner, ValueRunner
+from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner
 from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
 from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
 from dovetail_train_fsdp2.model import base_of, empty_model, load_model
@@ -82,7 +82,9 @@ def load_runner(
     return runner, sharding
 
 
-def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSection) -> ModelRunner:
+def _in_one_piece(
+    config: Fsdp2Config, context: PluginContext, section: ModelSection
+) -> ModelRunner:
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
     runner: ModelRunner
     if context.head == "value":
@@ -184,7 +186,9 @@ def _after_probing(runner: ModelRunner, config: Fsdp2Config, context: PluginCont
         context.logger.info(f"samples are padded, not packed: {runner.packs.why_not}")
 
 
-def _adapter(trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext) -> PeftAdapter | None:
+def _adapter(
+    trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext
+) -> PeftAdapter | None:
     if config.lora is None or not context.trained:
         return None
     return PeftAdapter(trunk, config.lora, seed=context.seed)

@@ -115,7 +115,7 @@ class Trunk:
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """An array as a tensor on the model's device."""
+        """An array as a tensor of its shape and dtype on the model's device."""
         return sent(array, self.device)
 
     def _shared(self, fed: Shared) -> Tensor:

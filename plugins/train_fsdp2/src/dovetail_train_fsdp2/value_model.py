@@ -93,7 +93,7 @@ def export_value_model(
         directory: is made where it does not exist.
         model: gives the config.
         weights: of the base, by its own names, as they are to be written.
-        head: `weight` and `bias` of the value head, which are written in float32.
+        head: `weight` [1, H] and `bias` [1] of the value head, which are written in float32.
     """
     skeleton, prefix, name = _classifier(model)
     state = {f"{prefix}{key}": tensor for key, tensor in weights.items()}
@@ -127,7 +127,9 @@ def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
         return _head_in(checkpoint, section, hidden_size)
 
 
-def _head_in(checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
+def _head_in(
+    checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
+) -> dict[str, Tensor]:
     names = checkpoint.names
     name = next((name for name in HEADS if f"{name}.weight" in names), None)
     if name is None:

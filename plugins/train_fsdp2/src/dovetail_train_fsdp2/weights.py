@@ -44,7 +44,7 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """The manifest's tensors, each gathered, merged with its adapter and cast as it is asked for.
+    """The manifest's tensors, in its shapes, each gathered, merged with its adapter and cast as it is asked for.
 
     Collective where the model is sharded, one tensor after another: a rank that stops half-way keeps the others
     waiting. Every rank holds one whole tensor at a time, or all that the architecture stores together.
@@ -69,7 +69,9 @@ def gathered(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors by their names in memory, merged in float32 and then cast; collective as `outgoing`."""
+    """Whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast;
+    collective as `outgoing`.
+    """
     for name, tensor in in_memory.items():
         found = whole(tensor, device)
         merged = found if adapter is None else adapter.merged(name, found)

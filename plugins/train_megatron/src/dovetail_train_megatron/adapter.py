@@ -99,7 +99,7 @@ class MegatronAdapter:
                 updates.on = True
 
     def merged(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's part of a weight with its layer's update added in float32, in the weight's dtype; any other as it is.
+        """This rank's part of a weight, [out, in], with its layer's update added in float32, in the weight's dtype; any other as it is.
 
         Collective over tensor-parallel ranks where magnitudes are learnt.
         """

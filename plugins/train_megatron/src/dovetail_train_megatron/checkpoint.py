@@ -152,7 +152,11 @@ def kept_name(name: str, network: Network) -> str:
 
 
 def _gathered(
-    network: Network, table: TensorTable, optimizer: MegatronOptimizer | None, kind: str, ranks: Ranks
+    network: Network,
+    table: TensorTable,
+    optimizer: MegatronOptimizer | None,
+    kind: str,
+    ranks: Ranks,
 ) -> Iterator[tuple[str, Tensor]]:
     def values(entry: Entry, parameter: nn.Parameter) -> Tensor:
         if optimizer is None:

@@ -34,9 +34,9 @@ from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
 from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import Network
+from dovetail_train_megatron.offload import TensorOffloader
 from dovetail_train_megatron.optim import MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
-from dovetail_train_megatron.offload import TensorOffloader
 from dovetail_train_megatron.scoring import PackedMicroBatches, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network

@@ -160,7 +160,7 @@ class LowRankUpdate(nn.Module):
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other: gate and up, or a layer that is alone."""
+    """Outputs […, O] one after the other along the last dimension: gate and up, or a layer that is alone."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 

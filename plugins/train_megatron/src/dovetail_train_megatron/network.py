@@ -36,7 +36,7 @@ class Norm(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the last dimension."""
+        """Normalise the last dimension of […, D]; the shape stays."""
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
@@ -78,7 +78,8 @@ class Network:
         return self.architecture.tied and self.head == "lm"
 
     def run(self, module: nn.Module, pack: PackedMicroBatch) -> Tensor:
-        """This stage's pass over a pack: hidden states, float [T or a tensor-parallel rank's share of it, 1, H].
+        """This stage's pass over a pack: hidden states, float [T, 1, H], with T / tp for T where sequence
+        parallelism shares tokens.
 
         Args:
             module: `module`, possibly within wrappers.
@@ -90,7 +91,9 @@ class Network:
         hidden: Tensor = module(input_ids=ids, position_ids=None, attention_mask=number)
         return hidden
 
-    def scores(self, hidden: Tensor, pack: PackedMicroBatch, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def scores(
+        self, hidden: Tensor, pack: PackedMicroBatch, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
         """Score a pack from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
 
         Returns:

@@ -78,7 +78,7 @@ def make_pack(micro_batch: Batch, multiple: int) -> PackedMicroBatch:
 def cut(
     batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
 ) -> list[np.ndarray]:
-    """Rows of each micro-batch: within the budget, of balanced cost, every sample in exactly one.
+    """Rows of each micro-batch, int64 [B] each: within the budget, of balanced cost, every sample in exactly one.
 
     Args:
         batch: with the columns in `dovetail.training.columns.READS`.

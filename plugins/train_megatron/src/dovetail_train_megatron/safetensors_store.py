@@ -27,7 +27,7 @@ class SafetensorsWriter:
         self._failure: OSError | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor; files are written as they fill."""
+        """Take a tensor of any shape; files are written as they fill."""
         if self._failure is not None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -105,7 +105,7 @@ class SafetensorsStore:
             )
 
     def read(self, names: list[str]) -> list[Tensor]:
-        """Whole tensors on the CPU, float32.
+        """Whole tensors on the CPU, float32, in the shapes that they have over all pieces.
 
         Raises:
             CheckpointError: they can't be read.

@@ -45,7 +45,9 @@ def packed(
     return PackedMicroBatches(rows=rows, packs=packs)
 
 
-def scored(network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: frozenset[str]) -> Batch:
+def scored(
+    network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: frozenset[str]
+) -> Batch:
     """The outputs as ragged float32 columns over response tokens; 0 on all stages but the last. Collective."""
     mask = batch["response_mask"]
     columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}

@@ -17,8 +17,8 @@ from dovetail.errors import ModelError
 from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail.sections import ModelSection
 from dovetail.training import StoredCheckpoint, wire_name
-from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
+from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 
 if TYPE_CHECKING:
     from dovetail_train_megatron.adapter import MegatronAdapter
@@ -140,7 +140,7 @@ def outgoing(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[
 
 
 def whole_weights(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """All weights, with the adapter's updates added where there is one; collective, as `outgoing`."""
+    """All weights, in Hugging Face's shapes, with the adapter's updates added where there is one; collective, as `outgoing`."""
     adapter = network.adapter
 
     def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:

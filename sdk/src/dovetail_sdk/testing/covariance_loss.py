@@ -33,7 +33,7 @@ class CovarianceLoss(PolicyLoss):
         return frozenset({"advantages", "old_log_probs"})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
-        """`kept`: float32, 1 on the tokens that keep their loss."""
+        """`kept`: float32, ragged [T], 1 on the tokens that keep their loss."""
         mask: Ragged = mini_batch["response_mask"]
         mask_T = mask.values.astype(np.float64)
         advantages_T = np.repeat(mini_batch["advantages"], mask.lengths).astype(np.float64)

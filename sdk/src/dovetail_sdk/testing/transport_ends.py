@@ -50,7 +50,7 @@ def case_tensors(seed: int = 0) -> dict[str, Tensor]:
 def manifest_of(
     tensors: dict[str, Tensor], version: int = 1, bucket_bytes: int = 1 << 20
 ) -> WeightManifest:
-    """The manifest under which these tensors travel."""
+    """The manifest under which these tensors travel, with their shapes and dtypes."""
     specs = tuple(
         TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
         for n, t in tensors.items()
@@ -59,7 +59,7 @@ def manifest_of(
 
 
 def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
-    """What these tensors are, each read before the next is asked for."""
+    """Name, dtype, shape and bytes of these tensors, each read before the next is asked for."""
     return [
         (
             name,

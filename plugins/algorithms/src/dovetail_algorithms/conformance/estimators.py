@@ -21,7 +21,9 @@ from dovetail_algorithms.estimators.optimal_token_baseline import (
     TirOptimalTokenBaselineEstimator,
 )
 from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusEstimator
-from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineEstimator
+from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
+    ReinforcePlusPlusBaselineEstimator,
+)
 from dovetail_algorithms.estimators.remax import RemaxEstimator
 from dovetail_algorithms.estimators.rloo import RlooEstimator
 from dovetail_sdk.testing.conformance import AdvantageConformance

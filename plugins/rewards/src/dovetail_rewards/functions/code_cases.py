@@ -19,7 +19,7 @@ from dovetail_rewards.functions.code_truth import (
     Tests,
     value_of,
 )
-from dovetail_rewards.sandbox import ProgramLimits, Program, Result, Runner, ProgramVerdict
+from dovetail_rewards.sandbox import Program, ProgramLimits, ProgramVerdict, Result, Runner
 
 _SHOWN = 200
 _LEAST_S = 0.05

@@ -25,7 +25,7 @@ from dovetail_rewards.managers.budget import Budget
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
-from dovetail_rewards.models.chat_client import ChatReply, ChatClient, Refusal
+from dovetail_rewards.models.chat_client import ChatClient, ChatReply, Refusal
 from dovetail_rewards.models.question import Question
 from dovetail_rewards.models.verdict import NoVerdict, Verdicts
 

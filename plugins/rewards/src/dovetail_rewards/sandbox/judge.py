@@ -8,7 +8,7 @@ import signal
 from dovetail_rewards.sandbox.collect import OutputStreams
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
 from dovetail_rewards.sandbox.helper.wire import Report
-from dovetail_rewards.sandbox.values import Result, ProgramVerdict
+from dovetail_rewards.sandbox.values import ProgramVerdict, Result
 
 _LIMITS = {
     "cpu": ProgramVerdict.TIMEOUT,

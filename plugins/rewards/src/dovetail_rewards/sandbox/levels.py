@@ -42,7 +42,9 @@ class LevelReport:
     """What it guarantees; or why it is not available."""
 
 
-def setup_for(level: Level, *, packages: Sequence[str] = (), preload: Sequence[str] = ()) -> SandboxSetup:
+def setup_for(
+    level: Level, *, packages: Sequence[str] = (), preload: Sequence[str] = ()
+) -> SandboxSetup:
     """The set-up of a helper at this level.
 
     Raises:
@@ -111,11 +113,13 @@ def _available_levels(python: str | None) -> tuple[LevelReport, ...]:
 
 def _tried(level: Level, python: str | None) -> LevelReport:
     from dovetail_rewards.sandbox.local import Sandbox
-    from dovetail_rewards.sandbox.values import ProgramLimits, Program
+    from dovetail_rewards.sandbox.values import Program, ProgramLimits
 
     try:
         with Sandbox(level=level, python=python, tried=True) as sandbox:
-            result = sandbox.run(Program(source="import sys; sys.stdout.write('1')"), ProgramLimits())
+            result = sandbox.run(
+                Program(source="import sys; sys.stdout.write('1')"), ProgramLimits()
+            )
     except SandboxError as error:
         return LevelReport(level=level, available=False, detail=error.message)
     if result.stdout != b"1":

@@ -19,7 +19,7 @@ from dovetail_rewards.sandbox.helper.wire import Level, Payload, Report, Request
 from dovetail_rewards.sandbox.helper_process import HelperProcess, default_python
 from dovetail_rewards.sandbox.judge import result_from
 from dovetail_rewards.sandbox.levels import chosen_level, setup_for
-from dovetail_rewards.sandbox.values import ProgramLimits, Program, Result
+from dovetail_rewards.sandbox.values import Program, ProgramLimits, Result
 
 _SEALED = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
 _ADD_SEALS = 1033

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
-from dovetail_rewards.sandbox.values import MIB, ProgramLimits, Program, Result, ProgramVerdict
+from dovetail_rewards.sandbox.values import MIB, Program, ProgramLimits, ProgramVerdict, Result
 
 _RETRYABLE: Final = frozenset({408, 425, 429, *range(500, 600)})
 _SLACK_S = 10.0

@@ -60,4 +60,4 @@ class SharedDeviceMemory(ABC):
 
     @abstractmethod
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
-        """Queue a copy into all of `target` from a place in another device's memory, on the current stream."""
+        """Queue a copy into all of `target`, uint8 [n], from n bytes of another device's memory, on the current stream."""

@@ -7,8 +7,8 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail_transports.config import CudaIpcConfig
 from dovetail_transports.cuda_ipc.cuda_memory import CudaMemory
-from dovetail_transports.cuda_ipc.memory import SharedDeviceMemory
 from dovetail_transports.cuda_ipc.device_slots import DeviceReceiverSlots, DeviceSenderSlots
+from dovetail_transports.cuda_ipc.memory import SharedDeviceMemory
 from dovetail_transports.ring.local import LocalTransport
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots, numbered
 

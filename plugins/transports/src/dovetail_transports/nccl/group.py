@@ -92,7 +92,7 @@ class BroadcastGroup:
             ) from error
 
     def broadcast(self, octets: Tensor, pulse: Pulse) -> None:
-        """Send the sender's bytes to all; returns when they are here.
+        """Send the sender's bytes, uint8 [n] on every side, to all; returns when they are here.
 
         Raises:
             DeliveryError: not all took part.

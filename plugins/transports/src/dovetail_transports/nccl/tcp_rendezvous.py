@@ -20,8 +20,8 @@ from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import WeightManifest
 from dovetail_transports.nccl.receiver_registry import ReceiverRegistry
 from dovetail_transports.ring.channel import Channel, PeerGone
-from dovetail_transports.ring.rendezvous import ReceiverRendezvous, SenderRendezvous
 from dovetail_transports.ring.peers import Peer
+from dovetail_transports.ring.rendezvous import ReceiverRendezvous, SenderRendezvous
 
 _BACKLOG = 256
 _PASSWORD_SECONDS = 5.0

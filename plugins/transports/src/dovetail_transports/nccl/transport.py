@@ -15,8 +15,12 @@ from dovetail.interfaces import (
     WeightTransport,
 )
 from dovetail_transports.config import NcclConfig
-from dovetail_transports.nccl.tcp_rendezvous import TcpReceiverRendezvous, TcpSenderRendezvous, call_off
 from dovetail_transports.nccl.broadcast_slots import BroadcastReceiverSlots, BroadcastSenderSlots
+from dovetail_transports.nccl.tcp_rendezvous import (
+    TcpReceiverRendezvous,
+    TcpSenderRendezvous,
+    call_off,
+)
 from dovetail_transports.ring.receiver import RingReceiver
 from dovetail_transports.ring.sender import RingSender
 from dovetail_transports.ring.slots import numbered

@@ -7,14 +7,18 @@ from typing import Any
 
 from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.interfaces import WeightManifest
-from dovetail_transports.ring.rendezvous import SenderRendezvous
 from dovetail_transports.ring.peers import Peer, Peers
+from dovetail_transports.ring.rendezvous import SenderRendezvous
 
 _POLL_SECONDS = 0.002
 
 
 def gather_receivers(
-    rendezvous: SenderRendezvous, peers: Peers, manifest: WeightManifest, hello: dict[str, Any], timeout: float
+    rendezvous: SenderRendezvous,
+    peers: Peers,
+    manifest: WeightManifest,
+    hello: dict[str, Any],
+    timeout: float,
 ) -> None:
     """Greet receivers as they come, until there are as many as the manifest says; without a number, those that came first.
 

@@ -85,4 +85,6 @@ def _placed(manifest: WeightManifest) -> Iterator[TensorSlot]:
                 f"weight update {manifest.version} names tensor {spec.name!r} as {spec.dtype} with shape "
                 f"{tuple(spec.shape)}, which torch {torch.__version__} does not have"
             )
-        yield TensorSlot(spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize)
+        yield TensorSlot(
+            spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize
+        )

@@ -14,9 +14,9 @@ from dovetail.interfaces import (
     WeightSender,
     WeightTransport,
 )
+from dovetail_transports.ring.receiver import RingReceiver
 from dovetail_transports.ring.rendezvous import LocalReceiverRendezvous, LocalSenderRendezvous
 from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, default_root
-from dovetail_transports.ring.receiver import RingReceiver
 from dovetail_transports.ring.sender import RingSender
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 

@@ -15,8 +15,8 @@ from dovetail.interfaces import WeightManifest, WeightReceiver
 from dovetail.transports import Bucket
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.channel import Channel, PeerGone
-from dovetail_transports.ring.rendezvous import ReceiverRendezvous
 from dovetail_transports.ring.layout import BucketLayout, extent
+from dovetail_transports.ring.rendezvous import ReceiverRendezvous
 from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
 
 
@@ -33,7 +33,9 @@ class RingReceiver(WeightReceiver):
 
     lasting: ClassVar[bool] = False
 
-    def __init__(self, config: RingConfig, rendezvous: ReceiverRendezvous, slots: ReceiverSlots) -> None:
+    def __init__(
+        self, config: RingConfig, rendezvous: ReceiverRendezvous, slots: ReceiverSlots
+    ) -> None:
         self._config, self._rendezvous, self._slots = config, rendezvous, slots
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
@@ -128,7 +130,12 @@ class RingReceiver(WeightReceiver):
         return digests
 
     def _give_up(
-        self, reason: str, layout: BucketLayout, coming: _Coming, manifest: WeightManifest, taken: int
+        self,
+        reason: str,
+        layout: BucketLayout,
+        coming: _Coming,
+        manifest: WeightManifest,
+        taken: int,
     ) -> None:
         """Tell the sender why; where all receivers take part in every delivery, only after the last one."""
         if not self._slots.collective or not taken:

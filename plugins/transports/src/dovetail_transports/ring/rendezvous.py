@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from dovetail.interfaces import WeightManifest
 from dovetail_transports.ring.channel import Channel
-from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, who_of
 from dovetail_transports.ring.peers import Peer
+from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, who_of
 
 _ONE_MACHINE = "this transport joins processes of one machine and one run"
 

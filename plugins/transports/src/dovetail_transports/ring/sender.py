@@ -13,10 +13,10 @@ from dovetail.errors import CalledOffError, ReceiverError
 from dovetail.interfaces import PluginContext, WeightManifest, WeightSender
 from dovetail.transports import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
-from dovetail_transports.ring.rendezvous import SenderRendezvous
 from dovetail_transports.ring.gathering import gather_receivers
 from dovetail_transports.ring.layout import BucketLayout
 from dovetail_transports.ring.peers import Peers
+from dovetail_transports.ring.rendezvous import SenderRendezvous
 from dovetail_transports.ring.slots import DeliveryError, SenderSlots
 from dovetail_transports.ring.writer import BucketCopier, Written
 
@@ -34,16 +34,25 @@ class RingSender(WeightSender):
     """
 
     def __init__(
-        self, config: RingConfig, context: PluginContext, rendezvous: SenderRendezvous, slots: SenderSlots
+        self,
+        config: RingConfig,
+        context: PluginContext,
+        rendezvous: SenderRendezvous,
+        slots: SenderSlots,
     ) -> None:
-        self._config, self._context, self._rendezvous, self._slots = config, context, rendezvous, slots
+        self._config, self._context, self._rendezvous, self._slots = (
+            config,
+            context,
+            rendezvous,
+            slots,
+        )
         self._writer = BucketCopier(verify=config.verify)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         return self._rendezvous.prepare(manifest)
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """As the interface says; returns when every receiver is through with the last bucket.
+        """As the interface says, in the manifest's shapes; returns when every receiver is through with the last bucket.
 
         Raises:
             ReceiverError: too few receivers registered, or one did not come, refused the update or ended during it. Where

@@ -72,7 +72,7 @@ class BucketWriter:
         self._held_bytes = self._nbytes = 0
 
     def put(self, place: TensorSlot, tensor: Tensor) -> None:
-        """Queue the copy of a tensor, and its digest where it is now."""
+        """Queue the copy of a tensor of any shape, and its digest where it is now."""
         source = tensor.detach()
         if self._writer.verify:
             self._digests.add(source)

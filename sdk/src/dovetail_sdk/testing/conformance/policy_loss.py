@@ -119,7 +119,9 @@ class PolicyLossConformance(PluginConformance):
         dtype: Any = np.float32,
         shift: np.ndarray | float = 0.0,
     ) -> Update:
-        """Loss, gradient and metrics of this rank's part of a mini-batch, cut into parts (rows); `shift` moves log-probabilities."""
+        """Loss, gradient and metrics of this rank's part of a mini-batch, cut into parts (rows); `shift`, [T] or one number, moves
+        log-probabilities.
+        """
         goal = self.objective()
         outputs = {
             output.name: mini_batch[output.name].values.astype(dtype)

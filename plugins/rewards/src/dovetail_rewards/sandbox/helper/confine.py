@@ -56,7 +56,9 @@ def open_to_all(paths: list[str]) -> bool:
     return True
 
 
-def confine(setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]) -> None:
+def confine(
+    setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
+) -> None:
     """Confine this process for good. The working directory is the only one that it may write to.
 
     Raises:

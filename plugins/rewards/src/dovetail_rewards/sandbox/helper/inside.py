@@ -48,7 +48,9 @@ def first_process(
             os._exit(0)
 
 
-def _become(setup: SandboxSetup, request: Request, user: int | None, readable: list[str]) -> NoReturn:
+def _become(
+    setup: SandboxSetup, request: Request, user: int | None, readable: list[str]
+) -> NoReturn:
     """Confine this process and run the program in it."""
     try:
         os.setsid()
