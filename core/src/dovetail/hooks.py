@@ -20,6 +20,7 @@ import pluggy
 
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.hooks import HookSpec
+from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.tracker import Tracker
 
 HOOKS_API = "1.2"
@@ -49,7 +50,7 @@ class Observers:
         failures: how often each observer failed, by its name.
     """
 
-    def __init__(self, logger: Any = None) -> None:
+    def __init__(self, logger: Logger = None) -> None:
         self._logger = logger if logger is not None else logging.getLogger("dovetail.hooks")
         self._manager = pluggy.PluginManager(_PROJECT)
         self._manager.add_hookspecs(HookSpec)

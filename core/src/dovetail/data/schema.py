@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.data.images import RawImage, images_in, with_images
 from dovetail.errors import DataError
+from dovetail.interfaces.data import GroundTruth
 
 _VIDEOS = "videos"
 
@@ -20,7 +21,7 @@ class RawRow:
 
     prompt: list[dict[str, Any]] | str
     data_source: str | None
-    ground_truth: Any
+    ground_truth: GroundTruth
     extra_info: Mapping[str, Any] | None
     images: tuple[RawImage, ...] = ()
     """As many as the prompt refers to, in that order."""

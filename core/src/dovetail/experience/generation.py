@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
@@ -86,7 +87,9 @@ class Generation:
         working: seconds in which that was so, or an outcome was waited for.
     """
 
-    def __init__(self, *, pool: RolloutPool, scorer: Scorer, tokenizer: Any, seed: int) -> None:
+    def __init__(
+        self, *, pool: RolloutPool, scorer: Scorer, tokenizer: Tokenizer, seed: int
+    ) -> None:
         self._pool, self._scorer, self._tokenizer, self._seed = pool, scorer, tokenizer, seed
         self.asking, self.working = BusyTime(), BusyTime()
         self._asked: set[str] = set()

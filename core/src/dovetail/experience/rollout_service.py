@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import RolloutError
 from dovetail.experience.generation import Generation, Group
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.serving.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class RolloutService:
         pool: RolloutPool,
         scorer: Scorer,
         manager: RewardManager,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         seed: int,
         partial: bool = False,
         continues: bool = False,

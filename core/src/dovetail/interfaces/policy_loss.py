@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from dovetail.interfaces.plugin import ColumnPlugin, Plugin
+from dovetail.interfaces.plugin import ColumnPlugin, Plugin, PluginConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -66,7 +66,7 @@ class PolicyLoss(ColumnPlugin):
     """The loss aggregation that the paper prescribes, where it prescribes one."""
 
     @classmethod
-    def prepares(cls, config: Any) -> frozenset[str]:
+    def prepares(cls, config: PluginConfig) -> frozenset[str]:
         """Columns that `prepare` reads. They are known before the update begins: `old_log_probs` among them
         get a pass of their own, even where one update follows a rollout.
         """

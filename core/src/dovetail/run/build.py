@@ -14,7 +14,7 @@ import attrs
 from dovetail.errors import ConfigError
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
-from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
@@ -46,7 +46,7 @@ def build(
     data: Data,
     plan: Plan,
     run_directory: RunDirectory,
-    logger: Any,
+    logger: Logger,
     *,
     reward: Callable[..., Any] | None = None,
     stop: StopSwitch | None = None,

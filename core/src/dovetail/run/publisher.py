@@ -9,6 +9,7 @@ import attrs
 
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.run.record import RunRecord
 from dovetail.weights.offload import OffloadManager
 from dovetail.weights.weight_check import WeightCheck
@@ -38,7 +39,7 @@ class WeightPublisher:
         service: RolloutService,
         pool: RolloutPool,
         offload_manager: OffloadManager,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
     ) -> None:
         self._record, self._offload_manager, self._service = record, offload_manager, service
         self._sent_any = self._resting = False

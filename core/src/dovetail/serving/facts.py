@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.sections import ModelSection
 
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -26,7 +26,9 @@ class ModelFacts:
     """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
 
     @classmethod
-    def read(cls, model: ModelSection, tokenizer: Any, max_model_len: int | None) -> ModelFacts:
+    def read(
+        cls, model: ModelSection, tokenizer: Tokenizer, max_model_len: int | None
+    ) -> ModelFacts:
         """Read them.
 
         Args:

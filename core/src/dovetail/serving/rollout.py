@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from dovetail.errors import ModelError, RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.rollout import (
     BaseRollout,
     Completion,
@@ -57,7 +57,7 @@ class ServingRollout(BaseRollout):
     """Of which distribution the backend's log-probabilities are: `processed`, the sampler's as used; `raw`, the full
     softmax of logits / temperature, before top-p and top-k, and with a top-k both."""
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._backend: Backend | None = None
         self._gate = Gate()

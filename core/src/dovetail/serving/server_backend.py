@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.metrics import Metric
 from dovetail.serving.backend import Backend, SampleCall, SampleResult
@@ -43,7 +43,7 @@ class ServerBackend(Backend):
     """Environment variable with the token that a joined server wants to be shown."""
     patience = 60.0
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         self.config, self.context = config, context
         self._loop: LoopThread | None = None
         self._connection: ServerConnection | None = None

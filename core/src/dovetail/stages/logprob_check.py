@@ -16,7 +16,7 @@ Legend: N samples, T response tokens, packed end to end; K of them masked in and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError, NumericsError
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.rollout import SamplingParams
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
@@ -50,11 +51,11 @@ class LogProbCheck(Stage):
     phase = "check"
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"response_mask"} | ({"old_log_probs"} if _actor_scores(facts) else set()))
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if not comparable(facts):
             return None
         every = facts.config.algorithm.logprob_check.every
@@ -62,7 +63,7 @@ class LogProbCheck(Stage):
         return f"rollout and trainer must agree; {often}"
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return () if _actor_scores(facts) else ("actor",)
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:

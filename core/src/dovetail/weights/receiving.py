@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from dovetail.errors import CalledOffError
 from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.interfaces.plugin import Logger
 
 
 class FirstFailure:
@@ -20,7 +20,7 @@ class FirstFailure:
         logger: told where that fails.
     """
 
-    def __init__(self, tell: Callable[[str], None], logger: Any) -> None:
+    def __init__(self, tell: Callable[[str], None], logger: Logger) -> None:
         self._tell, self._logger = tell, logger
         self._lock = threading.Lock()
         self._error: Exception | None = None

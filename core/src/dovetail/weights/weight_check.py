@@ -16,6 +16,7 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import WeightSyncError
 from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.interfaces.plugin import Tokenizer
 
 if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
@@ -44,7 +45,7 @@ class WeightCheck:
         self._checked = False
 
     @classmethod
-    def of(cls, config: RunConfig, plan: Plan, tokenizer: Any) -> WeightCheck:
+    def of(cls, config: RunConfig, plan: Plan, tokenizer: Tokenizer) -> WeightCheck:
         """The check of a run: its engine scores or is not checked."""
         section = config.rollout.weight_check
         if "scores" not in plan.rollout_capabilities or not section.every:
@@ -152,7 +153,7 @@ def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> t
     return float(apart.mean()), float(apart.max())
 
 
-def draw_tokens(tokenizer: Any, sequences: int, tokens: int, seed: int) -> list[np.ndarray]:
+def draw_tokens(tokenizer: Tokenizer, sequences: int, tokens: int, seed: int) -> list[np.ndarray]:
     """Random tokens, special ones left out: a placeholder of an image stands for more than a token.
 
     Args:

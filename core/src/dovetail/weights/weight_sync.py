@@ -13,7 +13,7 @@ import attrs
 from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.experience.pool_control import EVERYTHING
 from dovetail.experience.pool_members import ReplicaFault, in_words
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.plugins.load import make_plugin
 from dovetail.weights.receiving import BackgroundCall, FirstFailure
 from dovetail.weights.weight_check import WeightCheck
@@ -63,7 +63,7 @@ class WeightSync:
         weight_check: WeightCheck,
         offload_manager: OffloadManager,
         run_directory: Path,
-        logger: Any,
+        logger: Logger,
         phase: Phase,
         metrics: Callable[[], dict[str, float]],
         held: Callable[[Phase], AbstractContextManager[None]],

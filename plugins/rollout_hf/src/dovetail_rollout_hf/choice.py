@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from dovetail.errors import ModelError
+from dovetail.interfaces import Logger
 from dovetail_rollout_hf.cache import Arrival, KvCache, empty_index
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.fused_decoder import LeanDecoder, why_not_lean
@@ -20,7 +21,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 def choose_decoder(
-    model: Any, wanted: Literal["auto", "lean", "transformers"], logger: Any
+    model: Any, wanted: Literal["auto", "lean", "transformers"], logger: Logger
 ) -> Decoder:
     """Make the wanted decoder and prove it against the model's own forward pass.
 

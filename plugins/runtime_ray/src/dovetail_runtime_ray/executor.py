@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import Task, TaskSpec, TaskWorker, load_target
+from dovetail.interfaces import Logger, Task, TaskSpec, TaskWorker, load_target
 from dovetail.workers import check_plugins
 from dovetail_runtime_ray.capacity import EPSILON, Node
 from dovetail_runtime_ray.health import Health, why_lost
@@ -70,7 +70,7 @@ class TaskSurroundings:
     nodes: Callable[[], list[Node]]
     """The living machines."""
     health: Health
-    logger: Any
+    logger: Logger
     ending: ExitStack
     """Ends them with the runtime."""
     run_directory: str | None

@@ -15,7 +15,7 @@ import ray
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import WorkerSpec
+from dovetail.interfaces import Logger, WorkerSpec
 from dovetail.sections import Pool
 from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
@@ -52,7 +52,7 @@ class PoolProcesses:
         actors: Sequence[Any],
         health: Health,
         limits: CallTimeouts,
-        logger: Any,
+        logger: Logger,
         run_directory: str | None,
         label: str = "",
         *,

@@ -15,6 +15,7 @@ from dovetail.errors import RolloutError, WorkerError
 from dovetail.interfaces import (
     BaseRollout,
     Completion,
+    Logger,
     PauseMode,
     RolloutRequest,
     WeightManifest,
@@ -61,7 +62,7 @@ class RayReplica(BaseRollout):
         facts: ProcessInfo,
         health: Health,
         limits: CallTimeouts,
-        logger: Any,
+        logger: Logger,
         receivers: int = 1,
     ) -> None:
         super().__init__(spec.plugin.config, spec.context)

@@ -11,7 +11,7 @@ import attrs
 import ray
 
 from dovetail.errors import DispatchError, RolloutError
-from dovetail.interfaces import WorkerSpec
+from dovetail.interfaces import Logger, WorkerSpec
 from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
 from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
@@ -33,7 +33,7 @@ class Surroundings:
     """The setup of a process, from its label and number."""
     health: Health
     limits: CallTimeouts
-    logger: Any
+    logger: Logger
     timeout: float
     """Seconds for all of them to start."""
     ending: ExitStack

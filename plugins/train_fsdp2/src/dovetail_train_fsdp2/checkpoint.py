@@ -16,12 +16,13 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
+from dovetail.interfaces import Tokenizer
 from dovetail.training import (
     MOMENTS,
     WEIGHTS,
@@ -119,7 +120,7 @@ def load(
     random.restore(stored_state)
 
 
-def export(directory: Path, runner: ModelRunner, tokenizer: Any, ranks: Ranks) -> None:
+def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ranks) -> None:
     """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
 
     Collective; rank 0 gathers the whole model in its host's memory and writes it.
@@ -157,7 +158,7 @@ def _write_model(
     runner: ModelRunner,
     narrow: dict[str, Tensor],
     head: dict[str, Tensor],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
 ) -> None:
     if isinstance(runner.model, ValueModel):
         export_value_model(directory, runner.model, narrow, head)

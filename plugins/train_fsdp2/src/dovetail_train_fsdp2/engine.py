@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -67,7 +67,7 @@ class Fsdp2Engine(TrainEngine):
     _offloaded = False
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         """`ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dovetail.errors import ModelError
+from dovetail.interfaces import Logger
 from dovetail.sections import ModelSection
 from dovetail.training import StoredCheckpoint
 from dovetail_train_fsdp2.model import base_of, load_trunk
@@ -35,7 +36,7 @@ class ValueModel(nn.Module):
         self.value_head = head
 
 
-def load_value_model(section: ModelSection, device: torch.device, logger: Any) -> ValueModel:
+def load_value_model(section: ModelSection, device: torch.device, logger: Logger) -> ValueModel:
     """Load the base of any Hugging Face causal language model, or of a classifier of its family, and a value head.
 
     Raises:
@@ -59,7 +60,7 @@ def empty_value_model(model: PreTrainedModel) -> ValueModel:
         return ValueModel(trunk, _head(trunk)).eval()
 
 
-def fill_head(head: nn.Linear, section: ModelSection, logger: Any) -> None:
+def fill_head(head: nn.Linear, section: ModelSection, logger: Logger) -> None:
     """Give a value head the checkpoint's own weights, or 0 where it has none, which the log says.
 
     Args:

@@ -6,14 +6,14 @@ import gc
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -65,7 +65,7 @@ class MegatronEngine(TrainEngine):
     _sending: NetworkSending | None = None
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         """`ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())

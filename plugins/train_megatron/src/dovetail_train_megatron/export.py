@@ -6,9 +6,9 @@ import copy
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import CheckpointError
+from dovetail.interfaces import Tokenizer
 from dovetail.sections import ModelSection
 from dovetail.training import Ranks
 from dovetail_train_megatron.names import VALUE_HEAD, TensorTable
@@ -25,7 +25,7 @@ def export(
     network: Network,
     table: TensorTable,
     section: ModelSection,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     ranks: Ranks,
 ) -> None:
     """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one. Collective.

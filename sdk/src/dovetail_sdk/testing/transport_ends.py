@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest, WeightTransport
+from dovetail.interfaces import (
+    PluginConfig,
+    PluginContext,
+    TensorSpec,
+    WeightManifest,
+    WeightTransport,
+)
 from dovetail_sdk.testing.processes import start_forked
 
 START_SECONDS = 120.0
@@ -76,7 +82,7 @@ class TransportPlace:
     """What every process needs to make its own end of one transport."""
 
     plugin: type[WeightTransport]
-    config: Any
+    config: PluginConfig
     run_directory: Path
     device: str = "cpu"
     """Of the sender and its tensors."""

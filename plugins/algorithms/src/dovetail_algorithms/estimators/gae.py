@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail.numerics import whiten
 from dovetail_algorithms.config.estimators import GaeConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
@@ -28,7 +26,7 @@ class GaeEstimator(TokenEstimator):
     scope = "batch"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask", "values"})
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError, nearest
-from dovetail.interfaces import Groups
+from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import GdpoConfig
 from dovetail_algorithms.estimators.group_baseline import (
     EPSILON,
@@ -49,7 +49,7 @@ class GdpoEstimator(GroupBaseline):
     scope = "batch"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"reward_components", "response_mask"})
 
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float64
 
-from dovetail.interfaces import Groups
+from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import GrpoConfig
 from dovetail_algorithms.estimators.group_baseline import (
     EPSILON,
@@ -31,7 +29,7 @@ class GrpoEstimator(ScoreBaseline):
     Config = GrpoConfig
 
     @classmethod
-    def min_group_size(cls, config: Any) -> int:
+    def min_group_size(cls, config: PluginConfig) -> int:
         return 1 if config.singleton == "raw" else 2
 
     def relative(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail_algorithms.config.estimators import (
     OptimalTokenBaselineConfig,
     TirOptimalTokenBaselineConfig,
@@ -44,11 +44,11 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
     """Whether tool tokens are left out of the count of positions."""
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask", "old_log_probs", "sum_pi_squared"})
 
     @classmethod
-    def min_group_size(cls, config: Any) -> int:
+    def min_group_size(cls, config: PluginConfig) -> int:
         return 2
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

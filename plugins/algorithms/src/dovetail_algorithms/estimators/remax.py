@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail_algorithms.config.estimators import RemaxConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
@@ -25,7 +23,7 @@ class RemaxEstimator(TokenEstimator):
     scope = "sample"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask", "baseline_scores"})
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

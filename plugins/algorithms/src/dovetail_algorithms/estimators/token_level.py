@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces import AdvantageEstimator
+from dovetail.interfaces import AdvantageEstimator, PluginConfig
 
 
 @attrs.frozen(eq=False)
@@ -82,11 +82,11 @@ class TokenEstimator(AdvantageEstimator):
     level = "token"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask"})
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "returns"})
 
     def policy_tokens(self, columns: Batch) -> PolicyTokens:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.interfaces import LossInputs, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, TokenLosses
 from dovetail_algorithms.config.losses import DppoConfig
 from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
@@ -36,7 +34,7 @@ class DppoLoss(RatioLoss):
     Config = DppoConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "rollout_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces import LossInputs, Reduction, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import KlCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
@@ -41,7 +41,7 @@ class KlCovLoss(RatioLoss):
     )  # fmt: skip
 
     @classmethod
-    def prepares(cls, config: Any) -> frozenset[str]:
+    def prepares(cls, config: PluginConfig) -> frozenset[str]:
         return PREPARES
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, PolicyLoss, TokenLosses
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.losses import ReinforceConfig
 
@@ -25,7 +25,7 @@ class ReinforceLoss(PolicyLoss):
     Config: ClassVar[type[PluginSection]] = ReinforceConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:

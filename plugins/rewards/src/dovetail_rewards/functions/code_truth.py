@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+from dovetail.interfaces import GroundTruth
+
 
 @attrs.frozen
 class StdinTests:
@@ -38,7 +40,7 @@ class AssertTests:
 Tests = StdinTests | CallTests | AssertTests
 
 
-def parse_truth(ground_truth: Any) -> Tests:
+def parse_truth(ground_truth: GroundTruth) -> Tests:
     """The test cases of a row.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
 from dovetail.errors import ConfigError, PluginNeedsError
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import JsonSchemaConfig
 
 _FENCE = re.compile(r"^```[^\n`]{0,32}$", re.MULTILINE)
@@ -48,7 +48,7 @@ class JsonSchema(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `parsed`, `valid` as 0 or 1 and `fields` in [0, 1]; `pred`: the value as sorted JSON, or None."""
@@ -73,7 +73,7 @@ class JsonSchema(RewardFunction):
         }
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if config.compare:
             if _value(ground_truth) is _MISSING:
                 return f"ground truth {ground_truth!r:.80} is no JSON value"
@@ -109,14 +109,14 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _value(ground_truth: Any) -> Any:
+def _value(ground_truth: GroundTruth) -> Any:
     """A ground truth as a JSON value: what its text says, or the mapping or list that it is."""
     if isinstance(ground_truth, str):
         return _parsed(ground_truth)
     return _MISSING if ground_truth is None else ground_truth
 
 
-def _object(ground_truth: Any) -> dict[str, Any] | None:
+def _object(ground_truth: GroundTruth) -> dict[str, Any] | None:
     value = _value(ground_truth)
     return dict(value) if isinstance(value, Mapping) else None
 

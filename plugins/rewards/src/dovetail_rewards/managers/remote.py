@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from dovetail.interfaces import (
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
@@ -64,17 +65,17 @@ class RemoteManager(RewardManager):
         )
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         inner = config.manager or NAIVE
         return config.workers is not None and manager_class(inner).needs_functions(inner)
 
     @classmethod
-    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+    def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
         inner = config.manager or NAIVE
         return {} if config.workers is None else manager_class(inner).own_functions(inner)
 
     @classmethod
-    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
         if config.workers is None:
             return {}
         inner = config.manager or NAIVE

@@ -14,6 +14,7 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
@@ -74,7 +75,7 @@ class JudgeManager(RewardManager):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         return False
 
     def start(self) -> None:

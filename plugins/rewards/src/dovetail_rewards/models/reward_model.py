@@ -14,6 +14,7 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
@@ -73,7 +74,7 @@ class RewardModelManager(RewardManager):
         )
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         return False
 
     def start(self) -> None:

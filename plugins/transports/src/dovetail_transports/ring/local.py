@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import (
+    PluginConfig,
     PluginContext,
     WeightManifest,
     WeightReceiver,
@@ -24,7 +24,7 @@ from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 class LocalTransport(WeightTransport):
     """Base of a transport whose config has `directory` and `channel`."""
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         if config.channel is None and context.run_directory is None:
             raise ConfigError(
