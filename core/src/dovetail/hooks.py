@@ -109,7 +109,7 @@ class Observers:
         """The method such that what it raises is reported and counted, as a failure of this observer in `what`."""
 
         @wraps(method)
-        def call(*arguments: Any) -> None:
+        def call(*arguments: object) -> None:
             try:
                 method(*arguments)
             except Exception as error:  # noqa: BLE001 - an observer may raise anything, and stops no run

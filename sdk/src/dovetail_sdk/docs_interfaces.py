@@ -287,7 +287,7 @@ def _declared(cls: type) -> dict[str, str]:
     return found
 
 
-def _signature(member: Any, name: str) -> str:
+def _signature(member: object, name: str) -> str:
     """In one line, with members of enumerations as they are written."""
     return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", signature_text(member, name))
 

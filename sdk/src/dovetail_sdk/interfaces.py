@@ -179,7 +179,7 @@ def _describe(interface: type, api: str) -> dict[str, Any]:
     }
 
 
-def _method(member: Any, name: str) -> dict[str, Any]:
+def _method(member: object, name: str) -> dict[str, Any]:
     signature = signature_of(member)
     return {
         "declared": signature_text(member, name),
@@ -229,7 +229,7 @@ def _type(cls: type) -> dict[str, dict[str, Any]]:
     }
 
 
-def _plain(annotation: Any) -> str:
+def _plain(annotation: object) -> str:
     """An annotation as it stands in the source, without what differs between Python versions."""
     if annotation is inspect.Signature.empty:
         return ""
@@ -240,6 +240,6 @@ def _plain(annotation: Any) -> str:
         return text
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     """A default in words that are the same in every process."""
     return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)

@@ -218,7 +218,7 @@ class Ragged:
         )
 
 
-def plain_array(values: Any, what: str) -> np.ndarray:
+def plain_array(values: object, what: str) -> np.ndarray:
     """The array itself, once it is known to be [N, …] of bool, integer or float.
 
     Raises:
@@ -239,7 +239,7 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     return values
 
 
-def normal_indices(indices: Any, count: int) -> np.ndarray:
+def normal_indices(indices: object, count: int) -> np.ndarray:
     """Integers [M] or a bool mask [count] to int64 indices [M], all from 0 to below count.
 
     Raises:
@@ -308,7 +308,7 @@ def offsets_of(lengths_N: np.ndarray) -> np.ndarray:
     return offsets
 
 
-def _checked_offsets(offsets: Any, total: int) -> np.ndarray:
+def _checked_offsets(offsets: object, total: int) -> np.ndarray:
     given = np.asarray(offsets)
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
         raise ColumnError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import click
 
@@ -62,6 +61,6 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
             click.echo(" " * (width + 2) + line)
 
 
-def dump_json(value: Any) -> None:
+def dump_json(value: object) -> None:
     """Print JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))

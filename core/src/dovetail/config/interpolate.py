@@ -92,7 +92,7 @@ def _holds(node: Any, key: str | int) -> bool:
     return OmegaConf.is_dict(node) and key in node
 
 
-def _resolvable(value: Any) -> Any:
+def _resolvable(value: object) -> Any:
     """The tree with defaults filled in; `${` that OmegaConf can't parse, as in templates and patterns, is escaped."""
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError

@@ -109,7 +109,7 @@ class Merger:
             givens = [Given(base, _DEFAULTS), *givens]
         return self._value(field.type, field, givens, path)
 
-    def _value(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
+    def _value(self, tp: object, field: Field, givens: list[Given], path: KeyPath) -> Any:
         inner, optional = without_none(tp)
         shape = _shape(inner, field, givens)
         if shape == "leaf":
@@ -169,7 +169,7 @@ class Merger:
             value[key] = ready.value if ready else None
         return Given(value, given.layer)
 
-    def _list(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
+    def _list(self, tp: object, field: Field, givens: list[Given], path: KeyPath) -> Any:
         slots: list[list[Given]] = [[Given(entry, _DEFAULTS)] for entry in _default_entries(field)]
         for given in givens:
             value = given.value
@@ -200,7 +200,7 @@ class Merger:
                 text = f"the list has {held}; the next free index is [{len(slots)}]"
                 self._problem(Given(ABSENT, given.layer), (*path, index), text)
 
-    def _dict(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
+    def _dict(self, tp: object, field: Field, givens: list[Given], path: KeyPath) -> Any:
         for given in givens:
             if not is_mapping(given.value):
                 return self._kept(given, path, field)
@@ -255,7 +255,7 @@ def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
     return by_key
 
 
-def _always_there(field: Field, default: Any) -> bool:
+def _always_there(field: Field, default: object) -> bool:
     """Whether an absent field is built all the same, for the plugins and required keys inside it."""
     inner, optional = without_none(field.type)
     if is_section(inner) and not field.kind:
@@ -274,7 +274,7 @@ def _default_entries(field: Field) -> list[Any]:
 
 
 def _shape(
-    tp: Any, field: Field, givens: Sequence[Given]
+    tp: object, field: Field, givens: Sequence[Given]
 ) -> Literal["plugin", "section", "list", "dict", "leaf"]:
     """How a value of this type merges; where anything is allowed, as the last layer's value does."""
     container = typing.get_origin(tp) or tp

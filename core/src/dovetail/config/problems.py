@@ -50,7 +50,7 @@ def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
     return error
 
 
-def show_value(value: Any, limit: int = 80) -> str:
+def show_value(value: object, limit: int = 80) -> str:
     """A value as YAML's flow style has it, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= limit else text[: limit - 1] + "…"

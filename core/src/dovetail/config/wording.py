@@ -54,7 +54,7 @@ def origin_of(origins: Origins, path: KeyPath) -> str | None:
     return None
 
 
-def _text(fault: StructureFault, value: Any) -> str:
+def _text(fault: StructureFault, value: object) -> str:
     error = fault.error
     if isinstance(error, KeyError) and value is ABSENT:
         return "required, but no layer gives it"
@@ -110,7 +110,7 @@ def _unknown(
 
 
 def _unknown_values(
-    value: Any, path: KeyPath, known: Container[KeyPath]
+    value: object, path: KeyPath, known: Container[KeyPath]
 ) -> Iterator[tuple[KeyPath, Any]]:
     """Key and value of each problem below an unknown key: of every value, or of the section where no key in it is known elsewhere."""
     below = list(leaves(value, path, lists=False))
@@ -124,7 +124,7 @@ def _unknown_values(
         yield from _unknown_values(child, (*path, key), known)
 
 
-def _givers(value: Any, path: KeyPath, origins: Origins) -> str | None:
+def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:
     """What gave a key, or the keys below it where several layers did, each with the first place where it did."""
     layers: dict[str, str] = {}
     for key, _ in leaves(value, path, lists=False):

@@ -218,7 +218,7 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[_Text]) -> list[Parts]:
     are tokenised one by one.
     """
 
-    def ids(strings: list[str], **how: Any) -> Any:
+    def ids(strings: list[str], **how: object) -> Any:
         return tokenizer(strings, add_special_tokens=False, **how)
 
     prompts = ids([text.text[: text.cuts[0]] for text in texts])["input_ids"]

@@ -67,7 +67,7 @@ def parse_row(
     )
 
 
-def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] | str:
+def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
     """Check the value of a column.
 
     Raises:
@@ -93,7 +93,7 @@ def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] |
     ]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(
             f"{where} is {_shown(message)}, not a mapping with 'role' and 'content'",
@@ -146,7 +146,7 @@ def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, An
     return value
 
 
-def wrong_value(where: str, column: str, value: Any, wanted: str) -> DataError:
+def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
     """The error about a value of a wrong type."""
     what = "null or missing" if value is None else _shown(value)
     return DataError(
@@ -154,5 +154,5 @@ def wrong_value(where: str, column: str, value: Any, wanted: str) -> DataError:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{repr(value)[:60]} ({type(value).__name__})"

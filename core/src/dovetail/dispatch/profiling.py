@@ -71,7 +71,7 @@ class ProfiledWorker(Worker):
         return _stop(str(self.context.role), self.rank)
 
 
-def labelled(worker: Any, method: str) -> AbstractContextManager[Any]:
+def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
     """Mark a call in the recording of this process; does nothing where there is none."""
     recording = _recording
     if recording is None:
@@ -273,7 +273,7 @@ def _stop(role: str, rank: int) -> str | None:
         return None if path is None else str(path)
 
 
-def _device_module(device: Any) -> Any:
+def _device_module(device: object) -> Any:
     import torch
 
     return torch.get_device_module(device)

@@ -159,7 +159,7 @@ def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
         raise ManifestError(f"{path}: {error}", hint=remake) from error
 
 
-def _plugin(item: Any) -> PluginManifest:
+def _plugin(item: object) -> PluginManifest:
     """Build one entry, refusing what later code could not use."""
     if not isinstance(item, dict):
         raise TypeError(f"an entry of `plugins` is {item!r}, not an object")

@@ -164,7 +164,7 @@ class Learner:
             after |= other is planned
 
     def _check_columns(
-        self, planned: PlannedStage, stage: Stage, before: Batch, after: Any, step: StepContext
+        self, planned: PlannedStage, stage: Stage, before: Batch, after: object, step: StepContext
     ) -> None:
         """Check that a stage changed what it declares and nothing else; dtypes and shapes in the first step.
 

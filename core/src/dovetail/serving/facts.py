@@ -61,7 +61,7 @@ class ModelFacts:
         )
 
 
-def max_positions(text: Any) -> int | None:
+def max_positions(text: object) -> int | None:
     """Return how many tokens a model takes, prompt and response together; None where its config names no limit.
 
     That is `max_position_embeddings`, with rope scaling times its factor. Where the scaling names
@@ -103,7 +103,7 @@ def refuse_missing_model(path: str) -> None:
         )
 
 
-def _eos_of(*sources: Any) -> tuple[int, ...]:
+def _eos_of(*sources: object) -> tuple[int, ...]:
     found: set[int] = set()
     for source in sources:
         value = getattr(source, "eos_token_id", None)
@@ -112,7 +112,7 @@ def _eos_of(*sources: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def shape_of(text: Any) -> dict[str, int]:
+def shape_of(text: object) -> dict[str, int]:
     """What a server says of its text model's sizes, and `model_problems` compares.
 
     Args:

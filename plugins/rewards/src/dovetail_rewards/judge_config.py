@@ -16,7 +16,7 @@ _NOT_NEGATIVE: Any = attrs.validators.ge(0)
 _OPTIONAL: Any = attrs.validators.optional
 
 
-def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
     """Refuse what is not a regular expression with a part to take."""
     try:
         re.compile(value)

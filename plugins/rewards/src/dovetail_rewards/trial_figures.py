@@ -131,7 +131,7 @@ def _row(sample: TrialSample) -> dict[str, Any]:
     return row
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value where JSON has it, else its text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value

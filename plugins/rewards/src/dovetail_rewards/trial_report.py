@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 from rich.console import Console
@@ -178,7 +177,7 @@ def _spread(figures: Sequence[float]) -> list[str]:
     return [str(spread.count), *("–" if figure is None else f"{figure:.4g}" for figure in shown)]
 
 
-def _short(value: Any, width: int = _WIDTH, *, end: bool = False) -> str:
+def _short(value: object, width: int = _WIDTH, *, end: bool = False) -> str:
     text = " ".join(str("–" if value is None else value).split())
     if len(text) <= width:
         return text

@@ -21,7 +21,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 def choose_decoder(
-    model: Any, wanted: Literal["auto", "lean", "transformers"], logger: Logger
+    model: object, wanted: Literal["auto", "lean", "transformers"], logger: Logger
 ) -> Decoder:
     """Make the wanted decoder and prove it against the model's own forward pass.
 
@@ -57,7 +57,7 @@ def choose_decoder(
     return general
 
 
-def _complaint(decoder: Decoder, model: Any) -> str | None:
+def _complaint(decoder: Decoder, model: object) -> str | None:
     """What is wrong with a decoder; None where it is proven."""
     try:
         excess = prove(decoder, model)

@@ -38,8 +38,8 @@ class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
         self,
         key_states: Tensor,
         value_states: Tensor,
-        *_args: Any,
-        **_kwargs: Any,
+        *_args: object,
+        **_kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         self._keys_NHCD[:, :, self._column] = key_states[:, :, 0]
         self._values_NHCD[:, :, self._column] = value_states[:, :, 0]

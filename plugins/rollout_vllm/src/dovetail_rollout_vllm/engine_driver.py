@@ -183,7 +183,7 @@ class EngineDriver:
         return self._made_pictures
 
     async def _request(
-        self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: Any
+        self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: object
     ) -> Any:
         """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes."""
         from vllm.inputs import tokens_input

@@ -80,7 +80,7 @@ def require() -> VllmRelease:
 # -- inside vLLM's processes ------------------------------------------------------------------
 
 
-def model_config_of(engine: Any, model: nn.Module) -> Any:
+def model_config_of(engine: object, model: nn.Module) -> Any:
     """The config that finishing a layerwise reload takes.
 
     0.24 gives a weight-transfer engine no model config; finishing reads nothing of it but the dtype.

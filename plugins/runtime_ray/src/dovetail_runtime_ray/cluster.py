@@ -236,7 +236,7 @@ def _routed(logger: Logger) -> Callable[[], None]:
     module: Any = worker
     before = module.print_to_stdstream
 
-    def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    def log(data: Mapping[str, Any], *_: object, **__: object) -> None:
         logger.info("ray_message", text=" ".join(str(line) for line in data.get("lines", ())))
 
     def undo() -> None:

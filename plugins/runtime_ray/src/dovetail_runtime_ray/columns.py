@@ -292,7 +292,7 @@ def _mapped(call: Call, convert: Callable[[Any], Any], kind: type) -> Call:
     )
 
 
-def _walked(value: Any, convert: Callable[[Any], Any], kind: type) -> Any:
+def _walked(value: object, convert: Callable[[Any], Any], kind: type) -> Any:
     """The value with what is of this kind converted: itself, or within tuples."""
     if isinstance(value, kind):
         return convert(value)

@@ -50,7 +50,7 @@ _EACH_ABOVE_ZERO: Any = attrs.validators.deep_mapping(
 )
 
 
-def _each_a_method(_: Any, field: attrs.Attribute[Any], limits: dict[str, float]) -> None:
+def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, float]) -> None:
     known = METHODS_OF_ENGINES + METHODS_OF_REPLICAS
     for name in limits:
         if name not in known:

@@ -187,7 +187,7 @@ class RayReplica(BaseRollout):
                 hint="raise runtime.time_limits.submit if a response takes that long",
             )
 
-    async def _control(self, method: str, *args: Any) -> Any:
+    async def _control(self, method: str, *args: object) -> Any:
         self._check_alive()
         ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, {})
         try:
@@ -196,7 +196,9 @@ class RayReplica(BaseRollout):
             raise self._gone(error) from error
         return self._opened(method, reply)
 
-    def _blocking(self, method: str, *args: Any, within: float | None = None, **named: Any) -> Any:
+    def _blocking(
+        self, method: str, *args: object, within: float | None = None, **named: object
+    ) -> Any:
         self._check_alive()
         limit = within or self._limits.of(method)
         ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, named)

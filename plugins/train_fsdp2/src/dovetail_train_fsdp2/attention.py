@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -51,7 +51,7 @@ def packed_attention(
     pack: AttentionPack,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Attention of one layer over a pack.
 
@@ -104,7 +104,7 @@ def _attended(
     return attend_shared(*states, pack.sequences, pack.prompts, pack.responses, scale=scale)
 
 
-def register(name: str, attention: Any, mask: Any = None) -> None:
+def register(name: str, attention: object, mask: object = None) -> None:
     """Make an attention function known to transformers, and what it wants in place of a mask (nothing, by default)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

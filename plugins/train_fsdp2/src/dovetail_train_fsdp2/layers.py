@@ -128,7 +128,7 @@ def compile_layers(layers: list[nn.Module]) -> None:
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(forward, dynamic=True, backend=BACKEND)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         # Every layer has a place of its own in a cache, which would make every layer's code another; and
         # probes and dummies are not worth a version.
         as_it_is = (

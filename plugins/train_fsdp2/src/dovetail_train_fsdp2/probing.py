@@ -164,7 +164,7 @@ def _probe_attention(
     return value.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
 
 
-def _probe_mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Reach:
+def _probe_mask(*, mask_function: Callable[..., Tensor], **_: object) -> Reach:
     """See how far back a mask function lets tokens look: the same for each, or it is no window."""
     reaches = {_reach(mask_function, at) for at in (FAR - 1, FAR, FAR + 37)}
     return Reach(reaches.pop() if len(reaches) == 1 else None)

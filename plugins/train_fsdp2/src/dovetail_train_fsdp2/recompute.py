@@ -82,7 +82,7 @@ class Recompute:
         return self._keeping
 
     def _wrapped(self, index: int, forward: Forward) -> Forward:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             # What goes into a cache once must not go into it again.
             cached = kwargs.get("past_key_values") is not None
             if cached or not torch.is_grad_enabled():
@@ -118,7 +118,7 @@ class Recompute:
         self._decide(args, kwargs, running=1)
         return result
 
-    def _decide(self, args: Any, kwargs: Any, running: int = 0) -> None:
+    def _decide(self, args: object, kwargs: object, running: int = 0) -> None:
         """How many layers of this micro-batch keep their activations; `running` of them do already."""
         assert self._bytes_a_token is not None
         a_layer = self._bytes_a_token * tokens_of(args, kwargs)
@@ -136,7 +136,7 @@ def _states(args: Any, kwargs: Any) -> Tensor:
     return cast("Tensor", args[0] if args else kwargs["hidden_states"])
 
 
-def tokens_of(args: Any, kwargs: Any) -> int:
+def tokens_of(args: object, kwargs: object) -> int:
     """How many tokens a layer is given, padding included."""
     rows, length = _states(args, kwargs).shape[:2]
     return int(rows * length)

@@ -173,7 +173,7 @@ def _let_gradients_start(network: Network) -> None:
     if network.architecture.transformer.recompute_granularity != "full":
         return
 
-    def required(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+    def required(_: nn.Module, __: object, embedded: Tensor) -> Tensor:
         return embedded.requires_grad_() if torch.is_grad_enabled() else embedded
 
     network.module.embedding.register_forward_hook(required)

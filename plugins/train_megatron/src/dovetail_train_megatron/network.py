@@ -205,7 +205,7 @@ def _hidden_model() -> Any:
     class HiddenModel(base):  # type: ignore[misc, valid-type]
         """GPTModel that stops before its output layer."""
 
-        def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
             return hidden_states
 
     return HiddenModel

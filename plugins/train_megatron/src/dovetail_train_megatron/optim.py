@@ -66,7 +66,7 @@ class MegatronOptimizer:
             network.module,
         )
 
-        def finalize(model: Any, _: Any = None, **options: Any) -> None:
+        def finalize(model: object, _: object = None, **options: object) -> None:
             # Without a number of tokens: denominators are in the loss already.
             distributed.finalize_model_grads(model, None, **options)
 

@@ -18,7 +18,7 @@ Scores = dict[str, Tensor]
 
 @torch.no_grad()
 def score(
-    network: Network, packs: Sequence[PackedMicroBatch], outputs: frozenset[str], module: Any
+    network: Network, packs: Sequence[PackedMicroBatch], outputs: frozenset[str], module: object
 ) -> list[Scores]:
     """Scores of every pack, float32 [T] each, in order. Collective.
 
@@ -27,7 +27,7 @@ def score(
     """
 
     def collect(hidden: Tensor, pack: PackedMicroBatch) -> Any:
-        def found(output: Tensor, **_: Any) -> Scores:
+        def found(output: Tensor, **_: object) -> Scores:
             return network.scores(output, pack, outputs)
 
         return hidden, found
@@ -41,7 +41,7 @@ def descend(
     packs: Sequence[PackedMicroBatch],
     outputs: frozenset[str],
     term_of: Callable[[int, Scores], ObjectiveTerm],
-    module: Any,
+    module: object,
 ) -> list[ObjectiveTerm]:
     """Gather the gradients of a mini-batch's micro-batches, summed over all ranks that share weights. Collective.
 

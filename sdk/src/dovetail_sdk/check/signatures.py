@@ -57,7 +57,7 @@ def members(interface: type) -> Mapping[str, Any]:
     return dict(sorted(found.items()))
 
 
-def form(member: Any) -> str:
+def form(member: object) -> str:
     """`property`, `classmethod`, `staticmethod`, `async method`, `async generator` or `method`."""
     if isinstance(member, property | cached_property):
         return "property"
@@ -68,7 +68,7 @@ def form(member: Any) -> str:
     return "async generator" if inspect.isasyncgenfunction(member) else "method"
 
 
-def signature_of(member: Any) -> inspect.Signature:
+def signature_of(member: object) -> inspect.Signature:
     """Its signature without `self` or `cls`; annotations are as they stand in the source."""
     bare: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     if isinstance(bare, property):
@@ -81,7 +81,7 @@ def signature_of(member: Any) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def signature_text(member: Any, name: str) -> str:
+def signature_text(member: object, name: str) -> str:
     """A declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
     kind = form(member)
     text = str(signature_of(member)).replace("'", "")
@@ -95,13 +95,13 @@ def signature_text(member: Any, name: str) -> str:
     return f"{prefix.get(kind, '')}{name}{text}"
 
 
-def _is_method(member: Any) -> bool:
+def _is_method(member: object) -> bool:
     return inspect.isfunction(member) or isinstance(
         member, property | cached_property | classmethod | staticmethod
     )
 
 
-def _form(own: Any, declared: Any, name: str) -> str | None:
+def _form(own: object, declared: object, name: str) -> str | None:
     wanted = form(declared)
     if wanted == "property":
         return "is a method, where a property is wanted" if inspect.isfunction(own) else None
@@ -121,7 +121,7 @@ def _form(own: Any, declared: Any, name: str) -> str | None:
     return None
 
 
-def _parameters(own: Any, declared: Any) -> str | None:
+def _parameters(own: object, declared: object) -> str | None:
     if form(declared) == "property" or not _is_method(own):
         return None
     mine, wanted = signature_of(own).parameters, signature_of(declared).parameters
@@ -132,7 +132,7 @@ def _parameters(own: Any, declared: Any) -> str | None:
 Parameters = Mapping[str, inspect.Parameter]
 
 
-def _takes_any(parameters: Parameters, kind: Any) -> bool:
+def _takes_any(parameters: Parameters, kind: object) -> bool:
     return any(parameter.kind is kind for parameter in parameters.values())
 
 

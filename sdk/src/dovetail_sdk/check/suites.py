@@ -108,7 +108,7 @@ def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
     if not overrides:
         return suite
 
-    def make_config(self: Any) -> Any:
+    def make_config(self: object) -> Any:
         return config_under_test(kind, to_mapping(suite.make_config(self)), overrides)  # type: ignore[attr-defined]
 
     made = type(

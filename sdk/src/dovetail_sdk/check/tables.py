@@ -53,7 +53,7 @@ def _print_settings(report: dict[str, Any]) -> None:
             click.echo(f"\n{suite} ran with {', '.join(told)}")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -80,7 +79,7 @@ def target_of(kind: str, name: str) -> str:
 
 
 def rendered(
-    folders: Sequence[str], kind: str, name: str, package: str, **words: Any
+    folders: Sequence[str], kind: str, name: str, package: str, **words: object
 ) -> dict[str, str]:
     """The texts of a plugin's files by their paths, in which PACKAGE stands for the package's folder.
 

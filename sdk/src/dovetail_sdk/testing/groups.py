@@ -65,7 +65,7 @@ class SimulatedGroup(InlineGroup):
         super().close()
 
 
-def _sent(value: Any) -> Any:
+def _sent(value: object) -> Any:
     """What another process would receive."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)

@@ -110,7 +110,7 @@ def square(colour: tuple[int, int, int], width: int = 56, height: int = 56) -> b
     return buffer.getvalue()
 
 
-def _qwen(text: dict[str, Any], ids: dict[str, int], _tokenizer: Any) -> tuple[Any, Any]:
+def _qwen(text: dict[str, Any], ids: dict[str, int], _tokenizer: object) -> tuple[Any, Any]:
     from transformers import Qwen2_5_VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

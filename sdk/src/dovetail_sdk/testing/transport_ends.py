@@ -240,7 +240,7 @@ def _outcome(act: Any) -> tuple[str, Any]:
 
 
 def _gathered(
-    seed: int, hang_before: str | None, device: str, pipe: Any
+    seed: int, hang_before: str | None, device: str, pipe: object
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in case_tensors(seed).items():
         if name == hang_before:

@@ -13,7 +13,7 @@ _NOT_NEGATIVE: Any = attrs.validators.ge(0)
 _POSITIVE: Any = attrs.validators.gt(0)
 
 
-def _absent_or_above_one(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+def _absent_or_above_one(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     if value is not None and not value > 1:
         raise ValueError(f"{attribute.name} must be above 1 or null, but is {value}")
 

@@ -6,7 +6,6 @@ Every search reads the text once, whatever it holds: a response of 100 kB of bra
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from dovetail.interfaces import GroundTruth
 
@@ -84,6 +83,6 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return found
 
 
-def _cut(value: Any) -> str:
+def _cut(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

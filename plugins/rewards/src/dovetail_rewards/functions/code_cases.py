@@ -149,7 +149,7 @@ class CaseRunner:
         return Case(passed=False, why=_wrong(repr(told.value), repr(expected)))
 
 
-def _accepted(expected: Any) -> Iterator[Any]:
+def _accepted(expected: object) -> Iterator[Any]:
     """The values that an expected one stands for: itself, the JSON that it holds, the one element of its list."""
     for one in (expected, value_of(expected) if isinstance(expected, str) else expected):
         yield one

@@ -145,14 +145,14 @@ def _split(text: str) -> list[str]:
     return tests or [text]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """An input or output as text: a list is its lines, a number its digits."""
     if isinstance(value, (list, tuple)):
         return "\n".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _arguments(value: Any) -> list[Any]:
+def _arguments(value: object) -> list[Any]:
     """Arguments of a call: a list of them, or a text with JSON of one argument a line."""
     if isinstance(value, str):
         return [value_of(line) for line in value.splitlines() if line.strip()]

@@ -64,7 +64,7 @@ def _answer(text: str, *, strict: bool) -> Decimal | None:
     return _number(matches[-1]) if matches else None
 
 
-def _number(value: Any) -> Decimal | None:
+def _number(value: object) -> Decimal | None:
     """The value as a number; None where it is none, or is not finite."""
     text = str(value).strip().removesuffix(".")
     for noise, plain in ((",", ""), ("$", ""), ("−", "-"), (" ", "")):

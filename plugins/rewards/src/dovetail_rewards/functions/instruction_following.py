@@ -129,5 +129,5 @@ def _versions(text: str) -> Iterator[str]:
         yield version.replace("*", "")
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))

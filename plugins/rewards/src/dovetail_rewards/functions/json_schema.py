@@ -140,7 +140,7 @@ def _bad_schema(schema: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_valid(schema: Mapping[str, Any], value: Any) -> bool:
+def _is_valid(schema: Mapping[str, Any], value: object) -> bool:
     """Whether the schema accepts the value; one that nests too deep for the validator is not accepted."""
     try:
         return bool(_validator(schema).is_valid(value))
@@ -148,7 +148,7 @@ def _is_valid(schema: Mapping[str, Any], value: Any) -> bool:
         return False
 
 
-def _share(schema: Mapping[str, Any], value: Any) -> float:
+def _share(schema: Mapping[str, Any], value: object) -> float:
     """The share of the schema's fields that are there and valid; of a schema without fields, its validity."""
     properties = schema.get("properties")
     wanted = schema.get("required") or list(properties or ())
@@ -172,7 +172,7 @@ def _accepts(validator: Any, properties: Any, name: str, value: Any) -> bool:
         return False
 
 
-def _equal_share(value: Any, truth: Any) -> float:
+def _equal_share(value: object, truth: object) -> float:
     """The share of the truth's fields that the value has; both are walked side by side, without recursion."""
     right = total = 0
     pairs = [(value, truth)]
@@ -192,12 +192,12 @@ def _equal_share(value: Any, truth: Any) -> float:
     return right / total
 
 
-def _same(mine: Any, theirs: Any) -> bool:
+def _same(mine: object, theirs: object) -> bool:
     """Equality as JSON has it: true is not 1, and 1 is 1.0."""
     return isinstance(mine, bool) == isinstance(theirs, bool) and bool(mine == theirs)
 
 
-def _sorted_json(value: Any) -> str | None:
+def _sorted_json(value: object) -> str | None:
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=False)
     except RecursionError:

@@ -182,7 +182,7 @@ class CudaMemory(SharedDeviceMemory):
     def _failed(self, code: Any) -> bool:
         return int(code) != 0
 
-    def _in_words(self, code: Any) -> str:
+    def _in_words(self, code: object) -> str:
         _, text = self._runtime.cudaGetErrorString(code)
         return f"{getattr(code, 'name', code)}: {text.decode() if text else 'unknown'}"
 

@@ -180,7 +180,7 @@ def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
     return outcome.result()
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: float, host: str) -> Any:
+def _gloo(store: object, rank: int, size: int, timeout: float, host: str) -> Any:
     kind = _c10d.ProcessGroupGloo
     options = kind._Options()  # noqa: SLF001 - torch gives it no other name
     options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
@@ -188,7 +188,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: float, host: str) -> Any:
     return kind(store, rank, size, options)
 
 
-def _nccl(store: Any, rank: int, size: int, timeout: float) -> Any:
+def _nccl(store: object, rank: int, size: int, timeout: float) -> Any:
     kind = _c10d.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=timeout * _WATCHDOG_FACTOR)  # noqa: SLF001
