@@ -132,6 +132,7 @@ class Generation:
         self.hold()
         while not self._pool.idle:
             # Again and again: a request whose replica fails meanwhile is asked of another one.
+            # Noted first, since answers may arrive before `abort` returns, and they are cut short by then.
             self._aborted |= self._asked
             with suppress(RolloutError):  # a replica that can't be asked has lost its requests
                 await self._pool.abort(sorted(self._asked))
@@ -150,7 +151,7 @@ class Generation:
                     await (next(asks) if len(parts) == 1 else _together(asks))
             with self.working:
                 outcomes = await self._scorer.outcomes(names)
-        except BaseException:
+        except BaseException:  # also where the task is cancelled
             # The prompt is asked again under the same names: these must not be scored any more.
             await self._scorer.forget(names)
             raise
@@ -217,6 +218,7 @@ async def _together(works: Iterable[Awaitable[object]]) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
+        # `gather` leaves the others running where one fails; their samples would be generated for nothing.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -279,6 +279,7 @@ class RolloutService:
             work.close()
             raise self._ended()
         future = self._loop.start(work)
+        # Rescues are calls for this thread, since it alone sends weights. None wakes it up when the work is done.
         future.add_done_callback(lambda _: self._calls.put(None))
         while not future.done():
             call = None

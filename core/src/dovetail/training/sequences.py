@@ -23,7 +23,8 @@ def sent(array: np.ndarray, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    # Memory that is not pinned would be sent only once the device has caught up.
+    # Memory that is not pinned would be sent only once the device has caught up. The pinned copy may be dropped at once:
+    # torch's host allocator gives it to nothing else before the transfer is through.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

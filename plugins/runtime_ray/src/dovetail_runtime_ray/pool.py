@@ -143,6 +143,8 @@ class PoolProcesses:
 
     def everywhere(self, what: str, send: Callable[[Any], Any], timeout: float) -> list[Any]:
         """Send the same to every rank and wait; raises the first failing rank's own error."""
+        # Ray keeps the order of calls to one actor only. Two threads that send at once could reach ranks in different orders,
+        # and the collectives of one call would wait for those of the other.
         with self._order:
             refs = {rank: send(actor) for rank, actor in enumerate(self._actors)}
         results = Gather(self, what, refs, timeout).results(None)

@@ -312,4 +312,5 @@ class Fsdp2Engine(TrainEngine):
                 self._optimizer.move(device)
         self._offloaded = offloaded
         if offloaded:
+            # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
             torch.accelerator.empty_cache()

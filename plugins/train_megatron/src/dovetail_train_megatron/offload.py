@@ -40,6 +40,7 @@ class TensorOffloader:
                     if isinstance(value, Tensor) and value.is_cuda:
                         self._empty(value)
         self.offloaded = True
+        # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
         torch.accelerator.empty_cache()
 
     def onload(self, optimizer: MegatronOptimizer | None) -> None:
@@ -52,6 +53,7 @@ class TensorOffloader:
             for tensor, kept in self._away:
                 tensor.untyped_storage().resize_(kept.numel() * kept.element_size())
                 tensor.copy_(kept, non_blocking=True)
+            # The pinned copies are dropped below, and other streams may use the tensors from here on.
             torch.accelerator.synchronize()
             optimizer.module.restore_grad_buffers(synchronize=True)
         self._away = []

@@ -89,6 +89,7 @@ class CudaMemory(SharedDeviceMemory):
         with _lock:
             _made.pop(made.handle, None)
         with torch.cuda.device(self._device):
+            # Copies to and from it may still be queued, and torch's allocator knows nothing of this memory.
             torch.cuda.synchronize(self._device)
             self._use_device()
             self._runtime.cudaFree(made.address)
@@ -119,6 +120,7 @@ class CudaMemory(SharedDeviceMemory):
                 return
             del _opened[opened.handle, self._index]
             with torch.cuda.device(self._device):
+                # As in `free`. The lock is held, so that no `open` maps the handle anew while it goes.
                 torch.cuda.synchronize(self._device)
                 self._use_device()
                 self._runtime.cudaIpcCloseMemHandle(opened.address)

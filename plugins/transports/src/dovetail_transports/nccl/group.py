@@ -73,7 +73,7 @@ class BroadcastGroup:
             with _on(device):
                 group = _nccl(found, rank, size, timeout) if backend == "nccl" else None
                 group = group or _gloo(found, rank, size, timeout, host)
-                # The first one makes the connections.
+                # NCCL connects lazily, at the first collective: here a peer that can't be reached has its own error.
                 first = _broadcast(group, torch.zeros(1, dtype=torch.uint8, device=device))
                 self._await(first, _nothing)  # `pulse` is for the thread that waits below
             return group, found
@@ -169,6 +169,7 @@ def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             outcome.set_exception(error)
 
+    # A daemon, since a call into NCCL may never return, and must not keep the process from ending.
     threading.Thread(target=run, daemon=True, name="broadcast-group").start()
     deadline = time.monotonic() + timeout
     while not outcome.done():

@@ -67,7 +67,7 @@ def _too_few(
     rendezvous: SenderRendezvous, peers: Peers, manifest: WeightManifest, timeout: float
 ) -> ReceiverError:
     if not len(peers):
-        said = f"has no receiver: none registered at {rendezvous.place} within {timeout:g} seconds"
+        said = f"can't be sent: no receiver registered at {rendezvous.place} within {timeout:g} seconds"
     else:
         said = (
             f"waits for {manifest.receivers} receivers, of which {sum(_answered(p) for p in peers)} came to "
