@@ -145,7 +145,7 @@ class TestArguments:
         assert not starts_empty(ServingSection(name="x", urls=("http://a",)), follows)
 
 
-class TestSurroundings:
+class TestEnvironment:
     def test_a_log_is_in_the_runs_directory_or_in_one_of_its_own(self, tmp_path: Path) -> None:
         inside = log_path("engine", PluginContext(run_directory=tmp_path, rank=3))
         assert inside == tmp_path / "logs" / "rollout-3.engine.log"

@@ -90,10 +90,10 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
     for attribute, declared in (("name", entry.name), ("api", entry.manifest.api)):
         actual = getattr(cls, attribute, None)
         if actual != declared:
-            told = "its entry point" if attribute == "name" else "its manifest"
+            source = "its entry point" if attribute == "name" else "its manifest"
             raise PluginBrokenError(
                 f"{entry.target} of {entry.title} has {attribute} = {actual!r}, "
-                f"but {told} says {declared!r}",
+                f"but {source} says {declared!r}",
                 hint=f"make the two agree, then: {COMMAND}",
             )
     return cls

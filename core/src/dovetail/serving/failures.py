@@ -43,9 +43,9 @@ class Failures:
         """
         if isinstance(error, DovetailError):
             return error
-        said = " ".join(f"{error}\n{self._text(log)}".split())
+        message = " ".join(f"{error}\n{self._text(log)}".split())
         for pattern, words in self.known:
-            found = pattern.search(said)
+            found = pattern.search(message)
             if found:
                 return words(found, config)
         return RolloutError(

@@ -106,8 +106,8 @@ class Routes(ABC):
         name, body = scope["path"].removeprefix(PREFIX), await _body(receive)
         if body and dict(scope["headers"]).get(b"content-type") != MEDIA_TYPE.encode():
             # Web pages can send other types to a server on the loopback interface without being asked who they are.
-            said = f"a body here is of type {MEDIA_TYPE}"
-            await _answer(send, 415, {"error": said, "kind": "RolloutError"})
+            message = f"a body here is of type {MEDIA_TYPE}"
+            await _answer(send, 415, {"error": message, "kind": "RolloutError"})
             return
         if name == "generate":
             await _generate(host, body, receive, send)

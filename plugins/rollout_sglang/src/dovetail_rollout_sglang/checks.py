@@ -83,8 +83,8 @@ def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[st
         return []
     since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     what = f"update {held['version']} of another run" if held["whole"] else "no whole weights"
-    said = f"since {since} it holds {what} instead of the weights that it was started with"
-    return [f"{said}, and this run sends no whole ones: it has to be started again"]
+    message = f"since {since} it holds {what} instead of the weights that it was started with"
+    return [f"{message}, and this run sends no whole ones: it has to be started again"]
 
 
 def _engine_problems(

@@ -69,14 +69,16 @@ class SchedulerWorker:
             JSON: an `Outcome` of all ranks together, with `free_bytes` beside it. It never raises: a scheduler that does ends its
             server.
         """
-        told = json.loads(command)
+        request = json.loads(command)
         acts: Mapping[str, Callable[[], None]] = {
-            "connect": lambda: self._connect(told["info"]),
-            "load": lambda: self._load(told["manifest"], told["adapter"], told["in_force"]),
+            "connect": lambda: self._connect(request["info"]),
+            "load": lambda: self._load(
+                request["manifest"], request["adapter"], request["in_force"]
+            ),
             "free_bytes": lambda: None,
         }
         self._changed = False
-        outcome = self._outcome(acts[told["do"]])
+        outcome = self._outcome(acts[request["do"]])
         return json.dumps(self._together(outcome, free_bytes(self._device)))
 
     def _connect(self, info: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver
 from dovetail_rollout_vllm.engine_metrics import EngineMetrics, stat_logger
-from dovetail_rollout_vllm.environment import print_to, surroundings, turn_of
+from dovetail_rollout_vllm.environment import print_to, process_environment, turn_of
 from dovetail_rollout_vllm.failures import death, start_failure
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
@@ -67,7 +67,7 @@ class EngineBackend(Backend):
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
         self.log = log_path("vllm", context)
         limit, turn = self._config.start_timeout, turn_of(context)
-        with surroundings(self._config, context, self.log):
+        with process_environment(self._config, context, self.log):
             if self._config.metrics_port is not None:
                 # First of all: a port that is taken should not cost the start of an engine.
                 self._endpoint = MetricsEndpoint(self._config.metrics_port + context.rank)

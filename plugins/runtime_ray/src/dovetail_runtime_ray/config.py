@@ -191,11 +191,11 @@ class RayConfig(RuntimeSection):
             training = [role for role in pool.roles if role != "rollout"]
             named = [self.environments.get(r) or self.runtime_envs.get(r) for r in training]
             if any(each != named[0] for each in named):
-                told = ", ".join(
+                listed = ", ".join(
                     f"{r}: {n or 'the own'}" for r, n in zip(training, named, strict=True)
                 )
                 raise PlanError(
-                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but not an environment ({told})",
+                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but not an environment ({listed})",
                     hint="name the same for all of them in runtime.environments, or give them pools of their own",
                 )
 

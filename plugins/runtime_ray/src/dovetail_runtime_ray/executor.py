@@ -62,7 +62,7 @@ class TaskProcess(Process):
 
 
 @attrs.frozen(kw_only=True)
-class TaskSurroundings:
+class TaskSettings:
     """What every task worker shares."""
 
     setup: Callable[[int], ProcessSetup]
@@ -80,7 +80,7 @@ class TaskSurroundings:
 class TaskWorkers:
     """The task workers of one spec."""
 
-    def __init__(self, spec: TaskSpec, around: TaskSurroundings) -> None:
+    def __init__(self, spec: TaskSpec, around: TaskSettings) -> None:
         self._spec, self._around = spec, around
         self._given = ray.put(spec.setup)
         self._homes: dict[int, Node] = {}
@@ -202,7 +202,7 @@ class RayTaskWorker(TaskWorker):
         actor: Any,
         facts: ProcessInfo,
         spec: TaskSpec,
-        around: TaskSurroundings,
+        around: TaskSettings,
         start_again: Callable[[int], TaskWorker],
     ) -> None:
         self.where = f"{spec.label} worker {number} ({facts.described()})"

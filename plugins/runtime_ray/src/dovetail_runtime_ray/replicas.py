@@ -26,7 +26,7 @@ _MANY_REQUESTS = 100_000
 
 
 @attrs.frozen(kw_only=True)
-class Surroundings:
+class ReplicaSettings:
     """What every replica shares."""
 
     setup: Callable[[str, int], ProcessSetup]
@@ -66,7 +66,7 @@ class Replicas:
         count: int,
         reserved: Reserved,
         ranks: PoolProcesses | None,
-        around: Surroundings,
+        around: ReplicaSettings,
     ) -> None:
         self._spec, self._count, self._reserved, self._around = spec, count, reserved, around
         self._parts = 2 if ranks is not None else 1

@@ -27,13 +27,13 @@ from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.codec import DriverCodec, driver_codec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.environments import Environments
-from dovetail_runtime_ray.executor import TaskSurroundings, TaskWorkers
+from dovetail_runtime_ray.executor import TaskSettings, TaskWorkers
 from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.health import CallTimeouts, Health
 from dovetail_runtime_ray.logs import remove_empty
 from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.replica import RayReplica
-from dovetail_runtime_ray.replicas import Replicas, Surroundings
+from dovetail_runtime_ray.replicas import Replicas, ReplicaSettings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
 from dovetail_runtime_ray.setups import Setups
 from dovetail_runtime_ray.timeline import write_timeline
@@ -133,7 +133,7 @@ class RayRuntime(Runtime):
             count,
             reserved,
             self._processes.get(reserved.pool.name),
-            Surroundings(
+            ReplicaSettings(
                 setup=lambda label, rank: setups.of_rank(label, rank, reserved, place),
                 health=self._health,
                 limits=self._limits,
@@ -175,7 +175,7 @@ class RayRuntime(Runtime):
         """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
         if self._cluster is None or self._setups is None:
             raise DispatchError(f"{spec.label} workers were asked for before pools were placed")
-        around = TaskSurroundings(
+        around = TaskSettings(
             setup=partial(self._setups.of_task, spec),
             nodes=self._cluster.nodes,
             health=self._health,

@@ -162,7 +162,7 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
     Raises:
         WeightSyncError: it is not there, or does not listen.
     """
-    told = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
+    message = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
     place, _, password = (manifest.rendezvous or "").rpartition("/")
     host, _, port = place.rpartition(":")
     try:
@@ -170,7 +170,9 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
             socket.create_connection((host, int(port)), _PASSWORD_SECONDS), _PASSWORD_SECONDS
         )
         try:
-            channel.send({"password": password, "update": manifest.update_id, "called_off": told})
+            channel.send(
+                {"password": password, "update": manifest.update_id, "called_off": message}
+            )
             channel.receive(_PASSWORD_SECONDS, longest=_LONGEST_GREETING)
         finally:
             channel.close()

@@ -67,13 +67,13 @@ def _too_few(
     rendezvous: SenderRendezvous, peers: Peers, manifest: WeightManifest, timeout: float
 ) -> ReceiverError:
     if not len(peers):
-        said = f"can't be sent: no receiver registered at {rendezvous.place} within {timeout:g} seconds"
+        message = f"can't be sent: no receiver registered at {rendezvous.place} within {timeout:g} seconds"
     else:
-        said = (
+        message = (
             f"waits for {manifest.receivers} receivers, of which {sum(_answered(p) for p in peers)} came to "
             f"{rendezvous.place} within {timeout:g} seconds: {'; '.join(_in_words(peer) for peer in peers)}"
         )
-    return ReceiverError(f"weight update {manifest.version} {said}", hint=rendezvous.hint)
+    return ReceiverError(f"weight update {manifest.version} {message}", hint=rendezvous.hint)
 
 
 def _in_words(peer: Peer) -> str:
