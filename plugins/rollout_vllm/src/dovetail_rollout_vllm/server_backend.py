@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import Metric
-from dovetail.serving import OwnServer, ServerBackend as AnyServerBackend, ServerConnection
+from dovetail.serving import OwnServer, ServerBackend, ServerConnection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.fused import Parts
@@ -14,7 +14,7 @@ from dovetail_rollout_vllm.server_metrics import server_metrics
 from dovetail_rollout_vllm.server_start import join, start_server
 
 
-class VllmServerBackend(AnyServerBackend):
+class VllmServerBackend(ServerBackend):
     """One vLLM server."""
 
     engine = "vLLM"
