@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import NOT_NEGATIVE, VERBATIM, PluginSection
+from dovetail.sections import NOT_NEGATIVE, VERBATIM, PluginSection, Validator
 
-_COUNT: Any = attrs.validators.ge(1)
-_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
-_POSITIVE: Any = attrs.validators.gt(0)
+_COUNT: Validator = attrs.validators.ge(1)
+_SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
+_POSITIVE: Validator = attrs.validators.gt(0)
 
 
 def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str | None) -> None:

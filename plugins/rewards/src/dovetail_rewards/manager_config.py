@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 
-from dovetail.sections import PluginSection, plugin_field
+from dovetail.sections import PluginSection, Validator, plugin_field
 
-_ABOVE_ZERO: Any = attrs.validators.gt(0)
+_ABOVE_ZERO: Validator = attrs.validators.gt(0)
 _AT_LEAST_ONE = attrs.validators.ge(1)
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
-_LIMIT: Any = attrs.validators.optional(_ABOVE_ZERO)
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+_LIMIT: Validator = attrs.validators.optional(_ABOVE_ZERO)
 
 
 def _is_finite(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import VERBATIM, PluginSection
+from dovetail.sections import VERBATIM, PluginSection, Validator
 
-_ABOVE_ZERO: Any = attrs.validators.gt(0)
-_AT_LEAST_ONE: Any = attrs.validators.ge(1)
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
+_ABOVE_ZERO: Validator = attrs.validators.gt(0)
+_AT_LEAST_ONE: Validator = attrs.validators.ge(1)
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
 
 
 def _is_finite(_: object, attribute: attrs.Attribute[Any], value: float) -> None:

@@ -15,6 +15,7 @@ from dovetail.sections import (
     VERBATIM,
     Pool,
     RuntimeSection,
+    Validator,
     check_environments,
 )
 
@@ -45,7 +46,7 @@ METHODS_OF_REPLICAS = (
 """What a run calls on workers; a limit for anything else would hold for nothing."""
 
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
-_EACH_ABOVE_ZERO: Any = attrs.validators.deep_mapping(
+_EACH_ABOVE_ZERO: Validator = attrs.validators.deep_mapping(
     attrs.validators.instance_of(str), attrs.validators.gt(0)
 )
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection, Validator
 
-_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
-_POSITIVE: Any = attrs.validators.gt(0)
+_SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+_POSITIVE: Validator = attrs.validators.gt(0)
 
 
 def _absent_or_above_one(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
