@@ -84,7 +84,7 @@ def write_config(args: argparse.Namespace, pair: str, model: Path, dtype: str) -
     config["model"] = {"path": str(model), "dtype": dtype}
     for part in ("train", "val"):
         config["data"][f"{part}_files"] = str(args.directory / "data" / f"{part}.parquet")
-    config["rollout"] = {"probe": {"every": 10}, **config["rollout"], "name": rollout}
+    config["rollout"] = {"weight_check": {"every": 10}, **config["rollout"], "name": rollout}
     if args.config is None and rollout in {"vllm", "sglang"}:
         config["rollout"] |= SHARED
     settings = config["actor"]["engine"]

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dovetail_rewards.sandbox import Limits, Program, Sandbox, available_levels
+from dovetail_rewards.sandbox import Program, ProgramLimits, Sandbox, available_levels
 from dovetail_rewards.sandbox.helper_process import default_python
 
 SMALL = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -40,7 +40,7 @@ def bare(flags: list[str], source: str, folder: str) -> Callable[[], bytes]:
 
 def boxed(sandbox: Sandbox, source: str) -> Callable[[], bytes]:
     """A run in the sandbox."""
-    program, limits = Program(source=source, stdin=STDIN), Limits()
+    program, limits = Program(source=source, stdin=STDIN), ProgramLimits()
     return lambda: sandbox.run(program, limits).stdout
 
 

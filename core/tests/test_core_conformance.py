@@ -195,7 +195,10 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         (_CORRECTED,),
         (_CORRECTED, "algorithm.policy_loss=dppo"),
     ),
-    log_probs.GateNeverFires: (("algorithm.gate.every=0",), ("algorithm.gate.every=11",)),
+    log_probs.LogProbCheckNeverFires: (
+        ("algorithm.logprob_check.every=0",),
+        ("algorithm.logprob_check.every=11",),
+    ),
     kl.KlTwice: (
         ("algorithm.kl.in_loss={coef: 0}", "algorithm.kl.in_reward={}"),
         ("algorithm.kl.in_loss={coef: 0.1}", "algorithm.kl.in_reward={coef: 0.2}"),

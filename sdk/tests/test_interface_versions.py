@@ -121,7 +121,7 @@ def test_the_description_is_the_same_in_every_process():
 
 
 class RolloutOf10(BaseRollout):
-    """As plugins for version 1.0 of the interface were written: no `score`, no `figures`, no `keep_weights`."""
+    """As plugins for version 1.0 of the interface were written: no `score`, no `metrics`, no `keep_weights`."""
 
     name = "of_1_0"
     api = ">=1.0,<2"
@@ -171,6 +171,6 @@ def test_a_plugin_made_for_the_minor_version_before_passes_every_gate_and_works(
 
     assert sorted(completion.sample for completion in asyncio.run(run())) == [0, 1, 2]
     replica = RolloutOf10(RolloutSection(name="of_1_0"), PluginContext())
-    assert replica.figures() == {}
+    assert replica.metrics() == {}
     assert "discards_weights" not in replica.capabilities
     assert replica.sleep(frozenset({"kv_cache"})) == 0

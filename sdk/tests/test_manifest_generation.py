@@ -331,7 +331,7 @@ def test_every_complaint_comes_at_once(package: Make) -> None:
         "(sample_filter/crash) can't be imported: RuntimeError: no luck (",
         "crash.py:2)",
         "install what provides 'acme_engine' where the manifest is made",
-        "write that module, or correct the entry point in pyproject.toml",
+        "write that module, or fix the entry point in pyproject.toml",
         "has no 'Curv', which the entry point sample_filter/misspelt names",
         "did you mean 'Curve'?",
         "has name = 'something_else', but its entry point is called 'renamed'",

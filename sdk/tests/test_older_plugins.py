@@ -203,11 +203,11 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     assert made("advantage").min_group_size(PluginSection()) <= 2
 
 
-def test_a_transport_without_a_meeting_carries_an_update():
+def test_a_transport_without_a_rendezvous_carries_an_update():
     transport, tensors = made("weight_transport"), case_tensors()
     sender, receiver = transport.sender(), transport.receiver()
     manifest = sender.prepare(manifest_of(tensors))
-    assert manifest.meeting is None
+    assert manifest.rendezvous is None
     sender.send(manifest, iter(tensors.items()))
     for (name, tensor), spec in zip(receiver.receive(manifest), manifest.tensors, strict=True):
         assert name == spec.name

@@ -14,7 +14,7 @@ from dovetail.interfaces import BaseRollout, Completion, FinishReason
 from dovetail.serving import AdaptedSection
 from dovetail.serving.adapter_check import refuse_adapter
 from dovetail_sdk.testing.conformance.rollout.adapters import EVERY_LAYER, AdapterCases
-from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
+from dovetail_sdk.testing.conformance.rollout.low_rank import PlainAdapter
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
@@ -65,7 +65,7 @@ class Merging(BaseRollout):
         self.check_manifest(version, manifest)
         tensors = dict(self.context.transport.receiver().receive(manifest))
         if manifest.kind == "adapter":
-            self.take(LowRank(manifest, tensors))
+            self.take(PlainAdapter(manifest, tensors))
         else:
             model = copy.deepcopy(self.base._model)
             model.load_state_dict(tensors, strict=False)
@@ -77,7 +77,7 @@ class Merging(BaseRollout):
         """Whole weights have come."""
         self.serving = self.base
 
-    def take(self, adapter: LowRank) -> None:
+    def take(self, adapter: PlainAdapter) -> None:
         """Use an adapter."""
         try:
             self.serving = adapter.merged(self.base)
@@ -104,7 +104,7 @@ class Clinging(Merging):
 class Lax(Merging):
     def take(self, adapter):
         kept = {n: t for n, t in adapter.tensors.items() if "side_proj" not in n}
-        super().take(LowRank(adapter.manifest, kept))
+        super().take(PlainAdapter(adapter.manifest, kept))
 
 
 class Roomy(Merging):
@@ -115,7 +115,7 @@ class Roomy(Merging):
 class Unscaled(Merging):
     def take(self, adapter):
         half = {n: t / 2 if ".lora_A." in n else t for n, t in adapter.tensors.items()}
-        super().take(LowRank(adapter.manifest, half))
+        super().take(PlainAdapter(adapter.manifest, half))
 
 
 class Forgetful(Merging):

@@ -89,7 +89,7 @@ def test_training_is_the_same_with_an_engine_that_sleeps_in_between(
         assert "kv_cache" not in tags or moves[-1][1] == "away"
         wake(self, tags)
 
-    validated = ("trainer.validate_every=1", "rollout.probe.every=1")
+    validated = ("trainer.validate_every=1", "rollout.weight_check.every=1")
     stayed = trained(config, tmp_path / "stayed", *validated)
     monkeypatch.setattr(HfRollout, "sleep", sleeps)
     monkeypatch.setattr(HfRollout, "wake", wakes)

@@ -228,7 +228,9 @@ def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
 def test_a_trainer_generates_the_next_step_while_a_step_learns(
     dovetail: Run, config: Path, tmp_path: Path
 ) -> None:
-    done = dovetail("train", str(config), "trainer.name=one_step_off", "algorithm.gate.every=1")
+    done = dovetail(
+        "train", str(config), "trainer.name=one_step_off", "algorithm.logprob_check.every=1"
+    )
     assert "one_step_off trains on samples of weights up to 1 version(s) old" in done.stdout
     run = tmp_path / "runs" / "tests" / "run"
     summary = json.loads((run / "summary.json").read_text())
@@ -323,7 +325,7 @@ def test_on_ray_the_controller_fetches_what_a_stage_reads_and_nothing_else(
         *("data.train_batch_size=6", "rollout.n=16", "data.max_response_length=128"),
         *("rollout.stop_token_ids=[]", "rollout.ignore_eos=true", "data.val_files=[]"),
         # Else the check reads what it compares.
-        "algorithm.gate.every=0",
+        "algorithm.logprob_check.every=0",
     ]
     done = subprocess.run(
         [sys.executable, "counted.py", str(staged), *overrides],

@@ -243,8 +243,8 @@ def test_rules_about_rollouts_and_rewards_are_silent(
         "rollout.n=1",
         "rollout.offload=true",
         "rollout.partial_rollout=true",
-        "algorithm.gate.every=0",
-        "algorithm.gate.warn_above=2",
+        "algorithm.logprob_check.every=0",
+        "algorithm.logprob_check.warn_above=2",
         "rollout.top_p=0.9",
     ]
     done = inside("check", str(config), *settings)

@@ -20,6 +20,7 @@ import pluggy
 
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.hooks import HookSpec
+from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.tracker import Tracker
 
 HOOKS_API = "1.2"
@@ -49,7 +50,7 @@ class Observers:
         failures: how often each observer failed, by its name.
     """
 
-    def __init__(self, logger: Any = None) -> None:
+    def __init__(self, logger: Logger = None) -> None:
         self._logger = logger if logger is not None else logging.getLogger("dovetail.hooks")
         self._manager = pluggy.PluginManager(_PROJECT)
         self._manager.add_hookspecs(HookSpec)
@@ -108,7 +109,7 @@ class Observers:
         """The method such that what it raises is reported and counted, as a failure of this observer in `what`."""
 
         @wraps(method)
-        def call(*arguments: Any) -> None:
+        def call(*arguments: object) -> None:
             try:
                 method(*arguments)
             except Exception as error:  # noqa: BLE001 - an observer may raise anything, and stops no run

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.batch import Batch, Ragged, RaggedRows, Stored
+from dovetail.batch import Batch, Ragged, RaggedRows, StoredArray
 from dovetail.batch.columns import check_batch
 from dovetail.batch.partition import token_counts
 from dovetail.errors import ColumnError
@@ -36,7 +36,7 @@ class Shelf:
 
 
 def remote(shelf: Shelf, column: Ragged) -> RaggedRows:
-    (stored,) = Stored.put(shelf, [column.values])
+    (stored,) = StoredArray.put(shelf, [column.values])
     return RaggedRows.stored(stored, column.offsets)
 
 

@@ -123,13 +123,13 @@ def test_of_very_many_the_first_are_listed_and_the_others_counted(build):
     first, *listed, last = str(caught.value).splitlines()
     assert first == "mapping: 215 problems in the config"
     assert keys(line.strip() for line in listed) == [f"trainer.key_{n}" for n in range(100, 300)]
-    assert last == "  … and 15 more: mend these and check again"
+    assert last == "  … and 15 more: fix these and check again"
     assert len(caught.value.problems) == 215
 
 
 @attrs.frozen(kw_only=True)
 class Served(PluginSection):
-    lacks = {"mode": "its workers are always servers: leave it out"}  # noqa: RUF012
+    unsupported_keys = {"mode": "its workers are always servers: leave it out"}  # noqa: RUF012
     nodes: int = 1
     """Machines."""
 

@@ -47,7 +47,7 @@ def test_check_counts_what_it_does_not_list(tmp_path):
     lines = dovetail("check", str(path), "--static").stderr.splitlines()
     assert lines[0].endswith("215 problems in the config")
     assert len(lines) == 202
-    assert lines[-1] == "  … and 15 more: mend these and check again"
+    assert lines[-1] == "  … and 15 more: fix these and check again"
 
 
 def test_check_prints_what_was_dropped(tmp_path):

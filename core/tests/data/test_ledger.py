@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dovetail.data.bitmap import pack, unpack
 from dovetail.data.ledger import Ledger
-from dovetail.data.marks import pack, unpack
 from dovetail.errors import LedgerError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dovetail.config.builtin import FilesConfig, SequentialConfig
-from dovetail.data.example_rows import Answer, Example
+from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
 from dovetail.data.ledger import Ledger
@@ -80,7 +80,7 @@ def turns(*texts: str, first: str = "user") -> list[dict[str, str]]:
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def trained(tokenizer: Any, answer: Answer) -> str:
+def trained(tokenizer: Any, answer: TrainedResponse) -> str:
     """The text of the tokens that are trained on, with | where there are others between them."""
     cuts = np.flatnonzero(np.diff(answer.mask.astype(int))) + 1
     parts = np.split(answer.ids, cuts)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.generation import Generation, Group
-from dovetail.experience.refill import Rollout
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Failure,
@@ -88,7 +88,7 @@ class Drawn:
         asyncio.run(all_of_them())
 
     def thinned(self) -> list[Group]:
-        return [group for group in self.groups if group.lacks() != (0, False)]
+        return [group for group in self.groups if group.missing() != (0, False)]
 
     def refill(self, *, whole: bool = False) -> None:
         """Draw once more in place of what could not be scored."""
@@ -129,7 +129,7 @@ def test_only_what_failed_is_drawn_anew_and_the_group_has_one_attempt() -> None:
 def test_each_prompt_is_trained_on_under_its_latest_attempt() -> None:
     made = Drawn({0: (1.0, None, 0.0), 1: (1.0, 1.0, 0.0)})
     made.refill()
-    rollout = Rollout(2, {}, temperature=1.0)
+    rollout = DynamicSampler(2, {}, temperature=1.0)
     rollout.add(made.groups)
     assert {sample.prompt.key for sample in rollout.kept} == {(0, 0, 1), (0, 1, 0)}
     assert rollout.reasons == {(0, 0, 0): "reward_failures"}
@@ -195,6 +195,6 @@ def test_no_sample_is_lost_or_trained_on_twice(rows, again, rounds, whole) -> No
     for group in made.groups:
         kept = [sample for sample in group.samples if sample.score is not None]
         assert len(kept) <= N
-        assert group.lacks() == (N - len(kept), False)
+        assert group.missing() == (N - len(kept), False)
         assert all(sample.prompt is group.prompt for sample in kept)
         assert not whole or len({sample.completion.request_id for sample in kept}) <= 1

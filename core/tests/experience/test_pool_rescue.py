@@ -49,7 +49,7 @@ def test_every_sample_arrives_once_however_often_all_replicas_die(
     replicas = [mortal() for _ in lives]
     for replica, life in zip(replicas, lives, strict=True):
         replica.dies_after = life
-    world = rescued(make_world(replicas, rebuilds=10))
+    world = rescued(make_world(replicas, max_restarts=10))
     plan = iter(again)
     start = world.restart
 
@@ -106,7 +106,7 @@ def test_replicas_that_die_again_and_again_end_the_run_with_the_cause(
 ) -> None:
     replica = mortal()
     replica.dies_after = 0
-    world = rescued(make_world([replica], rebuilds=2))
+    world = rescued(make_world([replica], max_restarts=2))
     start = world.restart
 
     def restart(old: object) -> Any:

@@ -14,8 +14,8 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.generation import Group
-from dovetail.experience.refill import Rollout
 from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
 from dovetail.sections import PluginSection
 
@@ -52,8 +52,8 @@ def negative(action: str, name: str = "negative") -> Chosen:
     return Chosen(name, action, lambda columns, _: columns["scores"] >= 0)
 
 
-def rollout_of(wanted: int, *filters: Chosen, **options: Any) -> Rollout:
-    return Rollout(wanted, {f.name: f for f in filters}, temperature=0.7, **options)
+def rollout_of(wanted: int, *filters: Chosen, **options: Any) -> DynamicSampler:
+    return DynamicSampler(wanted, {f.name: f for f in filters}, temperature=0.7, **options)
 
 
 def group_of(samples: list[Any], greedy: Any = None) -> Group:
@@ -80,7 +80,7 @@ def generated(
     ]
 
 
-def kept(rollout: Rollout) -> dict[int, list[float]]:
+def kept(rollout: DynamicSampler) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for sample in rollout.kept:
         found.setdefault(sample.group, []).append(sample.score)
@@ -257,7 +257,7 @@ def one_step(
     number: int,
     *,
     stop_after: int | None = None,
-) -> Rollout | None:
+) -> DynamicSampler | None:
     """A step of three rounds in which only odd prompts differ; it is abandoned after a round where that is said."""
     issued: list[Prompt] = loader.next_batch()
     rollout = rollout_of(len(issued), equal_rewards(), refills=True)

@@ -163,7 +163,7 @@ class Schedule:
 
     def refill(self, groups: list[Group]) -> None:
         for _ in range(2):
-            thinned = [group for group in groups if group.lacks() != (0, False)]
+            thinned = [group for group in groups if group.missing() != (0, False)]
             for group in thinned:
                 group.try_again(whole=self.whole)
             if thinned:
@@ -177,7 +177,7 @@ class Schedule:
         sound = [sample for sample in group.samples if sample.score is not None]
         names = [sample.sample_id for sample in group.samples]
         assert len(set(names)) == len(names)
-        assert len(sound) + group.lacks()[0] == N
+        assert len(sound) + group.missing()[0] == N
         assert {sample.prompt.key for sample in sound} <= {group.prompt.key}
 
     def publish(self) -> None:

@@ -107,7 +107,7 @@ def test_nothing_of_a_rollout_or_of_rewards_is_selected_placed_or_locked(plan: M
 
 def test_a_plugin_of_a_rollout_that_is_not_usable_here_is_not_asked(plan: MakePlan) -> None:
     """vLLM's own part may be missing, and its weight transport may not fit."""
-    made = plan("rollout.name=vllm", "rollout.n=8", "algorithm.gate.every=1")
+    made = plan("rollout.name=vllm", "rollout.n=8", "algorithm.logprob_check.every=1")
     assert made.counts.samples_per_step == made.counts.prompts_per_step
 
 

@@ -45,7 +45,7 @@ def test_every_plugin_of_a_package_in_the_catalogue_is_in_it() -> None:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
 def test_what_a_plugin_says_that_it_lacks_is_no_key_of_its_own(entry: PluginEntry) -> None:
     cls = config_class(entry.kind, {"name": entry.name})
-    assert not set(cls.lacks) & set(fields_of(cls))
+    assert not set(cls.unsupported_keys) & set(fields_of(cls))
 
 
 def test_what_serving_engines_share_is_told_of_by_the_engine_that_is_none() -> None:
@@ -58,7 +58,7 @@ def test_what_serving_engines_share_is_told_of_by_the_engine_that_is_none() -> N
         pytest.skip("needs the rollout plugins hf, vllm and sglang")
     hf = classes["hf"]
     shared = fields_of(classes["vllm"]).keys() & fields_of(classes["sglang"]).keys()
-    assert shared <= fields_of(hf).keys() | hf.lacks.keys()
+    assert shared <= fields_of(hf).keys() | hf.unsupported_keys.keys()
 
 
 NAMED = {

@@ -165,8 +165,8 @@ def test_another_interface_version_is_refused(file: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "text", "hint"),
     [
-        ("x = 1\nraise OSError('no disk')\n", ":2 fails: OSError: no disk", "mend the file"),
-        ("x = (\n", ":1 fails: SyntaxError", "mend the file"),
+        ("x = 1\nraise OSError('no disk')\n", ":2 fails: OSError: no disk", "fix the file"),
+        ("x = (\n", ":1 fails: SyntaxError", "fix the file"),
         ("import acme_helpers\n", ":1 fails: ModuleNotFoundError", "'acme_helpers'"),
     ],
 )
@@ -213,7 +213,7 @@ class Sieve(SampleFilter):
 
 
 @pytest.mark.parametrize(
-    ("kind", "attribute", "words", "mend"),
+    ("kind", "attribute", "words", "fix"),
     [
         ("advantage", "Bare", "does not set the class attribute scope, which is 'sample' or 'group' or 'batch'", "scope = 'sample'"),
         ("advantage", "Scoped", "does not set the class attribute level, which is 'sample' or 'token'", "level = 'sample'"),
@@ -222,7 +222,7 @@ class Sieve(SampleFilter):
     ],
 )  # fmt: skip
 def test_attributes_that_an_interface_asks_for_are_missed_when_the_class_is_loaded(
-    tmp_path: Path, kind: str, attribute: str, words: str, mend: str
+    tmp_path: Path, kind: str, attribute: str, words: str, fix: str
 ) -> None:
     path = tmp_path / "labelled.py"
     path.write_text(LABELLED)
@@ -230,7 +230,7 @@ def test_attributes_that_an_interface_asks_for_are_missed_when_the_class_is_load
     with pytest.raises(PluginBrokenError) as caught:
         load_plugin_class(ref(path, attribute, kind))
     assert words in caught.value.message
-    assert mend in (caught.value.hint or "")
+    assert fix in (caught.value.hint or "")
 
 
 def test_a_kind_has_the_article_that_it_takes(file: Path) -> None:

@@ -35,7 +35,7 @@ def test_another_interface_version_is_rejected_with_both_versions(installed: Pat
     assert future.state == "rejected"
     assert ">=2.0,<3" in future.reason
     assert "has 1.0" in future.reason
-    assert future.mend == "pip install --upgrade acme-future dovetail-core"
+    assert future.fix == "pip install --upgrade acme-future dovetail-core"
 
 
 def test_another_python_is_rejected(installed: Path) -> None:
@@ -48,14 +48,14 @@ def test_two_distributions_with_one_name_are_in_conflict(installed: Path) -> Non
     a, b = entry("twin", "acme-twin-a"), entry("twin", "acme-twin-b")
     assert a.state == b.state == "conflict"
     assert a.reason == "also claimed by acme-twin-b 2.5.0"
-    assert "name: twin@acme-twin-a" in a.mend
+    assert "name: twin@acme-twin-a" in a.fix
 
 
 def test_a_missing_manifest_is_invalid_and_says_what_makes_one(installed: Path) -> None:
     bare = entry("bare")
     assert bare.state == "invalid"
     assert "acme-bare has no dovetail-plugin.json" in bare.reason
-    assert "python -m dovetail_sdk manifest" in bare.mend
+    assert "python -m dovetail_sdk manifest" in bare.fix
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_a_manifest_that_disagrees_with_the_entry_point_is_invalid(
     ]
     assert found.state == "invalid"
     assert reason in found.reason
-    assert "python -m dovetail_sdk manifest" in found.mend
+    assert "python -m dovetail_sdk manifest" in found.fix
 
 
 def test_what_only_the_manifest_lists_is_shown_with_the_way_out(installed: Path) -> None:
     [found] = [e for e in default_index().entries("sampler") if e.name == "kindly"]
     assert found.state == "invalid"
     assert "no installed entry point" in found.reason
-    assert "install acme-kind again" in found.mend
+    assert "install acme-kind again" in found.fix
 
 
 def test_an_unknown_group_is_reported_with_the_nearest_kind(installed: Path) -> None:
     [typo] = default_index().entries("trackr")
     assert typo.state == "invalid"
     assert "'dovetail.trackr'" in typo.reason
-    assert "'dovetail.tracker'" in typo.mend
+    assert "'dovetail.tracker'" in typo.fix
 
 
 def test_a_stray_double_of_a_distribution_does_not_conflict(
@@ -232,7 +232,7 @@ def test_an_unusable_plugin_is_refused_with_its_reason(
         default_index().find("tracker", name)
     assert f"tracker plugin {name!r} is installed but can't be used" in caught.value.message
     assert text in caught.value.message
-    assert caught.value.hint == entry(name).mend
+    assert caught.value.hint == entry(name).fix
 
 
 def test_needs_are_judged_apart_from_the_state(installed: Path) -> None:

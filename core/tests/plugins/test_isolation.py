@@ -19,7 +19,7 @@ from dovetail.errors import (
     PluginNeedsError,
 )
 from dovetail.plugins import (
-    Facts,
+    EnvironmentInfo,
     environment_problems,
     facts_here,
     facts_of,
@@ -27,7 +27,7 @@ from dovetail.plugins import (
     plugins_of_roles,
     require_environment,
 )
-from dovetail.plugins.isolation import Problem
+from dovetail.plugins.isolation import EnvironmentProblem
 
 SEE = Path(__file__).resolve().parents[3] / "tests" / "see_environment.py"
 DISK = {"kind": "weight_transport", "name": "disk", "distribution": "dovetail-core"}
@@ -57,7 +57,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> EnvironmentInfo:
     known = {
         "executable": "/there/bin/python",
         "python": "3.12.4",
@@ -65,7 +65,7 @@ def facts(**changes: Any) -> Facts:
         "build": "cuda 13.0",
         "nccl": "2.27.5",
     }
-    return Facts(**(known | changes))
+    return EnvironmentInfo(**(known | changes))
 
 
 def plugin(**changes: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_what_is_missing_there_is_a_need_with_its_command() -> None:
     assert caught.value.hint == "pip install vllm"
     # Where it does not fit besides, installing that is not enough.
     with pytest.raises(PluginIncompatibleError):
-        require_environment("it", [*found, Problem("it has Python 2", "make another")])
+        require_environment("it", [*found, EnvironmentProblem("it has Python 2", "make another")])
 
 
 def test_a_role_is_asked_for_what_its_processes_load() -> None:

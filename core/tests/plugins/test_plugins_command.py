@@ -95,7 +95,7 @@ def test_list_as_json(dovetail) -> None:
         "state": "compatible",
         "probe": None,
         "reason": None,
-        "mend": None,
+        "fix": None,
         "distribution": "acme-needy",
         "version": "1.0.0",
         "interface": ">=1.0,<2",

@@ -245,10 +245,10 @@ def test_the_plan_names_the_preset_and_ends_with_what_rules_find(
     assert done.exit_code == 0
     assert "gspo (clip_low 0.0003, clip_high 0.0004), token_mean" in " ".join(done.stdout.split())
     assert "algorithm: preset" not in done.stdout
-    warning, mend = done.stderr.splitlines()
+    warning, fix = done.stderr.splitlines()
     assert warning.startswith("warning: algorithm.loss_aggregation = token_mean")
     assert warning.endswith("[loss_aggregation_overridden]")
-    assert mend.startswith("  → set algorithm.loss_aggregation=seq_mean_token_mean")
+    assert fix.startswith("  → set algorithm.loss_aggregation=seq_mean_token_mean")
     done = CliRunner().invoke(main, ["plan", str(path), "--json", "trainer.best_metric=x"])
     assert done.exit_code == 2
     found = json.loads(done.stdout)["findings"]

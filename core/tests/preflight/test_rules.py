@@ -99,12 +99,12 @@ CASES = {
         ("role", ["profile={tool: torch, roles: [critic]}"], "warning", "'critic', which this run does not have"),
         ("ranks", ["profile={tool: torch, ranks: [0, 3]}"], "warning", "actor has 1 rank: nothing is recorded for [3]"),
     ],
-    "gate_never_fires": [
-        ("rarely", ["algorithm.gate.every=11"], "warning", "algorithm.gate.every = 11 is more than the run's 10 steps"),
-        ("stops first", ["algorithm.gate={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
-        ("no warning", ["algorithm.gate={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
-        ("no stop", ["algorithm.gate.stop_above=2"], "warning", "stop_above = 2 is never passed"),
-        ("never there", ["algorithm.gate={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
+    "logprob_check_never_fires": [
+        ("rarely", ["algorithm.logprob_check.every=11"], "warning", "algorithm.logprob_check.every = 11 is more than the run's 10 steps"),
+        ("stops first", ["algorithm.logprob_check={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
+        ("no warning", ["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
+        ("no stop", ["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never passed"),
+        ("never there", ["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
     ],
 }  # fmt: skip
 QUIET = {
@@ -216,12 +216,12 @@ QUIET = {
         ["profile={tool: torch, steps: [10, 10]}"],
         ["profile={tool: torch, roles: [actor, critic]}", "algorithm.advantage=gae"],
     ],
-    "gate_never_fires": [
+    "logprob_check_never_fires": [
         [],
         ["trainer.total_steps=3"],
-        ["algorithm.gate.every=0"],
-        ["algorithm.gate={every: 0, warn_above: 0.005}", "algorithm.rollout_correction=decoupled_token_is"],
-        ["algorithm.gate={warn_above: 0.1, stop_above: 0.1}"],
+        ["algorithm.logprob_check.every=0"],
+        ["algorithm.logprob_check={every: 0, warn_above: 0.005}", "algorithm.rollout_correction=decoupled_token_is"],
+        ["algorithm.logprob_check={warn_above: 0.1, stop_above: 0.1}"],
     ],
 }  # fmt: skip
 
@@ -275,9 +275,11 @@ def test_an_engine_says_itself_what_else_truncates(judge, picky):
 
 
 def test_a_gate_that_was_asked_for_needs_such_an_engine_too(judge, mute):
-    (finding,) = judge("gate_never_fires", {"rollout": mute, "algorithm": {"gate": {"every": 5}}})
-    assert "algorithm.gate can't measure" in finding.message
-    assert judge("gate_never_fires", {"rollout": mute}) == []
+    (finding,) = judge(
+        "logprob_check_never_fires", {"rollout": mute, "algorithm": {"logprob_check": {"every": 5}}}
+    )
+    assert "algorithm.logprob_check can't measure" in finding.message
+    assert judge("logprob_check_never_fires", {"rollout": mute}) == []
 
 
 def test_the_best_metric_nearest_to_a_misspelt_one_is_named(judge):

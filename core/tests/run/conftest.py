@@ -36,7 +36,7 @@ from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.checkpoints import RunCheckpoints, RunState
-from dovetail.run.collector import Collector
+from dovetail.run.collector import RolloutCollector
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
@@ -47,7 +47,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.residency import Residency
+from dovetail.weights.offload import OffloadManager
 from dovetail_sdk.testing import temporary_plugins
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine
@@ -55,11 +55,11 @@ from dovetail_sdk.testing.table_engine import TableEngine
 BASE = {
     "model": {"path": "nowhere"},
     "data": {"train_batch_size": 2, "max_response_length": 5},
-    "rollout": {"name": "scripted", "n": 2, "probe": {"every": 0}},
+    "rollout": {"name": "scripted", "n": 2, "weight_check": {"every": 0}},
     "actor": {"engine": "table", "mini_batch_size": 1},
     "critic": {"mini_batch_size": 2},
     # A loss without a ratio: nothing requires old log-probabilities unless a test does.
-    "algorithm": {"policy_loss": "reinforce", "gate": {"every": 0}},
+    "algorithm": {"policy_loss": "reinforce", "logprob_check": {"every": 0}},
 }
 
 
@@ -236,7 +236,7 @@ class Composed:
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),
             stop=self.stop,
         )
-        residency = Residency({}, record.phase)
+        offload_manager = OffloadManager({}, record.phase)
         pool = RolloutPool([self.engine])
         self.manager = manager = plain(Manager)
         tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))
@@ -256,10 +256,10 @@ class Composed:
             actor=roles["actor"],
             service=service,
             pool=pool,
-            residency=residency,
+            offload_manager=offload_manager,
             tokenizer=tokenizer,
         )
-        collector = Collector(
+        collector = RolloutCollector(
             record,
             publisher,
             service,
@@ -276,7 +276,11 @@ class Composed:
             service=service,
             collector=collector,
             learner=Learner(
-                record, stages, residency=residency, publisher=publisher, ledger=self.ledger
+                record,
+                stages,
+                offload_manager=offload_manager,
+                publisher=publisher,
+                ledger=self.ledger,
             ),
             publisher=publisher,
             evaluator=Evaluator(

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import SequentialConfig
-from dovetail.data.example_rows import Answer, Example
+from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
@@ -25,7 +25,7 @@ CONFIG = {
 
 
 def example(index: int) -> Example:
-    answer = Answer(ids=np.array([7, 8]), mask=np.array([True, True]))
+    answer = TrainedResponse(ids=np.array([7, 8]), mask=np.array([True, True]))
     return Example(
         index=index, prompt_ids=np.array([index]), raw="", where=f"row {index}", answers=(answer,)
     )

@@ -26,7 +26,7 @@ from dovetail.run.build import _plugins_of_stages
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.residency import Residency
+from dovetail.weights.offload import OffloadManager
 
 GROUPS, SAMPLES = 3, 4
 
@@ -119,7 +119,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
     learner = Learner(
         record,
         stages,
-        residency=Residency({}, record.phase),
+        offload_manager=OffloadManager({}, record.phase),
         publisher=SimpleNamespace(moved=False),  # type: ignore[arg-type]
         ledger=Ledger(),
     )
@@ -144,7 +144,7 @@ def planned(*overrides: str) -> Plan:
         "model": {"path": "tiny"},
         "rollout": {"n": SAMPLES},
         "data": {"train_batch_size": GROUPS},
-        "algorithm": {"gate": {"stop_above": None}},
+        "algorithm": {"logprob_check": {"stop_above": None}},
     }
     return make_plan(config_from_mapping(mapping, overrides).config)
 

@@ -134,7 +134,7 @@ def test_columns_that_are_not_finite_stop_the_step_before_any_update(compose, wo
 
 
 def test_the_check_asks_for_log_probs_when_it_is_due_and_leaves_no_column(compose):
-    made = compose("algorithm.gate={every: 3, samples: 3}")
+    made = compose("algorithm.logprob_check={every: 3, samples: 3}")
     made.take(3)
     asked = [request.sampling.log_probs for request in made.engine.requests]
     assert asked == [True] * 2 + [False] * 2 + [True] * 2
@@ -157,7 +157,9 @@ def test_the_check_measures_every_step_where_both_sides_are_there_anyway(compose
 
 
 def test_a_check_that_stops_changes_nothing_and_names_its_samples(compose, worker_group):
-    made = compose("algorithm.gate={every: 1, stop_above: 0.1}", actor=worker_group(output=-2.0))
+    made = compose(
+        "algorithm.logprob_check={every: 1, stop_above: 0.1}", actor=worker_group(output=-2.0)
+    )
     with pytest.raises(NumericsError, match=r"stop_above.*faults/step_1\.json"):
         made.take(1)
     assert made.roles["actor"].trained == []
@@ -165,7 +167,7 @@ def test_a_check_that_stops_changes_nothing_and_names_its_samples(compose, worke
 
 
 def test_a_check_that_warns_lets_the_step_go_on(compose, worker_group):
-    gate = "algorithm.gate={every: 1, warn_above: 0.01, stop_above: null}"
+    gate = "algorithm.logprob_check={every: 1, warn_above: 0.01, stop_above: null}"
     made = compose(gate, actor=worker_group(output=-2.0))
     made.take(1)
     assert made.run.position.step == 1

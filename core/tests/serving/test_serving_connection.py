@@ -191,10 +191,10 @@ def test_the_end_of_its_process_is_the_reason(fake: Any) -> None:
         fake,
         call(),
         ended=lambda: "ended with status 139",
-        died=lambda how: RolloutError(f"it has died: {how}", hint="mend it"),
+        died=lambda how: RolloutError(f"it has died: {how}", hint="fix it"),
     )
     assert found.message == f"it has died: the server at {fake.url} ended with status 139"
-    assert found.hint == "mend it"
+    assert found.hint == "fix it"
 
 
 def test_an_aborted_call_returns_what_it_has(fake: Any, answers: Any) -> None:

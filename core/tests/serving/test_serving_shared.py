@@ -18,8 +18,8 @@ from dovetail.sections import ModelSection
 from dovetail.serving import (
     DESCRIBE,
     AdaptedSection,
+    CounterDelta,
     Counters,
-    Growth,
     ServerConnection,
     ServingSection,
     answers_of,
@@ -145,7 +145,7 @@ class TestArguments:
         assert not starts_empty(ServingSection(name="x", urls=("http://a",)), follows)
 
 
-class TestSurroundings:
+class TestEnvironment:
     def test_a_log_is_in_the_runs_directory_or_in_one_of_its_own(self, tmp_path: Path) -> None:
         inside = log_path("engine", PluginContext(run_directory=tmp_path, rank=3))
         assert inside == tmp_path / "logs" / "rollout-3.engine.log"
@@ -214,12 +214,14 @@ class TestJoining:
         assert port_of("http://10.0.0.2", 8000) == 8000
 
 
-class TestFigures:
+class TestCounterDelta:
     def test_figures_are_those_since_the_last_look(self) -> None:
-        growth = Growth("rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])})
-        assert growth.since({"tokens": 5.0})["rollout/x/new"].value == 5.0
-        assert growth.since({"tokens": 7.0})["rollout/x/new"].value == 2.0
-        assert growth.since({"tokens": 7.0}) == {}
+        delta = CounterDelta(
+            "rollout/x/", "tokens", lambda grown, totals: {"new": Sum(grown["tokens"])}
+        )
+        assert delta.since({"tokens": 5.0})["rollout/x/new"].value == 5.0
+        assert delta.since({"tokens": 7.0})["rollout/x/new"].value == 2.0
+        assert delta.since({"tokens": 7.0}) == {}
 
     def test_samples_are_counted_as_they_run(self) -> None:
         counters = Counters("tokens")

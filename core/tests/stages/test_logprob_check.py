@@ -11,11 +11,11 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import SamplingParams
 from dovetail.metrics import values
-from dovetail.sections.algorithm import GateSection
+from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.stages.logprob_check import chosen_rows, due, measure
 
 VOCABULARY = 60
-SECTION = GateSection()
+SECTION = LogProbCheckSection()
 
 
 def log_softmax(logits):
@@ -136,7 +136,7 @@ def test_the_noise_of_kernels_passes(world):
 )
 @pytest.mark.parametrize("raw", [False, True])
 def test_truncation_that_the_config_asks_for_stops_no_healthy_run(world, how, raw):
-    section = GateSection(stop_above=0.02)
+    section = LogProbCheckSection(stop_above=0.02)
     verdict = world.measure(
         engine=world.noisy(0.03),
         sampler=lambda log_probs: truncate(log_probs, **how),
@@ -311,11 +311,13 @@ def test_log_probs_that_are_not_finite_stop(world):
     ],
 )
 def test_the_level_follows_the_bounds(world, warn, stop, level):
-    section = GateSection(warn_above=warn, stop_above=stop)
+    section = LogProbCheckSection(warn_above=warn, stop_above=stop)
     verdict = world.measure(engine=world.noisy(0.5), section=section)
     assert verdict.level == level
     if level == "stop":
-        with pytest.raises(NumericsError, match=r"algorithm\.gate\.stop_above = 0\.01") as error:
+        with pytest.raises(
+            NumericsError, match=r"algorithm\.logprob_check\.stop_above = 0\.01"
+        ) as error:
             verdict.check()
         assert error.value.hint
         assert error.value.sample_ids
@@ -339,8 +341,13 @@ def test_columns_that_do_not_line_up_are_refused(column):
 
 
 def test_it_is_due_at_the_first_step_and_every_so_many():
-    assert [step for step in range(1, 31) if due(step, GateSection(every=10))] == [1, 10, 20, 30]
-    assert not any(due(step, GateSection(every=0)) for step in range(1, 31))
+    assert [step for step in range(1, 31) if due(step, LogProbCheckSection(every=10))] == [
+        1,
+        10,
+        20,
+        30,
+    ]
+    assert not any(due(step, LogProbCheckSection(every=0)) for step in range(1, 31))
 
 
 def test_rows_are_spread_evenly_and_have_tokens():

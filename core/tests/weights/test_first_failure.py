@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dovetail.errors import CalledOffError, RolloutError
-from dovetail.experience.pool_members import Fault
+from dovetail.experience.pool_members import ReplicaFault
 from dovetail.weights.receiving import FirstFailure
 
 
 def test_who_was_told_that_it_is_called_off_is_not_the_first() -> None:
     reasons: list[str] = []
     first = FirstFailure(reasons.append, None)
-    told = Fault(number=0, error=CalledOffError("called off: out of memory"))
-    cause = Fault(number=1, error=RolloutError("out of memory"))
+    told = ReplicaFault(number=0, error=CalledOffError("called off: out of memory"))
+    cause = ReplicaFault(number=1, error=RolloutError("out of memory"))
     for fault in (told, cause):
         first.heard(fault.error)
     assert reasons == ["out of memory"]

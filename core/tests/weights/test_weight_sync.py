@@ -106,7 +106,7 @@ def test_after_so_many_rebuilds_the_run_ends_with_every_reason(
         def receive_weights(self, version: int, manifest: Any) -> None:
             raise WeightSyncError("a digest differs")
 
-    world = make_world([mortal(), Never()], rebuilds=2)
+    world = make_world([mortal(), Never()], max_restarts=2)
 
     def restart(replica: Any) -> Any:
         world.made.append(Never())
@@ -125,7 +125,7 @@ def test_after_so_many_rebuilds_the_run_ends_with_every_reason(
 
 def test_no_rebuilds_let_the_replica_s_own_error_through(mortal: Any, make_world: Any) -> None:
     with pytest.raises(WeightSyncError, match=r"^torn$"):
-        make_world([mortal(refuses=1)], rebuilds=0).sync.bring(1)
+        make_world([mortal(refuses=1)], max_restarts=0).sync.bring(1)
 
 
 def test_a_replica_that_can_not_be_started_counts_as_a_try(mortal: Any, make_world: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_sender_that_lost_its_only_receiver_is_not_at_fault(
 
 
 def test_a_rollout_that_went_well_makes_failures_new_ones(mortal: Any, make_world: Any) -> None:
-    world = make_world([mortal()], rebuilds=1)
+    world = make_world([mortal()], max_restarts=1)
     for version in (1, 2, 3):
         world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
         world.sync.bring(version)

@@ -8,7 +8,7 @@ from jaxtyping import TypeCheckError
 from dovetail.batch import Ragged
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import DrGrpoConfig
-from dovetail_algorithms.estimators.dr_grpo import DrGrpo
+from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
 from dovetail_algorithms.estimators.group_baseline import deviations
 from dovetail_algorithms.estimators.token_level import PolicyTokens
 from dovetail_algorithms.losses.ratio import bounded_log_ratio, ratio_metrics
@@ -23,9 +23,9 @@ WRONG = {
     "a mask that broadcasts": lambda: ratio_metrics(ALL[:1], FOUR),
     "a ratio that broadcasts": lambda: ratio_metrics(ALL, FOUR, ratio_T=FOUR[:1]),
     "narrow scores": lambda: deviations(np.zeros(4, np.float32), GROUPS),
-    "narrow scores of an estimator": lambda: DrGrpo(DrGrpoConfig(), PluginContext()).relative(
-        np.zeros(4, np.float32), GROUPS
-    ),
+    "narrow scores of an estimator": lambda: DrGrpoEstimator(
+        DrGrpoConfig(), PluginContext()
+    ).relative(np.zeros(4, np.float32), GROUPS),
     "narrow rewards": lambda: PolicyTokens.of(MASK).discounted_sums(np.ones(4, np.float32), 1.0),
 }
 

@@ -10,8 +10,8 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import LocalReduction, PluginContext
 from dovetail_algorithms.config.losses import ClipCovConfig, KlCovConfig
-from dovetail_algorithms.losses.clip_cov import ClipCov
-from dovetail_algorithms.losses.kl_cov import KlCov
+from dovetail_algorithms.losses.clip_cov import ClipCovLoss
+from dovetail_algorithms.losses.kl_cov import KlCovLoss
 from dovetail_algorithms.losses.selection import largest, ordered_keys, token_hashes
 from dovetail_sdk.testing.ranks import on_ranks
 
@@ -78,7 +78,7 @@ def covariance(rows):
 
 @given(rows=rows, share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_kl_cov_takes_the_highest_covariances(rows, share):
-    found = chosen(KlCov, batch_of(rows), share=share)
+    found = chosen(KlCovLoss, batch_of(rows), share=share)
     known = covariance(rows)
     count = max(int(len(known) * share), 1) if known and share else 0
     assert len(found) == count
@@ -90,7 +90,7 @@ def test_kl_cov_takes_the_highest_covariances(rows, share):
 @given(rows=rows, share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_clip_cov_takes_some_of_those_between_the_bounds(rows, share):
     low, high = -0.501, 3.003
-    found = chosen(ClipCov, batch_of(rows), share=share, cov_low=low, cov_high=high)
+    found = chosen(ClipCovLoss, batch_of(rows), share=share, cov_low=low, cov_high=high)
     known = covariance(rows)
     between = {token for token, v in known.items() if low + 1e-4 < v < high - 1e-4}
     unclear = {t for t, v in known.items() if min(abs(v - low), abs(v - high)) <= 1e-4}
@@ -101,7 +101,10 @@ def test_clip_cov_takes_some_of_those_between_the_bounds(rows, share):
 
 @pytest.mark.parametrize(
     ("plugin", "settings"),
-    [(KlCov, {"share": 0.05}), (ClipCov, {"share": 0.05, "cov_low": -1.0, "cov_high": 1.0})],
+    [
+        (KlCovLoss, {"share": 0.05}),
+        (ClipCovLoss, {"share": 0.05, "cov_low": -1.0, "cov_high": 1.0}),
+    ],
 )
 class TestTheChoice:
     def test_is_the_same_on_any_ranks_and_in_any_order(self, plugin, settings):
@@ -146,7 +149,7 @@ class TestTheChoice:
 def test_the_random_choice_follows_the_seed_and_spreads_evenly():
     batch = random_batch(300)
     settings = {"share": 0.1, "cov_low": -100.0, "cov_high": 100.0}
-    one, other = (chosen(ClipCov, batch, seed=seed, **settings) for seed in (0, 1))
+    one, other = (chosen(ClipCovLoss, batch, seed=seed, **settings) for seed in (0, 1))
     # Two independent tenths share a tenth of themselves.
     assert len(one & other) / len(one) == pytest.approx(0.1, abs=0.04)
     first_half = sum(int(name[1:]) < 150 for name, _ in one) / len(one)
@@ -192,7 +195,7 @@ def test_a_rounding_error_in_the_log_probabilities_does_not_pull():
     import torch
 
     from dovetail.interfaces import LossInputs, PluginContext
-    from dovetail_algorithms.losses.kl_cov import CHOSEN, KlCov
+    from dovetail_algorithms.losses.kl_cov import CHOSEN, KlCovLoss
 
     def gradient(apart: float) -> torch.Tensor:
         log_probs_T = torch.full((4,), -1.0, requires_grad=True)
@@ -206,7 +209,7 @@ def test_a_rounding_error_in_the_log_probabilities_does_not_pull():
                 CHOSEN: torch.ones(4),
             },
         )
-        KlCov(KlCov.Config(coef=2.0), PluginContext()).token_losses(
+        KlCovLoss(KlCovLoss.Config(coef=2.0), PluginContext()).token_losses(
             inputs
         ).losses_T.sum().backward()
         assert log_probs_T.grad is not None

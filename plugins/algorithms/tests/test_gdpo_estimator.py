@@ -10,7 +10,7 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import GdpoConfig
-from dovetail_algorithms.estimators.gdpo import Gdpo
+from dovetail_algorithms.estimators.gdpo import GdpoEstimator
 
 values = st.one_of(st.sampled_from([0.0, 0.1, 1.0, 1e20]), st.floats(-100, 100, width=32))
 # Of every sample its group, two parts of its reward, and its response mask.
@@ -53,7 +53,7 @@ def estimate(rows, **config):
         }
     )
     groups = Groups.of(np.array([row[0] for row in rows]))
-    return Gdpo(GdpoConfig(**config), PluginContext()).estimate(batch, groups)
+    return GdpoEstimator(GdpoConfig(**config), PluginContext()).estimate(batch, groups)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,7 +94,9 @@ def broken(parts, **config):
         }
     )
     with pytest.raises(ColumnError) as caught:
-        Gdpo(GdpoConfig(**config), PluginContext()).estimate(batch, Groups.of(np.zeros(len(parts))))
+        GdpoEstimator(GdpoConfig(**config), PluginContext()).estimate(
+            batch, Groups.of(np.zeros(len(parts)))
+        )
     return str(caught.value)
 
 

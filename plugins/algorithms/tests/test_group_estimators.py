@@ -10,13 +10,15 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import GrpoConfig, GrpoPasskConfig
-from dovetail_algorithms.estimators.dr_grpo import DrGrpo
-from dovetail_algorithms.estimators.gpg import Gpg
-from dovetail_algorithms.estimators.grpo import Grpo
-from dovetail_algorithms.estimators.grpo_passk import GrpoPassk
-from dovetail_algorithms.estimators.opo import Opo
-from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
-from dovetail_algorithms.estimators.rloo import Rloo
+from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
+from dovetail_algorithms.estimators.gpg import GpgEstimator
+from dovetail_algorithms.estimators.grpo import GrpoEstimator
+from dovetail_algorithms.estimators.grpo_passk import GrpoPasskEstimator
+from dovetail_algorithms.estimators.opo import OpoEstimator
+from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
+    ReinforcePlusPlusBaselineEstimator,
+)
+from dovetail_algorithms.estimators.rloo import RlooEstimator
 
 
 def made(estimator, config=None):
@@ -24,16 +26,16 @@ def made(estimator, config=None):
 
 
 ESTIMATORS = {
-    "grpo": made(Grpo),
-    "grpo_no_std": made(Grpo, GrpoConfig(norm_by_std=False)),
-    "grpo_raw": made(Grpo, GrpoConfig(singleton="raw")),
-    "dr_grpo": made(DrGrpo),
-    "rloo": made(Rloo),
-    "opo": made(Opo),
-    "gpg": made(Gpg),
-    "grpo_passk": made(GrpoPassk),
-    "grpo_passk_std": made(GrpoPassk, GrpoPasskConfig(norm_by_std=True)),
-    "reinforce_plus_plus_baseline": made(ReinforcePlusPlusBaseline),
+    "grpo": made(GrpoEstimator),
+    "grpo_no_std": made(GrpoEstimator, GrpoConfig(norm_by_std=False)),
+    "grpo_raw": made(GrpoEstimator, GrpoConfig(singleton="raw")),
+    "dr_grpo": made(DrGrpoEstimator),
+    "rloo": made(RlooEstimator),
+    "opo": made(OpoEstimator),
+    "gpg": made(GpgEstimator),
+    "grpo_passk": made(GrpoPasskEstimator),
+    "grpo_passk_std": made(GrpoPasskEstimator, GrpoPasskConfig(norm_by_std=True)),
+    "reinforce_plus_plus_baseline": made(ReinforcePlusPlusBaselineEstimator),
 }
 by_name = pytest.mark.parametrize("name", ESTIMATORS)
 singletons_are_0 = pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "grpo_raw"])

@@ -20,17 +20,17 @@ from dovetail.metrics import values
 from dovetail.numerics import resolve_metrics
 from dovetail.numerics.loss_aggregation import mean_by_sample
 from dovetail_algorithms.config import losses as config
-from dovetail_algorithms.losses.cispo import Cispo
-from dovetail_algorithms.losses.clip_cov import ClipCov
-from dovetail_algorithms.losses.dppo import Dppo
-from dovetail_algorithms.losses.dro import Dro
-from dovetail_algorithms.losses.gmpo import Gmpo
-from dovetail_algorithms.losses.gpg import Gpg
-from dovetail_algorithms.losses.gspo import Gspo
-from dovetail_algorithms.losses.kl_cov import ROUNDING, KlCov
-from dovetail_algorithms.losses.ppo_clip import PpoClip
-from dovetail_algorithms.losses.reinforce import Reinforce
-from dovetail_algorithms.losses.sapo import Sapo
+from dovetail_algorithms.losses.cispo import CispoLoss
+from dovetail_algorithms.losses.clip_cov import ClipCovLoss
+from dovetail_algorithms.losses.dppo import DppoLoss
+from dovetail_algorithms.losses.dro import DroLoss
+from dovetail_algorithms.losses.gmpo import GmpoLoss
+from dovetail_algorithms.losses.gpg import GpgLoss
+from dovetail_algorithms.losses.gspo import GspoLoss
+from dovetail_algorithms.losses.kl_cov import ROUNDING, KlCovLoss
+from dovetail_algorithms.losses.ppo_clip import PpoClipLoss
+from dovetail_algorithms.losses.reinforce import ReinforceLoss
+from dovetail_algorithms.losses.sapo import SapoLoss
 
 
 @dataclass
@@ -182,30 +182,30 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "ppo_clip": Case(PpoClip, config.PpoClipConfig(), ppo_clip),
-    "ppo_clip asymmetric": Case(PpoClip, config.PpoClipConfig(clip_high=0.28), ppo_clip),
-    "ppo_clip not dual": Case(PpoClip, config.PpoClipConfig(dual_clip=None), ppo_clip),
+    "ppo_clip": Case(PpoClipLoss, config.PpoClipConfig(), ppo_clip),
+    "ppo_clip asymmetric": Case(PpoClipLoss, config.PpoClipConfig(clip_high=0.28), ppo_clip),
+    "ppo_clip not dual": Case(PpoClipLoss, config.PpoClipConfig(dual_clip=None), ppo_clip),
     "ppo_clip all": Case(
-        PpoClip, config.PpoClipConfig(clip_low=0.1, clip_high=0.5, dual_clip=1.5), ppo_clip
+        PpoClipLoss, config.PpoClipConfig(clip_low=0.1, clip_high=0.5, dual_clip=1.5), ppo_clip
     ),
-    "ppo_clip unbounded below": Case(PpoClip, config.PpoClipConfig(clip_low=1.0), ppo_clip),
-    "gspo": Case(Gspo, config.GspoConfig(), gspo),
-    "gspo wide": Case(Gspo, config.GspoConfig(clip_low=0.3, clip_high=0.6), gspo),
-    "gmpo": Case(Gmpo, config.GmpoConfig(), gmpo),
-    "gmpo asymmetric": Case(Gmpo, config.GmpoConfig(clip_low=0.2, clip_high=1.0), gmpo),
-    "cispo": Case(Cispo, config.CispoConfig(), cispo),
-    "cispo both bounds": Case(Cispo, config.CispoConfig(clip_low=0.2, clip_high=0.2), cispo),
-    "sapo": Case(Sapo, config.SapoConfig(), sapo),
-    "sapo one tau": Case(Sapo, config.SapoConfig(tau_positive=2.0, tau_negative=0.5), sapo),
-    "gpg": Case(Gpg, config.GpgConfig(), policy_gradient),
-    "reinforce": Case(Reinforce, config.ReinforceConfig(), policy_gradient),
-    "clip_cov": Case(ClipCov, config.ClipCovConfig(clip_high=0.28), clip_cov),
-    "kl_cov": Case(KlCov, config.KlCovConfig(coef=0.7), kl_cov),
-    "dppo": Case(Dppo, config.DppoConfig(), dppo),
-    "dppo kl": Case(Dppo, config.DppoConfig(divergence="binary_kl"), dppo),
-    "dppo tight": Case(Dppo, config.DppoConfig(divergence="binary_kl", threshold=0.001), dppo),
-    "dro": Case(Dro, config.DroConfig(), dro),
-    "dro weak": Case(Dro, config.DroConfig(beta=0.05), dro),
+    "ppo_clip unbounded below": Case(PpoClipLoss, config.PpoClipConfig(clip_low=1.0), ppo_clip),
+    "gspo": Case(GspoLoss, config.GspoConfig(), gspo),
+    "gspo wide": Case(GspoLoss, config.GspoConfig(clip_low=0.3, clip_high=0.6), gspo),
+    "gmpo": Case(GmpoLoss, config.GmpoConfig(), gmpo),
+    "gmpo asymmetric": Case(GmpoLoss, config.GmpoConfig(clip_low=0.2, clip_high=1.0), gmpo),
+    "cispo": Case(CispoLoss, config.CispoConfig(), cispo),
+    "cispo both bounds": Case(CispoLoss, config.CispoConfig(clip_low=0.2, clip_high=0.2), cispo),
+    "sapo": Case(SapoLoss, config.SapoConfig(), sapo),
+    "sapo one tau": Case(SapoLoss, config.SapoConfig(tau_positive=2.0, tau_negative=0.5), sapo),
+    "gpg": Case(GpgLoss, config.GpgLossConfig(), policy_gradient),
+    "reinforce": Case(ReinforceLoss, config.ReinforceConfig(), policy_gradient),
+    "clip_cov": Case(ClipCovLoss, config.ClipCovConfig(clip_high=0.28), clip_cov),
+    "kl_cov": Case(KlCovLoss, config.KlCovConfig(coef=0.7), kl_cov),
+    "dppo": Case(DppoLoss, config.DppoConfig(), dppo),
+    "dppo kl": Case(DppoLoss, config.DppoConfig(divergence="binary_kl"), dppo),
+    "dppo tight": Case(DppoLoss, config.DppoConfig(divergence="binary_kl", threshold=0.001), dppo),
+    "dro": Case(DroLoss, config.DroConfig(), dro),
+    "dro weak": Case(DroLoss, config.DroConfig(beta=0.05), dro),
 }
 
 
@@ -314,27 +314,27 @@ def test_values_and_gradients_equal_the_oracle_in_float32(case, rows):
 
 
 EDGES = {
-    "ppo_clip, upper": (PpoClip, config.PpoClipConfig(clip_high=1.0), 2.0, 1.0),
-    "ppo_clip, lower": (PpoClip, config.PpoClipConfig(clip_low=0.5), 0.5, -1.0),
-    "ppo_clip, dual": (PpoClip, config.PpoClipConfig(dual_clip=2.0), 2.0, -1.0),
+    "ppo_clip, upper": (PpoClipLoss, config.PpoClipConfig(clip_high=1.0), 2.0, 1.0),
+    "ppo_clip, lower": (PpoClipLoss, config.PpoClipConfig(clip_low=0.5), 0.5, -1.0),
+    "ppo_clip, dual": (PpoClipLoss, config.PpoClipConfig(dual_clip=2.0), 2.0, -1.0),
     "ppo_clip, closed, upper": (
-        PpoClip,
+        PpoClipLoss,
         config.PpoClipConfig(clip_low=0.0, clip_high=0.0),
         1.0,
         1.0,
     ),
     "ppo_clip, closed, lower": (
-        PpoClip,
+        PpoClipLoss,
         config.PpoClipConfig(clip_low=0.0, clip_high=0.0),
         1.0,
         -1.0,
     ),
-    "gspo, upper": (Gspo, config.GspoConfig(clip_high=1.0), 2.0, 1.0),
-    "gspo, lower": (Gspo, config.GspoConfig(clip_low=0.5), 0.5, -1.0),
-    "gmpo, upper": (Gmpo, config.GmpoConfig(clip_high=math.log(2)), 2.0, 1.0),
-    "gmpo, lower": (Gmpo, config.GmpoConfig(clip_low=math.log(2)), 0.5, -1.0),
-    "clip_cov, upper": (ClipCov, config.ClipCovConfig(clip_high=1.0), 2.0, 1.0),
-    "cispo": (Cispo, config.CispoConfig(clip_high=1.0), 2.0, 1.0),
+    "gspo, upper": (GspoLoss, config.GspoConfig(clip_high=1.0), 2.0, 1.0),
+    "gspo, lower": (GspoLoss, config.GspoConfig(clip_low=0.5), 0.5, -1.0),
+    "gmpo, upper": (GmpoLoss, config.GmpoConfig(clip_high=math.log(2)), 2.0, 1.0),
+    "gmpo, lower": (GmpoLoss, config.GmpoConfig(clip_low=math.log(2)), 0.5, -1.0),
+    "clip_cov, upper": (ClipCovLoss, config.ClipCovConfig(clip_high=1.0), 2.0, 1.0),
+    "cispo": (CispoLoss, config.CispoConfig(clip_high=1.0), 2.0, 1.0),
 }
 
 

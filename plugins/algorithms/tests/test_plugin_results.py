@@ -1,4 +1,4 @@
-"""Losses and corrections that break their contract: one error that names the plugin, the fault and the mend."""
+"""Losses and corrections that break their contract: one error that names the plugin, the fault and the fix."""
 
 import pickle
 
@@ -117,7 +117,7 @@ def test_a_column_that_may_be_missing_can_still_be_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("returned", "words", "mend"),
+    ("returned", "words", "fix"),
     [
         (lambda i: None, "returned None, not TokenLosses", "return TokenLosses(losses_T="),
         (lambda i: -i.log_probs_T, "returned a float32 tensor of shape [5], not TokenLosses", "return TokenLosses("),
@@ -126,17 +126,17 @@ def test_a_column_that_may_be_missing_can_still_be_asked_for():
         (lambda i: TokenLosses(losses_T=-i.log_probs_T, metrics={"actor/x": 1.0}), "the metric 'actor/x'", "dovetail.metrics"),
     ],
 )  # fmt: skip
-def test_a_loss_returns_one_loss_a_token(returned, words, mend):
+def test_a_loss_returns_one_loss_a_token(returned, words, fix):
     with pytest.raises(PluginBrokenError) as caught:
         run(returned)
     assert "policy_loss/returning" in caught.value.message
     assert f"({__file__}:{Returning.token_losses.__code__.co_firstlineno})" in caught.value.message
     assert words in caught.value.message
-    assert mend in caught.value.hint
+    assert fix in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("returned", "words", "mend"),
+    ("returned", "words", "fix"),
     [
         (lambda i: i.mask_T, "returned a bool tensor of shape [5], not Correction", "return Correction("),
         (lambda i: Correction(weights_T=torch.ones(2)), "weights_T of rollout_correction/correcting", "shape [5]"),
@@ -144,7 +144,7 @@ def test_a_loss_returns_one_loss_a_token(returned, words, mend):
         (lambda i: Correction(metrics={"rollout_corr/x": 1.0}), "the metric 'rollout_corr/x'", "mean_metric"),
     ],
 )  # fmt: skip
-def test_a_correction_returns_weights_and_what_to_keep(returned, words, mend):
+def test_a_correction_returns_weights_and_what_to_keep(returned, words, fix):
     with pytest.raises(PluginBrokenError) as within:
         run(correction=returned)
     with pytest.raises(PluginBrokenError) as before:
@@ -152,7 +152,7 @@ def test_a_correction_returns_weights_and_what_to_keep(returned, words, mend):
     for caught in (within, before):
         assert "rollout_correction/correcting" in caught.value.message
         assert words in caught.value.message
-        assert mend in caught.value.hint
+        assert fix in caught.value.hint
 
 
 def test_what_keeps_the_contract_passes():

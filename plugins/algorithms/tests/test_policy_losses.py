@@ -10,19 +10,31 @@ from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.metrics import values
 from dovetail.numerics import resolve_metrics
 from dovetail_algorithms.config import losses as config
-from dovetail_algorithms.losses.cispo import Cispo
-from dovetail_algorithms.losses.clip_cov import ClipCov
-from dovetail_algorithms.losses.dppo import Dppo
-from dovetail_algorithms.losses.dro import Dro
-from dovetail_algorithms.losses.gmpo import Gmpo
-from dovetail_algorithms.losses.gpg import Gpg
-from dovetail_algorithms.losses.gspo import Gspo
-from dovetail_algorithms.losses.kl_cov import KlCov
-from dovetail_algorithms.losses.ppo_clip import PpoClip
-from dovetail_algorithms.losses.reinforce import Reinforce
-from dovetail_algorithms.losses.sapo import Sapo
+from dovetail_algorithms.losses.cispo import CispoLoss
+from dovetail_algorithms.losses.clip_cov import ClipCovLoss
+from dovetail_algorithms.losses.dppo import DppoLoss
+from dovetail_algorithms.losses.dro import DroLoss
+from dovetail_algorithms.losses.gmpo import GmpoLoss
+from dovetail_algorithms.losses.gpg import GpgLoss
+from dovetail_algorithms.losses.gspo import GspoLoss
+from dovetail_algorithms.losses.kl_cov import KlCovLoss
+from dovetail_algorithms.losses.ppo_clip import PpoClipLoss
+from dovetail_algorithms.losses.reinforce import ReinforceLoss
+from dovetail_algorithms.losses.sapo import SapoLoss
 
-LOSSES = [Cispo, ClipCov, Dppo, Dro, Gmpo, Gpg, Gspo, KlCov, PpoClip, Reinforce, Sapo]
+LOSSES = [
+    CispoLoss,
+    ClipCovLoss,
+    DppoLoss,
+    DroLoss,
+    GmpoLoss,
+    GpgLoss,
+    GspoLoss,
+    KlCovLoss,
+    PpoClipLoss,
+    ReinforceLoss,
+    SapoLoss,
+]
 
 
 def run(plugin, log_probs, old, advantages, settings=None):
@@ -52,7 +64,7 @@ def test_clipped_tokens_have_no_gradient_and_are_counted_by_side():
     ratios = np.array([1.5, 1.25, 0.5, 0.9, 1.5, 0.5, 4.0])
     advantages = np.array([1.0, 1.0, -1.0, -1.0, -1.0, 1.0, -1.0])
     settings = config.PpoClipConfig(clip_low=0.2, clip_high=0.28)
-    gradient, _, metrics = run(PpoClip, np.log(ratios), np.zeros(7), advantages, settings)
+    gradient, _, metrics = run(PpoClipLoss, np.log(ratios), np.zeros(7), advantages, settings)
     assert (gradient == 0).tolist() == [True, False, True, False, False, False, True]
     assert metrics["actor/clip_frac"] == pytest.approx(2 / 7)
     assert metrics["actor/clip_frac_upper"] == pytest.approx(1 / 7)
@@ -73,24 +85,24 @@ def test_on_policy_every_loss_has_the_gradient_of_the_policy_gradient(plugin):
 
 def test_a_ratio_above_the_clip_keeps_its_gradient_in_cispo_but_not_in_ppo():
     arguments = [np.log([0.9]), np.log([0.1]), [1.0]]
-    assert run(PpoClip, *arguments)[0] == 0
-    gradient, _, metrics = run(Cispo, *arguments, config.CispoConfig(clip_high=0.5))
+    assert run(PpoClipLoss, *arguments)[0] == 0
+    gradient, _, metrics = run(CispoLoss, *arguments, config.CispoConfig(clip_high=0.5))
     np.testing.assert_allclose(gradient, -1.5)
     assert metrics["actor/clip_frac_upper"] == 1
 
 
 def test_dppo_lets_a_rare_token_grow_and_holds_a_likely_one():
-    gradient, _, metrics = run(Dppo, np.log([1e-3, 0.9]), np.log([1e-5, 0.7]), [1.0, 1.0])
+    gradient, _, metrics = run(DppoLoss, np.log([1e-3, 0.9]), np.log([1e-5, 0.7]), [1.0, 1.0])
     np.testing.assert_allclose(gradient, [-20.0, 0.0])
     assert metrics["actor/clip_frac_upper"] == 0.5
 
 
 def test_dppo_lets_a_token_come_back():
-    gradient, _, _ = run(Dppo, np.log([0.9, 0.1]), np.log([0.5, 0.5]), [-1.0, 1.0])
+    gradient, _, _ = run(DppoLoss, np.log([0.9, 0.1]), np.log([0.5, 0.5]), [-1.0, 1.0])
     assert (gradient != 0).all()
 
 
-@pytest.mark.parametrize("plugin", [Gspo, Gmpo])
+@pytest.mark.parametrize("plugin", [GspoLoss, GmpoLoss])
 def test_sequence_ratios_weigh_each_tokens_own_advantage(plugin):
     log_ratios, advantages = np.array([0.1, 0.2, -0.15]), np.array([1.0, -2.0, 0.5])
     wide = plugin.Config(clip_low=0.5, clip_high=0.5)
@@ -100,7 +112,7 @@ def test_sequence_ratios_weigh_each_tokens_own_advantage(plugin):
     np.testing.assert_allclose(gradient, -advantages * ratio)
 
 
-@pytest.mark.parametrize("plugin", [Gspo, Gmpo])
+@pytest.mark.parametrize("plugin", [GspoLoss, GmpoLoss])
 def test_sequence_losses_prescribe_the_mean_over_sequences(plugin):
     assert plugin.aggregation == "seq_mean_token_mean"
 

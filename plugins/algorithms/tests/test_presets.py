@@ -24,7 +24,7 @@ class TestPresets(PresetConformance):
 
 
 class TestDapoWithEverything(PresetConformance):
-    plugin = presets.Dapo
+    plugin = presets.DapoPreset
     config = DapoPresetConfig(name="dapo", mask_truncated=True, overlong_share=0.5)
 
 

@@ -7,8 +7,8 @@ import torch
 from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.numerics.loss_aggregation import mean_by_sample
 from dovetail_algorithms.config.losses import GmpoConfig, GspoConfig
-from dovetail_algorithms.losses.gmpo import Gmpo
-from dovetail_algorithms.losses.gspo import Gspo
+from dovetail_algorithms.losses.gmpo import GmpoLoss
+from dovetail_algorithms.losses.gspo import GspoLoss
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
@@ -82,10 +82,10 @@ LOG_RATIOS = {
 @pytest.mark.parametrize(
     ("plugin", "cfg", "oracle"),
     [
-        (Gspo, GspoConfig(), gspo),
-        (Gspo, GspoConfig(clip_low=0.9, clip_high=8.0), gspo),
-        (Gmpo, GmpoConfig(), gmpo),
-        (Gmpo, GmpoConfig(clip_low=50.0, clip_high=60.0), gmpo),
+        (GspoLoss, GspoConfig(), gspo),
+        (GspoLoss, GspoConfig(clip_low=0.9, clip_high=8.0), gspo),
+        (GmpoLoss, GmpoConfig(), gmpo),
+        (GmpoLoss, GmpoConfig(clip_low=50.0, clip_high=60.0), gmpo),
     ],
     ids=["gspo", "gspo wide", "gmpo", "gmpo wide"],
 )
@@ -100,7 +100,7 @@ def test_the_sequences_loss_and_gradient_are_the_papers(
     np.testing.assert_allclose(gradient_T, slopes_T, **exact)
 
 
-@pytest.mark.parametrize("plugin", [Gspo, Gmpo])
+@pytest.mark.parametrize("plugin", [GspoLoss, GmpoLoss])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_sequence_above_the_bound_of_its_exponent_has_a_finite_loss_and_no_gradient(
     plugin, dtype

@@ -7,11 +7,13 @@ from hypothesis import given, settings, strategies as st
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.estimators.optimal_token_baseline import (
-    OptimalTokenBaseline,
-    TirOptimalTokenBaseline,
+    OptimalTokenBaselineEstimator,
+    TirOptimalTokenBaselineEstimator,
 )
 
-by_estimator = pytest.mark.parametrize("estimator", [OptimalTokenBaseline, TirOptimalTokenBaseline])
+by_estimator = pytest.mark.parametrize(
+    "estimator", [OptimalTokenBaselineEstimator, TirOptimalTokenBaselineEstimator]
+)
 
 # Of every token its reward, the chosen token's probability, what the others have of the most they can, and a weight.
 tokens = st.tuples(
@@ -87,7 +89,7 @@ def test_advantages_equal_the_formula(estimator, rows, weighted):
     batch = packed(rows, weighted)
     ids = [group for group, _ in rows]
     result = estimate(estimator, batch, Groups.of(np.array(ids)))
-    expected = oracle(batch, ids, estimator is TirOptimalTokenBaseline)
+    expected = oracle(batch, ids, estimator is TirOptimalTokenBaselineEstimator)
     largest = [
         max([1.0, *(abs(token[0]) for other, row in rows for token in row if other == group)])
         for group in ids
@@ -127,7 +129,7 @@ def test_long_responses_in_any_order_agree_with_the_formula(estimator, own):
     ]
     batch = packed(rows, weighted=True)
     result = estimate(estimator, batch, Groups.of(ids))
-    expected = oracle(batch, ids.tolist(), estimator is TirOptimalTokenBaseline)
+    expected = oracle(batch, ids.tolist(), estimator is TirOptimalTokenBaselineEstimator)
     for got, want in zip(result.advantages, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
@@ -149,9 +151,9 @@ def test_tool_tokens_shift_positions_only_where_they_count():
     token, tool = (1.0, 0.5, 0.5, 1.0, True), (0.0, 0.5, 0.5, 1.0, False)
     batch = packed([(0, [token, tool, tool, token]), (0, [token, token])], weighted=False)
     groups = Groups.of(np.zeros(2))
-    tir = estimate(TirOptimalTokenBaseline, batch, groups).advantages
+    tir = estimate(TirOptimalTokenBaselineEstimator, batch, groups).advantages
     np.testing.assert_allclose(np.concatenate(list(tir)), 0.0, atol=1e-6)
-    plain = estimate(OptimalTokenBaseline, batch, groups).advantages
+    plain = estimate(OptimalTokenBaselineEstimator, batch, groups).advantages
     # Beyond the second longest response there is no baseline; alone at a position, a token is its own.
     np.testing.assert_allclose(plain[0], [0.0, 0.0, 0.0, 1.0], atol=1e-6)
     np.testing.assert_allclose(plain[1], [0.0, 0.0], atol=1e-6)

@@ -8,9 +8,9 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
 from dovetail_algorithms.config.estimators import GaeConfig, ReinforcePlusPlusConfig, RemaxConfig
-from dovetail_algorithms.estimators.gae import Gae
-from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlus
-from dovetail_algorithms.estimators.remax import Remax
+from dovetail_algorithms.estimators.gae import GaeEstimator
+from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusEstimator
+from dovetail_algorithms.estimators.remax import RemaxEstimator
 from dovetail_sdk.testing.ranks import on_ranks
 
 numbers = st.one_of(st.floats(-5, 5, width=32), st.sampled_from([0.0, 1e30, -1e30]))
@@ -90,7 +90,7 @@ def assert_equal(column, expected, batch):
 @given(samples, shares, shares)
 def test_gae_equals_the_recursion(rows, gamma, lam):
     batch = packed(rows)
-    result = estimate(Gae, GaeConfig(gamma=gamma, lam=lam, whiten=False), batch)
+    result = estimate(GaeEstimator, GaeConfig(gamma=gamma, lam=lam, whiten=False), batch)
     expected = slow_gae(batch, gamma, lam)
     mask = batch["response_mask"].values
     assert_equal(result.advantages, expected, batch)
@@ -102,7 +102,7 @@ def test_gae_equals_the_recursion(rows, gamma, lam):
 def test_whitened_gae_leaves_the_returns_alone(rows, lam):
     rows = [[(np.clip(r, -5, 5), np.clip(v, -5, 5), m) for r, v, m in row] for row in rows]
     batch = packed(rows)
-    result = estimate(Gae, GaeConfig(lam=lam), batch)
+    result = estimate(GaeEstimator, GaeConfig(lam=lam), batch)
     raw = slow_gae(batch, 1.0, lam)
     mask = batch["response_mask"].values
     np.testing.assert_allclose(
@@ -115,7 +115,7 @@ def test_whitened_gae_leaves_the_returns_alone(rows, lam):
 @given(samples)
 def test_remax_is_the_reward_to_go_less_the_greedy_reward(rows):
     batch = packed(rows)
-    result = estimate(Remax, RemaxConfig(), batch)
+    result = estimate(RemaxEstimator, RemaxConfig(), batch)
     mask = batch["response_mask"]
     greedy = np.repeat(batch["baseline_scores"], mask.lengths)
     expected = slow_returns(batch, 1.0)
@@ -128,7 +128,7 @@ def test_remax_is_the_reward_to_go_less_the_greedy_reward(rows):
 def test_reinforce_plus_plus_whitens_the_returns_over_the_batch(rows, gamma):
     rows = [[(np.clip(r, -5, 5), v, m) for r, v, m in row] for row in rows]
     batch = packed(rows)
-    result = estimate(ReinforcePlusPlus, ReinforcePlusPlusConfig(gamma=gamma), batch)
+    result = estimate(ReinforcePlusPlusEstimator, ReinforcePlusPlusConfig(gamma=gamma), batch)
     returns = slow_returns(batch, gamma)
     assert_equal(result.returns, returns, batch)
     expected = slow_whiten(returns, batch["response_mask"].values)
@@ -149,15 +149,15 @@ def test_responses_of_any_length_agree_with_the_recursion(decay, longest, own):
             "response_mask": Ragged(rng.random(offsets[-1]) < own, offsets),
         }
     )
-    result = estimate(Gae, GaeConfig(gamma=0.99, lam=decay, whiten=False), batch)
+    result = estimate(GaeEstimator, GaeConfig(gamma=0.99, lam=decay, whiten=False), batch)
     expected = slow_gae(batch, 0.99, decay)
     np.testing.assert_allclose(result.advantages.values, expected, rtol=1e-6, atol=1e-6)
-    result = estimate(ReinforcePlusPlus, ReinforcePlusPlusConfig(gamma=decay), batch)
+    result = estimate(ReinforcePlusPlusEstimator, ReinforcePlusPlusConfig(gamma=decay), batch)
     expected = slow_returns(batch, decay)
     np.testing.assert_allclose(result.returns.values, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("estimator", [Gae, ReinforcePlusPlus, Remax])
+@pytest.mark.parametrize("estimator", [GaeEstimator, ReinforcePlusPlusEstimator, RemaxEstimator])
 def test_a_samples_returns_are_to_the_last_bit_the_same_in_any_batch(estimator):
     rng = np.random.default_rng(0)
     rows = [
@@ -176,7 +176,7 @@ def test_a_samples_returns_are_to_the_last_bit_the_same_in_any_batch(estimator):
 
 def test_tool_tokens_take_no_time_and_their_rewards_and_values_do_not_count():
     batch = packed([[(0.0, 1.0, True), (9.0, 9.0, False), (1.0, 2.0, True)]])
-    result = estimate(Gae, GaeConfig(gamma=0.5, lam=1.0, whiten=False), batch)
+    result = estimate(GaeEstimator, GaeConfig(gamma=0.5, lam=1.0, whiten=False), batch)
     # δ_2 = 1 − 2; δ_0 = 0.5 · 2 − 1.
     assert result.advantages.values.tolist() == [-0.5, 0.0, -1.0]
     assert result.returns.values.tolist() == [0.5, 0.0, 1.0]
@@ -185,11 +185,11 @@ def test_tool_tokens_take_no_time_and_their_rewards_and_values_do_not_count():
 def test_whitening_is_done_over_the_ranks_together():
     rows = [[(1.0, 0.0, True)], [(3.0, 0.0, True), (4.0, 0.0, True), (9.0, 0.0, False)], []]
     config = ReinforcePlusPlusConfig()
-    whole = estimate(ReinforcePlusPlus, config, packed(rows)).advantages
+    whole = estimate(ReinforcePlusPlusEstimator, config, packed(rows)).advantages
 
     def part(rank, reduction):
         batch = packed([rows[rank]])
-        estimator = ReinforcePlusPlus(config, PluginContext(reduction=reduction))
+        estimator = ReinforcePlusPlusEstimator(config, PluginContext(reduction=reduction))
         return estimator.estimate(batch, Groups.of(np.zeros(1))).advantages.values
 
     parts = on_ranks(3, part)
@@ -202,19 +202,21 @@ def test_long_responses_do_not_underflow():
     rewards_T = np.zeros(length * count, np.float32)
     rewards_T[mask.offsets[1:] - 1] = 1.0
     batch = Batch({"token_rewards": mask.with_values(rewards_T), "response_mask": mask})
-    result = estimate(ReinforcePlusPlus, ReinforcePlusPlusConfig(gamma=0.9), batch)
+    result = estimate(ReinforcePlusPlusEstimator, ReinforcePlusPlusConfig(gamma=0.9), batch)
     np.testing.assert_allclose(result.returns.values[mask.offsets[1:] - 3], 0.81, rtol=1e-6)
     np.testing.assert_allclose(result.returns.values[0], 0.9 ** (length - 1), atol=1e-30)
 
 
 def test_equal_returns_are_no_signal():
     batch = packed([[(0.0, 0.0, True), (0.1, 0.0, True)], [(0.1, 0.0, True)]])
-    result = estimate(ReinforcePlusPlus, ReinforcePlusPlusConfig(), batch)
+    result = estimate(ReinforcePlusPlusEstimator, ReinforcePlusPlusConfig(), batch)
     assert np.all(result.advantages.values == 0)
     assert result.returns.values == pytest.approx([0.1, 0.1, 0.1])
 
 
-@pytest.mark.parametrize(("estimator", "missing"), [(Gae, "values"), (Remax, "baseline_scores")])
+@pytest.mark.parametrize(
+    ("estimator", "missing"), [(GaeEstimator, "values"), (RemaxEstimator, "baseline_scores")]
+)
 def test_a_missing_column_names_who_needs_it(estimator, missing):
     batch = packed([[(1.0, 1.0, True)]]).drop([missing])
     with pytest.raises(ColumnError, match=rf"{estimator.name}(.|\n)*{missing}"):

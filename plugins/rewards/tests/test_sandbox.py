@@ -17,13 +17,13 @@ import pytest
 
 from dovetail.interfaces import FailureKind, RewardCall, failure_from
 from dovetail_rewards.sandbox import (
-    Limits,
     Program,
+    ProgramLimits,
+    ProgramVerdict,
     Result,
     Sandbox,
     SandboxError,
     SandboxUnreachableError,
-    Verdict,
     available_levels,
     levels,
 )
@@ -49,14 +49,14 @@ def any_box() -> Iterator[Sandbox]:
 
 
 def run(box: Sandbox, source: str, stdin: bytes = b"", **files: bytes) -> Result:
-    return box.run(Program(source=source, stdin=stdin, files=files), Limits(cpu_s=2))
+    return box.run(Program(source=source, stdin=stdin, files=files), ProgramLimits(cpu_s=2))
 
 
 def test_a_program_has_its_input_and_gives_its_output(box) -> None:
     result = run(
         box, "import sys\nprint(input()[::-1])\nprint('a word', file=sys.stderr)", b"abc\n"
     )
-    assert (result.verdict, result.exit_status, result.signal) == (Verdict.OK, 0, None)
+    assert (result.verdict, result.exit_status, result.signal) == (ProgramVerdict.OK, 0, None)
     assert (result.stdout, result.stderr) == (b"cba\n", b"a word\n")
     assert (result.stdout_truncated, result.stderr_truncated) == (False, False)
     assert 0 < result.cpu_s < 2
@@ -111,15 +111,19 @@ if __name__ == '__main__':
 def test_files_lie_in_the_working_directory(box) -> None:
     files = {"data.bin": bytes(range(256)), "below/module.py": b"value = 7"}
     source = "import sys; sys.path.append('below'); import module; print(len(open('data.bin', 'rb').read()), module.value)"
-    result = box.run(Program(source=source, files=files), Limits())
+    result = box.run(Program(source=source, files=files), ProgramLimits())
     assert result.stdout == b"256 7\n"
 
 
 def test_a_command_runs_as_well(box) -> None:
     program = Program(argv=("/bin/sh", "-c", "read x; echo got $x; exit 5"), stdin=b"it\n")
-    result = box.run(program, Limits())
-    assert (result.verdict, result.exit_status, result.stdout) == (Verdict.FAILED, 5, b"got it\n")
-    missing = box.run(Program(argv=("no-such-program",)), Limits())
+    result = box.run(program, ProgramLimits())
+    assert (result.verdict, result.exit_status, result.stdout) == (
+        ProgramVerdict.FAILED,
+        5,
+        b"got it\n",
+    )
+    missing = box.run(Program(argv=("no-such-program",)), ProgramLimits())
     assert missing.exit_status == 127
     assert b"No such file" in missing.stderr
 
@@ -136,7 +140,7 @@ def test_much_input_and_output_pass(any_box) -> None:
     data = b"x" * (3 << 20)
     result = any_box.run(
         Program(source="import sys; sys.stdout.write(sys.stdin.read())", stdin=data),
-        Limits(output=4 << 20),
+        ProgramLimits(output=4 << 20),
     )
     assert result.ok
     assert result.stdout == data
@@ -144,9 +148,9 @@ def test_much_input_and_output_pass(any_box) -> None:
 
 def test_exactly_as_much_output_as_is_allowed_is_no_fault(any_box) -> None:
     source = "import sys; sys.stdout.write('x' * 1000)"
-    assert any_box.run(Program(source=source), Limits(output=1000)).ok
-    result = any_box.run(Program(source=source), Limits(output=999))
-    assert (result.verdict, len(result.stdout)) == (Verdict.OUTPUT_LIMIT, 999)
+    assert any_box.run(Program(source=source), ProgramLimits(output=1000)).ok
+    result = any_box.run(Program(source=source), ProgramLimits(output=999))
+    assert (result.verdict, len(result.stdout)) == (ProgramVerdict.OUTPUT_LIMIT, 999)
     assert result.stdout_truncated
 
 
@@ -218,12 +222,12 @@ def test_time_spent_waiting_for_a_core_is_not_held_against_a_program(any_box) ->
     """Eight busy programs on few cores: each needs far more time on the clock than alone, and none runs out of it."""
     count = 4 * (os.cpu_count() or 1)
     source = "import time\nwhile time.process_time() < 1.2: pass\nprint(1)"
-    limits = Limits(cpu_s=3.0, wall_s=4.2)
+    limits = ProgramLimits(cpu_s=3.0, wall_s=4.2)
     with ThreadPoolExecutor(count) as pool:
         results = list(
             pool.map(lambda _: any_box.run(Program(source=source), limits), range(count))
         )
-    assert [result.verdict for result in results] == [Verdict.OK] * count
+    assert [result.verdict for result in results] == [ProgramVerdict.OK] * count
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
@@ -241,11 +245,11 @@ def test_a_program_is_source_or_a_command() -> None:
 @pytest.mark.parametrize("wrong", [{"cpu_s": 0}, {"memory": 10}, {"processes": 0}, {"wall_s": -1}])
 def test_limits_are_checked(wrong) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Limits(**wrong)
+        ProgramLimits(**wrong)
 
 
 def test_the_clock_allows_three_times_the_cpu_and_two_seconds() -> None:
-    assert (Limits(cpu_s=4).wall, Limits(cpu_s=4, wall_s=1).wall) == (14, 1)
+    assert (ProgramLimits(cpu_s=4).wall, ProgramLimits(cpu_s=4, wall_s=1).wall) == (14, 1)
 
 
 def test_every_level_says_what_it_guarantees_or_why_it_is_missing() -> None:
@@ -279,8 +283,8 @@ def test_faults_become_failures_that_say_whether_to_try_again() -> None:
     assert (gone.kind, gone.retryable) == (FailureKind.UNREACHABLE, True)
     broken = failure_from(SandboxError("broken"), call)
     assert (broken.kind, broken.retryable) == (FailureKind.EXCEPTION, False)
-    again = pickle.loads(pickle.dumps(SandboxError("broken", hint="mend it")))
-    assert (again.message, again.hint) == ("broken", "mend it")
+    again = pickle.loads(pickle.dumps(SandboxError("broken", hint="fix it")))
+    assert (again.message, again.hint) == ("broken", "fix it")
 
 
 def test_a_helper_that_hangs_is_a_fault_and_no_result(any_box, monkeypatch) -> None:
@@ -342,7 +346,9 @@ def test_closing_while_programs_run_ends_them(any_box) -> None:
     def one() -> None:
         try:
             found.append(
-                sandbox.run(Program(source="import time; time.sleep(600)"), Limits(wall_s=600))
+                sandbox.run(
+                    Program(source="import time; time.sleep(600)"), ProgramLimits(wall_s=600)
+                )
             )
         except SandboxError as error:
             found.append(error)
@@ -355,4 +361,4 @@ def test_closing_while_programs_run_ends_them(any_box) -> None:
     sandbox.close()
     thread.join()
     (end,) = found
-    assert isinstance(end, SandboxError) or end.verdict is not Verdict.TIMEOUT
+    assert isinstance(end, SandboxError) or end.verdict is not ProgramVerdict.TIMEOUT

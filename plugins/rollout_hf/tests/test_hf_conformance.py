@@ -10,9 +10,9 @@ from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_sdk.testing.conformance import RolloutConformance
 
 
-class TestLeanDecoder(RolloutConformance):
+class TestFusedDecoder(RolloutConformance):
     plugin = HfRollout
-    config = HfRolloutConfig(name="hf", decoder="lean")
+    config = HfRolloutConfig(name="hf", decoder="fused")
 
 
 class TestTransformersDecoder(RolloutConformance):
@@ -22,7 +22,7 @@ class TestTransformersDecoder(RolloutConformance):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
-class TestLeanDecoderOnAccelerator(TestLeanDecoder):
+class TestFusedDecoderOnAccelerator(TestFusedDecoder):
     device = "cuda"
     tolerance = 1e-4
 

@@ -18,7 +18,7 @@ from transformers import (
 from dovetail.errors import ModelError
 from dovetail_rollout_hf.cache import Arrival, KvCache, empty_index
 from dovetail_rollout_hf.choice import choose_decoder, prove
-from dovetail_rollout_hf.lean import LeanDecoder, why_not_lean
+from dovetail_rollout_hf.fused_decoder import FusedDecoder, why_not_fused
 from dovetail_rollout_hf.transformers_decoder import TransformersDecoder
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 
@@ -75,7 +75,7 @@ def decode(decoder, sequences: list[torch.Tensor], lengths: list[int], steps: in
     return torch.stack(logits, 1)
 
 
-@pytest.mark.parametrize("make", [LeanDecoder, TransformersDecoder])
+@pytest.mark.parametrize("make", [FusedDecoder, TransformersDecoder])
 @pytest.mark.parametrize("lengths", [[6, 6, 6], [9, 2, 5], [1, 7, 3]], ids=str)
 def test_logits_equal_a_plain_forward_pass(family, make, lengths) -> None:
     steps = 4
@@ -114,12 +114,12 @@ def test_logits_equal_a_plain_forward_pass(family, make, lengths) -> None:
 )  # fmt: skip
 def test_other_architectures_take_the_transformers_decoder(config, reason) -> None:
     model = small(config)
-    assert reason in why_not_lean(model)
+    assert reason in why_not_fused(model)
     decoder = choose_decoder(model, "auto", LOGGER)
     assert decoder.name == "transformers"
     assert prove(decoder, model) < 1
-    with pytest.raises(ModelError, match="`lean` does not fit"):
-        choose_decoder(model, "lean", LOGGER)
+    with pytest.raises(ModelError, match="`fused` does not fit"):
+        choose_decoder(model, "fused", LOGGER)
 
 
 def test_a_model_with_another_state_is_refused_in_words() -> None:
@@ -128,23 +128,23 @@ def test_a_model_with_another_state_is_refused_in_words() -> None:
         choose_decoder(model, "auto", LOGGER)
 
 
-def test_auto_is_lean_where_it_fits(family) -> None:
-    assert choose_decoder(family, "auto", LOGGER).name == "lean"
+def test_auto_is_fused_where_it_fits(family) -> None:
+    assert choose_decoder(family, "auto", LOGGER).name == "fused"
     assert choose_decoder(family, "transformers", LOGGER).name == "transformers"
 
 
-def test_a_lean_decoder_that_is_wrong_is_found_out(family, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(LeanDecoder, "_rotate", lambda self, x, cos, sin: x)
+def test_a_fused_decoder_that_is_wrong_is_found_out(family, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(FusedDecoder, "_rotate", lambda self, x, cos, sin: x)
     with caplog.at_level(logging.WARNING):
         assert choose_decoder(family, "auto", LOGGER).name == "transformers"
     assert "off by" in caplog.text
     with pytest.raises(ModelError, match="does not reproduce"):
-        choose_decoder(family, "lean", LOGGER)
+        choose_decoder(family, "fused", LOGGER)
 
 
 def test_fused_weights_are_the_models_own(family) -> None:
     """New weights for the model are new weights for the decoder, without another copy."""
-    decoder = LeanDecoder(family)
+    decoder = FusedDecoder(family)
     with torch.no_grad():
         for parameter in family.parameters():
             parameter.copy_(parameter + 0.05 * torch.randn_like(parameter))
@@ -152,4 +152,4 @@ def test_fused_weights_are_the_models_own(family) -> None:
 
 
 def test_bfloat16_is_proven_within_its_own_bound(family) -> None:
-    assert choose_decoder(family.bfloat16(), "auto", LOGGER).name == "lean"
+    assert choose_decoder(family.bfloat16(), "auto", LOGGER).name == "fused"

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from dovetail.interfaces import FinishReason
 
-DECODERS = ("lean", "transformers")
+DECODERS = ("fused", "transformers")
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +52,9 @@ def test_greedy_follows_the_most_likely_token(start, generate, request_of, refer
 
 def test_both_decoders_draw_the_same_samples(start, generate, request_of) -> None:
     requests = [request_of(i, n=4, length=3 + i, max_new_tokens=16) for i in range(4)]
-    lean, plain = (generate(start(decoder=d), *requests) for d in DECODERS)
-    for key in lean:
-        assert lean[key].response_ids.tolist() == plain[key].response_ids.tolist()
+    fused, plain = (generate(start(decoder=d), *requests) for d in DECODERS)
+    for key in fused:
+        assert fused[key].response_ids.tolist() == plain[key].response_ids.tolist()
 
 
 @pytest.mark.parametrize("limit", [3, 8, 64])

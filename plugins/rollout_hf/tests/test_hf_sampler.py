@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from dovetail.interfaces import SamplingParams
 from dovetail.random_streams import SampleStream
 from dovetail_rollout_hf.noise import stream_seeds
-from dovetail_rollout_hf.sampler import Sampler
+from dovetail_rollout_hf.sampler import TokenSampler
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -53,7 +53,7 @@ def test_frequencies_match_the_probabilities(setting) -> None:
     rows, chi_square_bound = 20_000, 40.0
     logits = np.random.default_rng(0).normal(size=12) * 1.5
     expected = oracle(logits, **setting) * rows
-    draw = Sampler([params(**setting)] * rows, CPU).draw(
+    draw = TokenSampler([params(**setting)] * rows, CPU).draw(
         torch.from_numpy(logits).float().expand(rows, -1), *seeds(rows)
     )
     counts = np.bincount(draw.tokens_N.numpy(), minlength=12)
@@ -74,7 +74,7 @@ def test_log_probs_are_those_of_the_sampler_as_used(logits, temperature, top_k, 
     logits = (logits / 100).astype(np.float32)
     setting = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     rows = 8
-    draw = Sampler([params(log_probs=True, raw_log_probs=True, **setting)] * rows, CPU).draw(
+    draw = TokenSampler([params(log_probs=True, raw_log_probs=True, **setting)] * rows, CPU).draw(
         torch.from_numpy(logits).expand(rows, -1), *seeds(rows)
     )
     tokens = draw.tokens_N.numpy()
@@ -91,7 +91,7 @@ def test_log_probs_are_those_of_the_sampler_as_used(logits, temperature, top_k, 
 def test_greedy_takes_the_most_likely_token_with_certainty() -> None:
     logits = torch.randn(5, 30, generator=torch.manual_seed(0))
     row = params(temperature=0.0, log_probs=True, raw_log_probs=True, top_k=3)
-    draw = Sampler([row] * 5, CPU).draw(logits, *seeds(5))
+    draw = TokenSampler([row] * 5, CPU).draw(logits, *seeds(5))
     assert torch.equal(draw.tokens_N, logits.argmax(-1))
     assert draw.log_probs_N.tolist() == [0.0] * 5
     torch.testing.assert_close(draw.raw_log_probs_N, logits.log_softmax(-1).max(-1).values)
@@ -101,15 +101,15 @@ def test_every_row_keeps_its_own_settings_in_a_mixed_batch() -> None:
     rows = [params(log_probs=True, **s) for s in SETTINGS] + [params(temperature=0.0)]
     logits = torch.randn(len(rows), 40, generator=torch.manual_seed(1))
     low, high = seeds(len(rows))
-    together = Sampler(rows, CPU).draw(logits, low, high)
+    together = TokenSampler(rows, CPU).draw(logits, low, high)
     for i, row in enumerate(rows):
-        alone = Sampler([row], CPU).draw(logits[i : i + 1], low[i : i + 1], high[i : i + 1])
+        alone = TokenSampler([row], CPU).draw(logits[i : i + 1], low[i : i + 1], high[i : i + 1])
         assert together.tokens_N[i] == alone.tokens_N[0]
         if row.log_probs:
             torch.testing.assert_close(together.log_probs_N[i], alone.log_probs_N[0])
 
 
 def test_nothing_is_computed_that_was_not_asked_for() -> None:
-    draw = Sampler([params()] * 2, CPU).draw(torch.randn(2, 5), *seeds(2))
+    draw = TokenSampler([params()] * 2, CPU).draw(torch.randn(2, 5), *seeds(2))
     assert draw.log_probs_N is None
     assert draw.raw_log_probs_N is None

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import TensorSpec, WeightManifest, WeightReceiver
 
-DECODERS = ("lean", "transformers")
+DECODERS = ("fused", "transformers")
 
 
 class Wire:

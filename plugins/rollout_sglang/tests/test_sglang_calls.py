@@ -1,4 +1,4 @@
-"""What SGLang is asked for, what is made of its answers, and its figures: none of it needs SGLang."""
+"""What SGLang is asked for, what is made of its answers, and its metrics: none of it needs SGLang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.errors import RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
 from dovetail.serving import SampleCall
 from dovetail_rollout_sglang.calls import kept_mass, result_of, sampling_of, scores_of
-from dovetail_rollout_sglang.figures import figures
+from dovetail_rollout_sglang.server_metrics import server_metrics
 
 
 def answer(ids: list[int], kind: str = "stop", entries: Any = None) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_the_first_token_of_a_sequence_has_no_score() -> None:
     np.testing.assert_array_equal(scores, np.array([-1.0, -2.0], np.float32))
 
 
-def test_figures_are_what_grew_since_the_last_look() -> None:
+def test_metrics_are_what_grew_since_the_last_look() -> None:
     totals = {
         "new_tokens": 100.0,
         "prompt_tokens": 40.0,
@@ -83,10 +83,10 @@ def test_figures_are_what_grew_since_the_last_look() -> None:
         "sample_seconds": 6.0,
         "running_max": 4.0,
     }
-    growth = figures()
-    first = growth.since(totals)
+    delta = server_metrics()
+    first = delta.since(totals)
     assert first["rollout/sglang/tokens_per_second"].value == 50.0
     assert first["rollout/sglang/running_requests"].value == 3.0
-    assert growth.since(totals) == {}
-    later = growth.since({**totals, "new_tokens": 130.0, "busy_seconds": 3.0})
+    assert delta.since(totals) == {}
+    later = delta.since({**totals, "new_tokens": 130.0, "busy_seconds": 3.0})
     assert later["rollout/sglang/tokens_per_second"].value == 30.0

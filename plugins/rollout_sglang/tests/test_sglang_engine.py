@@ -43,11 +43,11 @@ def server(started: Any) -> Iterator[SglangRollout]:
 
 
 def test_the_samples_of_a_group_share_their_prompts_cache(server, asking) -> None:
-    server.figures()
+    server.metrics()
     prompt = np.array([5 + n % 290 for n in range(600)])
     request = attrs.evolve(asking(n=8), prompt_ids=prompt)
     asyncio.run(collected(server, request))
-    figures = server.figures()
+    figures = server.metrics()
     assert figures["rollout/sglang/prefix_cache_hits"].value > 0.99
     assert figures["rollout/sglang/new_tokens"].value == 64
 

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from dovetail_rollout_sglang.engine_args import command_by_hand
+from dovetail_rollout_sglang.environment import variables
 from dovetail_rollout_sglang.liveness import Liveness, stopped_descendants
 from dovetail_rollout_sglang.prefixes import Prefixes
-from dovetail_rollout_sglang.surroundings import variables
 from dovetail_rollout_sglang.versions import in_this_versions_words, settle_grpc
 
 LONG, SHORT = list(range(100)), [1, 2, 3]

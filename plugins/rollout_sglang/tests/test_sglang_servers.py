@@ -13,11 +13,11 @@ from dovetail.errors import DovetailError, WeightSyncError
 from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
 from dovetail_rollout_sglang import backend as backend_module
 from dovetail_rollout_sglang.backend import SglangBackend
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.hooks import end_at_stop_tokens
 from dovetail_rollout_sglang.rollout import SglangRollout
-from dovetail_rollout_sglang.routes import DovetailRoutes
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
-from dovetail_rollout_sglang.versions import Release
+from dovetail_rollout_sglang.routes import SglangRoutes
+from dovetail_rollout_sglang.versions import SglangRelease
 from dovetail_sdk.testing.fake_server import frame_of, words_of
 
 FITTING: dict[str, Any] = {
@@ -46,7 +46,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(program: str) -> None:
         command = [sys.executable, "-c", program]
         monkeypatch.setattr(backend_module, "server_command", lambda *_, **__: command)
-        monkeypatch.setattr(backend_module, "require", lambda: Release("0.5.15"))
+        monkeypatch.setattr(backend_module, "require", lambda: SglangRelease("0.5.15"))
 
     return use
 
@@ -175,7 +175,7 @@ def test_sglangs_own_paths_want_the_token_too(
         await send({"type": "http.response.body", "body": b""})
 
     async def ask(**headers: str) -> int:
-        transport = httpx2.ASGITransport(app=DovetailRoutes(sglangs_own))
+        transport = httpx2.ASGITransport(app=SglangRoutes(sglangs_own))
         async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
             return (await client.post(path, headers=headers)).status_code
 

@@ -14,7 +14,7 @@ from dovetail.interfaces import WeightManifest
 from dovetail.serving import Outcome, WeightEnd, manifest_info
 from dovetail_rollout_sglang import worker as module
 from dovetail_rollout_sglang.adapters import Adapters
-from dovetail_rollout_sglang.worker import Worker
+from dovetail_rollout_sglang.worker import SchedulerWorker
 
 
 def test_a_rank_that_fails_calls_the_update_off_and_is_named(
@@ -31,7 +31,7 @@ def test_a_rank_that_fails_calls_the_update_off_and_is_named(
 
     both = SimpleNamespace(get_world_size=lambda group: 2, all_gather_object=gather)
     monkeypatch.setattr(module, "dist", both)
-    rank = Worker(nn.Linear(1, 1), group=None, adapters=Adapters(None))
+    rank = SchedulerWorker(nn.Linear(1, 1), group=None, adapters=Adapters(None))
     rank._end = WeightEnd(transport)
     manifest = manifest_info(WeightManifest(version=1, kind="delta", tensors=()))
     command = {"do": "load", "manifest": manifest, "adapter": None, "in_force": None}

@@ -27,8 +27,8 @@ from dovetail.serving.requests import problem_of, sample_seed, with_ends
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
+from dovetail_rollout_vllm.environment import variables
 from dovetail_rollout_vllm.failures import FAILURES, start_failure
-from dovetail_rollout_vllm.surroundings import variables
 from dovetail_rollout_vllm.versions import require
 
 FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
@@ -212,7 +212,12 @@ class TestWire:
         tensors = (TensorSpec(name="a", shape=(2, 3), dtype="bfloat16"),)
         for kind, adapter in (("full", None), ("adapter", spec)):
             manifest = WeightManifest(
-                version=7, kind=kind, tensors=tensors, adapter=adapter, receivers=2, meeting="here"
+                version=7,
+                kind=kind,
+                tensors=tensors,
+                adapter=adapter,
+                receivers=2,
+                rendezvous="here",
             )
             back = manifest_from(json.loads(json.dumps(manifest_info(manifest))))
             assert back == manifest

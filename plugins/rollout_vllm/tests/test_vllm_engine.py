@@ -68,9 +68,9 @@ class TestEngine:
         assert "EngineCore" in printed or "engine" in printed
 
     def test_the_samples_of_a_group_share_their_prompts_cache(self, acts, engine) -> None:
-        engine.figures()
+        engine.metrics()
         asyncio.run(collected(engine, acts.request(prompt=[5 + n % 290 for n in range(600)], n=8)))
-        figures = engine.figures()
+        figures = engine.metrics()
         # 600 prompt tokens hold 4 blocks of 128; all but the first sample find them.
         assert figures["rollout/vllm/prefix_cache_hits"].value > 0.5
         assert figures["rollout/vllm/new_tokens"].value == 64

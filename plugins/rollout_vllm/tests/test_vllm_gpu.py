@@ -26,7 +26,7 @@ from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected
-from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
+from dovetail_sdk.testing.conformance.rollout.low_rank import PlainAdapter
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 from dovetail_sdk.testing.transport_ends import manifest_of
@@ -135,7 +135,7 @@ class TestAdapters:
 
     def test_an_adapter_is_used_as_if_it_were_merged(self, acts, engine, plain) -> None:
         for version in (1, 2):
-            adapter = LowRank.random(plain, version, ("q_proj", "down_proj"))
+            adapter = PlainAdapter.random(plain, version, ("q_proj", "down_proj"))
             tensors = {name: tensor.to(TRAINER) for name, tensor in adapter.tensors.items()}
             acts.send(engine, adapter.manifest, tensors)
             assert far_from(adapter.merged(plain), engine) < ROUNDING

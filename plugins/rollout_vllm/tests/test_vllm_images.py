@@ -21,7 +21,7 @@ from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
 from dovetail.serving import SampleCall
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.pictures import Pictures, unexpanded
+from dovetail_rollout_vllm.pictures import VllmImagePrompts, unexpanded
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing import square, tiny_vision_model
@@ -53,7 +53,7 @@ def test_each_image_leaves_one_token(ids: list[int], images: int, expected: list
 def test_prompts_that_do_not_stand_for_their_images_are_refused() -> None:
     with pytest.raises(RolloutError, match="has 2 images, and 1 runs of the token 9"):
         unexpanded([1, 9, 9, 2], IMAGE, 2)
-    pictures = Pictures(CONFIG)
+    pictures = VllmImagePrompts(CONFIG)
     pictures.check(call([1, 9, 9, 2]), [1, 9, 9, 2])
     with pytest.raises(RolloutError, match="made a prompt of 3 tokens out of one of 4"):
         pictures.check(call([1, 9, 9, 2]), [1, 9, 2])
@@ -61,7 +61,7 @@ def test_prompts_that_do_not_stand_for_their_images_are_refused() -> None:
 
 def test_a_prompt_is_one_of_vllms_and_names_its_images_by_content(tmp_path: Path) -> None:
     reference = keep(tmp_path, square((255, 0, 0), 40, 60))
-    made = Pictures(CONFIG).prompt(call([1, 9, 9, 2], (reference,)))
+    made = VllmImagePrompts(CONFIG).prompt(call([1, 9, 9, 2], (reference,)))
     assert made["prompt_token_ids"] == [1, 9, 2]
     (picture,) = made["multi_modal_data"]["image"]
     assert (picture.size, picture.mode) == ((40, 60), "RGB")

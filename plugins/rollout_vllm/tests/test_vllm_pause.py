@@ -58,7 +58,7 @@ class SlowToHear(Backend):
     def wake(self, tags: frozenset[str]) -> None:
         """Nothing was let go."""
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {}
 
     def close(self) -> None:

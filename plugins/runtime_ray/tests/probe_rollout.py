@@ -57,7 +57,7 @@ class ProbeRollout(ScriptedRollout):
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.full(len(ids_L) - 1, -float(self.version), np.float32) for ids_L in sequences]
 
-    def figures(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Metric]:
         tokenizer = getattr(self.context, "tokenizer", None)
         known = 0 if tokenizer is None else len(tokenizer)
         return {"rollout/requests": Sum(len(self.requests)), "rollout/vocabulary": Sum(known)}

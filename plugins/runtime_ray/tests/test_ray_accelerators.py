@@ -18,7 +18,7 @@ from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.process import Process
 from dovetail_runtime_ray.reserve import release, reserve
-from dovetail_runtime_ray.wire import Setup
+from dovetail_runtime_ray.wire import ProcessSetup
 
 POOL = Pool(name="all", roles=("actor", "rollout"), ranks_per_node=2, accelerators=True)
 
@@ -31,7 +31,7 @@ def cluster(no_cluster: None) -> Iterator[Cluster]:
     cluster.close()
 
 
-def setup_of(rank: int) -> Setup:
+def setup_of(rank: int) -> ProcessSetup:
     return setups.setup_of(
         RayConfig(),
         label="probe",

@@ -28,7 +28,7 @@ CONFIG = """
 model: {{path: {model}, dtype: float32}}
 data: {{train_files: rows.jsonl, train_batch_size: 2, max_prompt_length: 32, max_response_length: 8}}
 actor: {{engine: {{path: {megatron}, attribute: MegatronOnCpu}}, optim: {{lr: 1.0e-3}}}}
-rollout: {{name: {engine}, n: 2, max_model_len: 256, probe: {{every: 1}}, {settings}}}
+rollout: {{name: {engine}, n: 2, max_model_len: 256, weight_check: {{every: 1}}, {settings}}}
 reward: {{function: {{path: reward.py, attribute: compute_score}}}}
 trainer: {{total_steps: {steps}, validate_before: false, validate_after: false}}
 runtime: {{name: ray, environments: {{rollout: {place}}}{pools}}}

@@ -88,7 +88,7 @@ def test_a_replica_lives_in_its_environment(
     assert replica.facts.executable == str(place / "bin" / "python")
     assert answer(replica)
     # The tokenizer was loaded there.
-    assert replica.figures()["rollout/vocabulary"].value == len(spec.context.tokenizer)
+    assert replica.metrics()["rollout/vocabulary"].value == len(spec.context.tokenizer)
 
 
 def test_nothing_travels_that_another_library_has_made(probes: Any, tmp_path: Path) -> None:

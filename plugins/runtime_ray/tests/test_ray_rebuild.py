@@ -79,9 +79,9 @@ def test_what_is_asked_of_an_engine_crosses_the_wire(
         1: [4, 2],
     }
     assert scored[1][0].tolist() == [-3.0] * 4  # type: ignore[index]
-    before = pool.figures()["rollout/requests"].value
+    before = pool.metrics()["rollout/requests"].value
     generated(pool, requests_of(3, "counted"))
-    assert pool.figures()["rollout/requests"].value == before + 3
+    assert pool.metrics()["rollout/requests"].value == before + 3
     assert pool.sleep(frozenset({"weights"}), keep_weights=False) == -2
     assert all(replica.alive() for replica in replicas)
 

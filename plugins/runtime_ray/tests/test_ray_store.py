@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 
-from dovetail.batch import Batch, Ragged, RaggedRows, Stored
+from dovetail.batch import Batch, Ragged, RaggedRows, StoredArray
 from dovetail.dispatch import Future, Mesh, Worker, nd, register
 from dovetail.errors import WorkerError
 from dovetail.interfaces import Plugin, PluginContext
@@ -128,7 +128,7 @@ def test_a_step_over_processes_in_which_the_controller_reads_nothing(group):
     for name in ("old_log_probs", "ref_log_probs"):
         assert batch[name].finite()
         sources = RaggedRows.of(batch[name]).sources
-        assert [isinstance(one, Stored) and one.fetched for one in sources] == [False, False]
+        assert [isinstance(one, StoredArray) and one.fetched for one in sources] == [False, False]
     expected = batch["response_ids"].values.astype(np.float32) / 3
     assert np.array_equal(batch["old_log_probs"].values, expected)
 

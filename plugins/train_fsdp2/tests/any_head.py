@@ -10,4 +10,4 @@ class AnyHead(Fsdp2Engine):
 
     def start(self) -> None:
         super().start()
-        self._scorer._plain_head = False
+        self._runner._plain_head = False

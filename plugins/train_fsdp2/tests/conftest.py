@@ -24,8 +24,8 @@ from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
-from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
-from dovetail_train_fsdp2.optim import Optimizer
+from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner
+from dovetail_train_fsdp2.optim import ShardedOptimizer
 
 VOCABULARY = 300
 
@@ -40,8 +40,8 @@ preload(
 
 @pytest.fixture(scope="module", autouse=True)
 def shapes():
-    """Shapes that a Scorer and a loss state, checked in every test; jaxtyping's import hook checks the head."""
-    with checked(LossInputs, TokenLosses, Scorer, PolicyScorer, ValueScorer):
+    """Shapes that a ModelRunner and a loss state, checked in every test; jaxtyping's import hook checks the head."""
+    with checked(LossInputs, TokenLosses, ModelRunner, PolicyRunner, ValueRunner):
         yield
 
 
@@ -177,7 +177,7 @@ def gradients(monkeypatch):
             return 0.0, 0.0
 
         with monkeypatch.context() as patch:
-            patch.setattr(Optimizer, "step", keep)
+            patch.setattr(ShardedOptimizer, "step", keep)
             metrics = engine.update(batch, objective)
         return seen, {name: metric.value for name, metric in metrics.items()}
 

@@ -12,5 +12,5 @@ class WithDropout(Fsdp2Engine):
 
     def start(self) -> None:
         super().start()
-        embedding = self._scorer.trunk.get_input_embeddings()
+        embedding = self._runner.trunk.get_input_embeddings()
         embedding.register_forward_hook(lambda module, inputs, states_BTH: dropout(states_BTH))

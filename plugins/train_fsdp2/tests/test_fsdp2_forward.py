@@ -84,8 +84,8 @@ def test_any_causal_language_model_scores_right(tmp_path, make_engine, batch, on
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     engine = make_engine(tmp_path, config=Fsdp2Config(share_prompts="always"), budget=60)
-    assert engine._scorer.can_share_prompts == shares
-    assert engine._scorer._plain_head == plain
+    assert engine._runner.can_share_prompts == shares
+    assert engine._runner._plain_head == plain
     assert_equal_to(one_by_one(tmp_path, batch), engine.forward(batch, OUTPUTS))
 
 
@@ -97,7 +97,7 @@ def test_an_untied_output_layer_scores_right(tmp_path, make_engine, batch, one_b
 def test_bfloat16_compute_stays_near_float32(tiny, make_engine, batch, one_by_one):
     engine = make_engine(tiny, dtype="bfloat16", config=Fsdp2Config(share_prompts="always"))
     assert_equal_to(one_by_one(tiny, batch), engine.forward(batch, OUTPUTS), tolerance=0.05)
-    assert {p.dtype for p in engine._scorer.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in engine._runner.model.parameters()} == {torch.float32}
 
 
 def test_no_response_token_at_all_gives_empty_columns(tiny, make_engine, batch):

@@ -126,7 +126,7 @@ def test_gradients_reach_the_vision_tower_and_are_those_of_plain_autograd(
 
 def test_a_frozen_vision_tower_stays_as_it_is(make_engine, qwen, new_objective):
     engine = make_engine(qwen.path, config=Fsdp2Config(freeze_vision=True), optimizer="sgd", lr=0.5)
-    trunk = engine._scorer.trunk
+    trunk = engine._runner.trunk
     before = {name: p.detach().clone() for name, p in trunk.named_parameters()}
     engine.update(qwen.batch, new_objective(old_log_probs_from_current=True))
     moved = {n for n, p in trunk.named_parameters() if not torch.equal(p.detach(), before[n])}
@@ -158,11 +158,11 @@ def test_ranks_with_and_without_images_do_as_one(
 def test_without_images_of_its_own_a_rank_gives_the_vision_tower_zeros(
     make_engine, qwen, plain_head
 ):
-    scorer = make_engine(qwen.path)._scorer
-    scorer.vision_everywhere, scorer._plain_head = True, plain_head
+    runner = make_engine(qwen.path)._runner
+    runner.vision_everywhere, runner._plain_head = True, plain_head
     text = qwen.batch.take([4, 5]).drop(["media"])
-    scorer(lay_out(text), frozenset({"log_probs"}))["log_probs"].sum().backward()
-    for parameter in vision_parameters(scorer.trunk):
+    runner(lay_out(text), frozenset({"log_probs"}))["log_probs"].sum().backward()
+    for parameter in vision_parameters(runner.trunk):
         torch.testing.assert_close(parameter.grad, torch.zeros_like(parameter))
 
 
@@ -201,7 +201,7 @@ def test_text_alone_may_be_packed_and_scores_the_same(make_engine, model):
 
 def test_a_critic_looks_too(make_engine, qwen):
     engine = make_engine(qwen.path, head="value")
-    for parameter in engine._scorer.model.value_head.parameters():
+    for parameter in engine._runner.model.value_head.parameters():
         torch.nn.init.ones_(parameter)  # a new one is 0, whatever it sees
     one, blind = qwen.batch.take([0]), qwen.batch.take([0]).drop(["media"])
     seen, unseen = (engine.forward(b, frozenset({"values"}))["values"].values for b in (one, blind))

@@ -52,7 +52,7 @@ def log_probs(engine, batch):
 
 
 def parameters(engine, *, trained):
-    named = engine._scorer.model.named_parameters()
+    named = engine._runner.model.named_parameters()
     return {n: p.detach().clone() for n, p in named if p.requires_grad == trained}
 
 
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_the_merged_weights_by_the_chain_rule(
     engine.send_weights(1, engine.weight_manifest(1))
     full = make_engine(tiny)
     with torch.no_grad():
-        for name, parameter in full._scorer.model.named_parameters():
+        for name, parameter in full._runner.model.named_parameters():
             parameter.copy_(transport.sent[name])
     whole, _ = gradients(full, batch, objective)
     matrices = parameters(engine, trained=True)
@@ -151,7 +151,7 @@ def test_merged_weights_travel_under_the_names_of_the_base(
     engine.send_weights(1, manifest)
     plain = make_engine(path)
     assert manifest == plain.weight_manifest(1)
-    model = plain._scorer.model
+    model = plain._runner.model
     moved = 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -168,7 +168,7 @@ def test_merging_is_in_float32_before_the_cast(stored_narrow, make_engine, batch
     engine = make_engine(stored_narrow, dtype="bfloat16", config=LORA, transport=transport, lr=1e-2)
     engine.update(batch, objective)
     engine.send_weights(1, engine.weight_manifest(1))
-    named = dict(engine._scorer.model.named_parameters())
+    named = dict(engine._runner.model.named_parameters())
     layer = "model.layers.0.self_attn.q_proj"
     a, b = (named[f"{layer}.lora_{x}.default.weight"] for x in "AB")
     exact = named[f"{layer}.base_layer.weight"].float() + (32.0 / 4) * (b @ a)
@@ -222,16 +222,16 @@ def test_the_scale_is_alpha_over_rank_or_its_root(tiny, make_engine):
     for stabilised, expected in ((False, 8 / 4), (True, 8 / 2)):
         section = LoraSection(rank=4, alpha=8.0, rank_stabilised=stabilised)
         engine = make_engine(tiny, config=Fsdp2Config(lora=section))
-        for layer in engine._scorer.adapter._layers.values():
+        for layer in engine._runner.adapter._layers.values():
             assert layer.scaling["default"] == expected
 
 
 def test_only_the_layers_that_are_named_are_adapted(tiny, make_engine):
     section = LoraSection(rank=2, target_modules=("q_proj", "v_proj"))
     engine = make_engine(tiny, config=Fsdp2Config(lora=section))
-    named = {name.rpartition(".")[2] for name in engine._scorer.adapter._layers}
+    named = {name.rpartition(".")[2] for name in engine._runner.adapter._layers}
     assert named == {"q_proj", "v_proj"}
-    every = {n.rpartition(".")[2] for n in make_engine(tiny, config=LORA)._scorer.adapter._layers}
+    every = {n.rpartition(".")[2] for n in make_engine(tiny, config=LORA)._runner.adapter._layers}
     assert every == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
@@ -267,7 +267,7 @@ def test_an_untied_output_layer_can_be_adapted(stored_narrow, make_engine, batch
 
 
 def test_a_reference_of_its_own_gets_no_adapter(tiny, make_engine):
-    assert make_engine(tiny, config=LORA, trained=False)._scorer.adapter is None
+    assert make_engine(tiny, config=LORA, trained=False)._runner.adapter is None
 
 
 def test_ref_log_probs_are_provided_with_an_adapter_only(tiny, make_engine, batch):

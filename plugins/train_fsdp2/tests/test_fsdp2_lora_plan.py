@@ -38,9 +38,9 @@ def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine
     plan = make_plan(config)
     (planned,) = adapters_of(config, plan)
     engine = make_engine(path, config=config.actor.engine, dtype="bfloat16")
-    model = engine._scorer.model
+    model = engine._runner.model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    layers = engine._scorer.adapter._layers
+    layers = engine._runner.adapter._layers
     assert planned.parameters == trained
     assert planned.count == len(layers)
     assert planned.layers == tuple(sorted({name.rpartition(".")[2] for name in layers}))
@@ -79,7 +79,7 @@ def test_a_router_of_experts_is_adapted_where_the_plan_lets_it_pass(make_engine,
     rule = AdapterTargets(AdapterTargets.Config(), PluginContext())
     assert list(rule.check(config, make_plan(config))) == []
     engine = make_engine(tmp_path, config=config.actor.engine)
-    assert "model.layers.0.mlp.gate" in engine._scorer.adapter._layers
+    assert "model.layers.0.mlp.gate" in engine._runner.adapter._layers
 
 
 @pytest.mark.parametrize("target", ["mlp", "lm_head", "model.embed_tokens"])

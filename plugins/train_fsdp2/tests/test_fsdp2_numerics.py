@@ -11,12 +11,12 @@ from dovetail.sections import PluginSection
 
 
 def weights_of(engine):
-    return {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    return {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
 
 
 def assert_untouched(engine, before, steps):
     assert engine._optimizer.steps == steps
-    for name, parameter in engine._scorer.model.named_parameters():
+    for name, parameter in engine._runner.model.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.grad is None
 
@@ -84,7 +84,7 @@ def test_a_nan_without_a_gradient_is_caught(tiny, make_engine, batch, objective)
     engine.update(batch, goal)
     row = row_with_both(batch)
     token = int(batch["response_ids"][row][0])
-    embedding = engine._scorer.model.get_input_embeddings().weight
+    embedding = engine._runner.model.get_input_embeddings().weight
     with torch.no_grad():
         embedding[token, 0] = torch.nan
     before = weights_of(engine)
@@ -94,7 +94,7 @@ def test_a_nan_without_a_gradient_is_caught(tiny, make_engine, batch, objective)
         engine.update(batch, goal)
     assert f"s{row}" in caught.value.sample_ids
     assert engine._optimizer.steps == 1
-    for name, parameter in engine._scorer.model.named_parameters():
+    for name, parameter in engine._runner.model.named_parameters():
         assert torch.equal(parameter.nan_to_num(7), before[name].nan_to_num(7))
         assert parameter.grad is None
 

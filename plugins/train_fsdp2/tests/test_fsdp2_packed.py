@@ -204,7 +204,7 @@ def test_an_architecture_is_packed_exactly_or_not_at_all(
     batch = new_batch(seed=3)
     padded = make_engine(tmp_path, config=PADDED, budget=100)
     packed = make_engine(tmp_path, config=PACKED, budget=100)
-    assert (packed._scorer.packs.why_not is None) is packs, packed._scorer.packs.why_not
+    assert (packed._runner.packs.why_not is None) is packs, packed._runner.packs.why_not
     one, other = (engine.forward(batch, OUTPUTS) for engine in (padded, packed))
     for name in OUTPUTS:
         np.testing.assert_allclose(one[name].values, other[name].values, atol=2e-5)
@@ -215,9 +215,9 @@ def test_an_architecture_is_packed_exactly_or_not_at_all(
 
 
 def test_who_asks_for_another_attention_gets_it(tiny, make_engine):
-    scorer = make_engine(tiny, attention="eager", config=PACKED)._scorer
-    assert "'eager'" in scorer.packs.why_not
-    assert scorer.means(PACKED).packing == "never"
+    runner = make_engine(tiny, attention="eager", config=PACKED)._runner
+    assert "'eager'" in runner.packs.why_not
+    assert runner.means(PACKED).packing == "never"
 
 
 def test_a_mask_with_holes_is_no_window(monkeypatch):

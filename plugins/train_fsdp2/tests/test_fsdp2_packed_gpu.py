@@ -204,7 +204,7 @@ def test_a_model_fed_packs_scores_as_one_fed_rows(kind, tmp_path):
         )
         engine = Fsdp2Engine(config, context)
         engine.start()
-        assert engine._scorer.packs.why_not is None
+        assert engine._runner.packs.why_not is None
         values = engine.forward(batch, LOG_PROBS)["log_probs"].values
         engine.close()
         return values

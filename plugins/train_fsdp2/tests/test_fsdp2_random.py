@@ -14,7 +14,7 @@ def start(tiny, make_engine):
 
     def with_dropout(**settings):
         engine = make_engine(tiny, **settings)
-        embedding = engine._scorer.trunk.get_input_embeddings()
+        embedding = engine._runner.trunk.get_input_embeddings()
         embedding.register_forward_hook(lambda module, inputs, states_BTH: dropout(states_BTH))
         return engine
 

@@ -60,9 +60,9 @@ def alone(tiny, make_engine, batch, objective, tmp_path, expected):
     def of(lora):
         if lora not in expected:
             engine = make_engine(tiny, config=Fsdp2Config(lora=lora), seed=3, **SGD)
-            start = {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+            start = {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
             expected[lora] = trained(engine, batch, objective, tmp_path / "alone")
-            moved = engine._scorer.model.named_parameters()
+            moved = engine._runner.model.named_parameters()
             assert max((p.detach() - start[n]).abs().max() for n, p in moved) > 1e-3
         return expected[lora]
 

@@ -177,11 +177,11 @@ def rows_read(rank, path):
     """Elements that this rank reads of a checkpoint's tensors, and how many there are."""
     from dovetail.interfaces import PluginContext
     from dovetail.sections import ModelSection
-    from dovetail.training import Stored
+    from dovetail.training import StoredCheckpoint
     from dovetail_train_fsdp2.engine import Fsdp2Engine
 
     read = []
-    plain = Stored.rows
+    plain = StoredCheckpoint.rows
     context = PluginContext(
         role="actor",
         mesh=Mesh(dp=rank.world),
@@ -189,12 +189,12 @@ def rows_read(rank, path):
         model=ModelSection(path=path, dtype="float32"),
     )
     engine = Fsdp2Engine(Fsdp2Config(), context)
-    Stored.rows = lambda *args: read.append(plain(*args)) or read[-1]
+    StoredCheckpoint.rows = lambda *args: read.append(plain(*args)) or read[-1]
     try:
         engine.start()
     finally:
-        Stored.rows = plain
-    whole = sum(parameter.numel() for parameter in engine._scorer.parameters())
+        StoredCheckpoint.rows = plain
+    whole = sum(parameter.numel() for parameter in engine._runner.parameters())
     engine.close()
     return sum(tensor.numel() for tensor in read), whole
 

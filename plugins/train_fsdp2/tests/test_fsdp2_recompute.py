@@ -196,11 +196,11 @@ def test_offloading_waits_in_host_memory_and_comes_back():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_free_memory_heeds_the_limit():
-    from dovetail_train_fsdp2.memory import DeviceMemory
+    from dovetail_train_fsdp2.memory import MemoryBudget
 
     device = torch.device("cuda", torch.cuda.current_device())
     held = torch.empty(2**28, dtype=torch.uint8, device=device)
-    limited = DeviceMemory(device, limit_gib=1.0)
+    limited = MemoryBudget(device, limit_gib=1.0)
     assert limited.free() == GIB - limited.allocated()
     assert limited.allocated() >= held.numel()
-    assert DeviceMemory(device).free() > limited.free()
+    assert MemoryBudget(device).free() > limited.free()

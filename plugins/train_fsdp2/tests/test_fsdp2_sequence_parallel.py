@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.plugins import objective_spec
 from dovetail_sdk.testing import tiny_model, tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
-from dovetail_train_fsdp2.layout import Layout, Packed
+from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences
 from dovetail_train_fsdp2.ulysses import SequenceParallel
 
 SGD = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1}
@@ -155,8 +155,8 @@ class Place(SequenceParallel):
 def test_the_parts_of_all_ranks_are_the_whole(size, lengths, sources):
     count = sum(lengths)
     sources = np.array([s for s in sources if s < count], np.int64)
-    layout = Layout(
-        fed=Packed(
+    layout = MicroBatchLayout(
+        fed=PackedSequences(
             ids_F=np.arange(count) + 1,
             positions_F=np.concatenate([np.arange(n) for n in lengths]),
             lengths_S=np.array(lengths),

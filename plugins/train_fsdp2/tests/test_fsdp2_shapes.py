@@ -1,4 +1,4 @@
-"""Shape annotations of the head and the scorer: what contradicts them is refused in tests."""
+"""Shape annotations of the head and the runner: what contradicts them is refused in tests."""
 
 import pytest
 import torch
@@ -38,11 +38,11 @@ def test_every_logit_row_has_one_target():
         scores_of_logits(torch.zeros(3, 5), targets_C, LOG_PROBS)
 
 
-def test_the_scorer_may_only_return_one_score_a_token(tiny, make_engine, new_batch, monkeypatch):
-    scorer = make_engine(tiny)._scorer
+def test_the_runner_may_only_return_one_score_a_token(tiny, make_engine, new_batch, monkeypatch):
+    runner = make_engine(tiny)._runner
     batch = new_batch(masked=False)
     layout = lay_out(batch, shared=False)
-    assert scorer(layout, LOG_PROBS)["log_probs"].shape == (layout.tokens,)
+    assert runner(layout, LOG_PROBS)["log_probs"].shape == (layout.tokens,)
     monkeypatch.setattr(forward, "score_tokens", lambda *_, **__: {"log_probs": torch.zeros(1, 1)})
     with pytest.raises(TypeCheckError):
-        scorer(layout, LOG_PROBS)
+        runner(layout, LOG_PROBS)

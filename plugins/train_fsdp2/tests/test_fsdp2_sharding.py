@@ -34,7 +34,7 @@ def sharded(make_engine, monkeypatch, group_of_one):
     def start(path, **settings):
         with monkeypatch.context() as patch:
             patch.setattr(
-                "dovetail_train_fsdp2.engine.load_scorer",
+                "dovetail_train_fsdp2.engine.load_runner",
                 lambda config, context, ranks: _sharded(config, context, context.model, ranks),
             )
             return make_engine(path, **settings)
@@ -51,7 +51,7 @@ class Layers(nn.Module):
 
 
 def test_units_are_the_models_own_layers_or_the_longest_list_of_a_class(tiny, make_engine):
-    model = make_engine(tiny)._scorer.trunk
+    model = make_engine(tiny)._runner.trunk
     assert blocks_of(model) == list(model.model.layers)
     assert blocks_of(model.base_model) == list(model.model.layers)
     model._no_split_modules = ["Elsewhere"]
@@ -74,7 +74,7 @@ def test_an_empty_model_has_real_buffers_and_no_weights(tiny, make_engine):
     model = empty_model(make_engine(tiny).context.model)
     assert all(parameter.is_meta for parameter in model.parameters())
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    loaded = dict(make_engine(tiny)._scorer.trunk.named_buffers())
+    loaded = dict(make_engine(tiny)._runner.trunk.named_buffers())
     assert loaded
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, loaded[name])
@@ -96,7 +96,7 @@ def test_a_group_of_one_does_as_one_piece(tiny, make_engine, sharded, batch, obj
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_the_architecture_allows_is_found_out_in_shards_too(tiny, make_engine, sharded, dtype):
-    one, other = (make(tiny, dtype=dtype)._scorer for make in (make_engine, sharded))
+    one, other = (make(tiny, dtype=dtype)._runner for make in (make_engine, sharded))
     assert one._plain_head is True
     assert other._plain_head is True
     assert one.packs.why_not is None
@@ -120,7 +120,7 @@ def test_half_a_backward_pass_is_forgotten(
         patch.setattr(engine, "_backward", fail_the_second_time)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.update(batch, objective)
-    assert all(parameter.grad is None for parameter in engine._scorer.parameters())
+    assert all(parameter.grad is None for parameter in engine._runner.parameters())
     metrics = engine.update(batch, objective)
     assert metrics["actor/grad_norm"].value == pytest.approx(
         expected["actor/grad_norm"].value, rel=1e-4
@@ -130,16 +130,16 @@ def test_half_a_backward_pass_is_forgotten(
 def test_shards_that_have_moved_train_on(tiny, sharded, batch, objective):
     """As `offload` and `onload` move them, to memory of another device and back."""
     moved, stayed = (sharded(tiny, dtype="bfloat16", lr=1e-2) for _ in range(2))
-    shards = list(moved._scorer.parameters())
+    shards = list(moved._runner.parameters())
     for _ in range(3):
         assert moved.update(batch, objective) == stayed.update(batch, objective)
         places = [parameter.to_local().data_ptr() for parameter in shards]
-        moved._scorer._apply(torch.clone)
+        moved._runner._apply(torch.clone)
         for moments in moved._optimizer._torch.state.values():
             moments.update({name: tensor.clone() for name, tensor in moments.items()})
         for parameter, place in zip(shards, places, strict=True):
             assert parameter.to_local().data_ptr() != place
-        assert all(p is q for p, q in zip(shards, moved._scorer.parameters(), strict=True))
+        assert all(p is q for p, q in zip(shards, moved._runner.parameters(), strict=True))
         moved.forward(batch, frozenset({"log_probs"}))
 
 
@@ -151,7 +151,7 @@ def test_frozen_weights_stay_as_narrow_as_they_are_stored(sharded, batch, object
     before = engine.forward(batch, scored)
     for _ in range(2):
         engine.update(batch, objective)
-    dtypes = {parameter.requires_grad: parameter.dtype for parameter in engine._scorer.parameters()}
+    dtypes = {parameter.requires_grad: parameter.dtype for parameter in engine._runner.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
     after = engine.forward(batch, scored)
     np.testing.assert_array_equal(after["ref_log_probs"].values, before["ref_log_probs"].values)

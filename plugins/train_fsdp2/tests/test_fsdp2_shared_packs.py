@@ -177,6 +177,6 @@ def test_windows_and_shared_prompts_exclude_each_other(tmp_path, make_engine, ba
     size = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = MistralConfig(**size, num_attention_heads=4, num_key_value_heads=2, sliding_window=3)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    means = make_engine(tmp_path, config=SHARED)._scorer.means(SHARED)
+    means = make_engine(tmp_path, config=SHARED)._runner.means(SHARED)
     assert means.packing == "always"
     assert means.share_packed == "never"

@@ -42,7 +42,7 @@ class Kept(WeightTransport, WeightSender):
 
 
 def weights_of(engine):
-    return {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    return {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
 
 
 def assert_bit_identical(one, other):

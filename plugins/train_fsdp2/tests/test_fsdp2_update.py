@@ -104,7 +104,7 @@ def test_a_model_with_dropout_trains_without_it(tmp_path, make_engine, gradients
 def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients, batch, objective):
     engine = make_engine(tiny, lr=1e-2, weight_decay=0.1, grad_clip=0.05)
     grads, _ = gradients(engine, batch, objective)
-    before = {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    before = {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
     metrics = {name: metric.value for name, metric in engine.update(batch, objective).items()}
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
     assert math.isclose(metrics["actor/grad_norm"], norm, rel_tol=1e-4)
@@ -115,7 +115,7 @@ def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients,
     for name, parameter in parameters.items():
         parameter.grad = grads[name] * (0.05 / norm)
     reference.step()
-    for name, parameter in engine._scorer.model.named_parameters():
+    for name, parameter in engine._runner.model.named_parameters():
         # Where the gradient is hardly more than rounding, the first step of Adam is its mere sign.
         clear = grads[name].abs() * (0.05 / norm) > 1e-5
         torch.testing.assert_close(parameter[clear], parameters[name][clear], rtol=1e-4, atol=1e-5)
@@ -124,10 +124,10 @@ def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients,
 def test_one_step_of_gradient_descent(tiny, make_engine, gradients, batch, objective):
     engine = make_engine(tiny, optimizer="sgd", lr=0.3, weight_decay=0.1, grad_clip=0.05)
     grads, _ = gradients(engine, batch, objective)
-    before = {n: p.detach().clone() for n, p in engine._scorer.model.named_parameters()}
+    before = {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
     norm = engine.update(batch, objective)["actor/grad_norm"].value
     assert norm > 0.05
-    for name, parameter in engine._scorer.model.named_parameters():
+    for name, parameter in engine._runner.model.named_parameters():
         # The decay is of the weight itself, not clipped with the gradient.
         expected = before[name] * (1 - 0.3 * 0.1) - 0.3 * grads[name] * (0.05 / norm)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
@@ -158,7 +158,7 @@ def test_an_error_half_way_leaves_no_gradient_behind(
     tiny, make_engine, batch, objective, monkeypatch
 ):
     engine = make_engine(tiny, budget=33)
-    calls, score = [], type(engine._scorer).__call__
+    calls, score = [], type(engine._runner).__call__
 
     def fail_the_second_time(self, layout, outputs):
         calls.append(layout)
@@ -166,10 +166,10 @@ def test_an_error_half_way_leaves_no_gradient_behind(
             raise RuntimeError("out of memory")
         return score(self, layout, outputs)
 
-    monkeypatch.setattr(type(engine._scorer), "__call__", fail_the_second_time)
+    monkeypatch.setattr(type(engine._runner), "__call__", fail_the_second_time)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.update(batch, objective)
-    assert all(p.grad is None for p in engine._scorer.model.parameters())
+    assert all(p.grad is None for p in engine._runner.model.parameters())
 
 
 def test_a_mini_batch_without_tokens_is_still_one_step(tiny, make_engine, batch, objective):

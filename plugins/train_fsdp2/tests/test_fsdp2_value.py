@@ -77,7 +77,7 @@ def test_gradient_checkpointing_makes_no_difference(classifier, make_engine, gra
 def test_the_head_is_float32_whatever_the_compute_dtype(classifier, make_engine, valued):
     exact = values_of(make_engine(classifier, head="value"), valued)
     engine = make_engine(classifier, head="value", dtype="bfloat16")
-    assert engine._scorer.model.value_head.weight.dtype == torch.float32
+    assert engine._runner.model.value_head.weight.dtype == torch.float32
     narrow = values_of(engine, valued)
     assert narrow.dtype == np.float32
     np.testing.assert_allclose(narrow, exact, atol=0.05)
@@ -123,8 +123,8 @@ def test_heads_of_other_libraries_are_found(classifier, make_engine, valued, tmp
 
 def test_a_head_without_a_bias_has_none(classifier, make_engine, tmp_path):
     engine = make_engine(renamed(classifier, tmp_path, {"score.bias": None}), head="value")
-    assert not engine._scorer.model.value_head.bias.any()
-    assert engine._scorer.model.value_head.weight.all()
+    assert not engine._runner.model.value_head.bias.any()
+    assert engine._runner.model.value_head.weight.all()
 
 
 def test_a_head_in_several_files_is_found(classifier, make_engine, valued, tmp_path):
@@ -191,7 +191,7 @@ def test_an_export_is_a_token_classifier_of_one_label(classifier, make_engine, v
     engine.export(tmp_path)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path, dtype=torch.float32)
     assert model.num_labels == 1
-    head = engine._scorer.model.value_head
+    head = engine._runner.model.value_head
     assert torch.equal(model.score.weight, head.weight)
     assert torch.equal(model.score.bias, head.bias)
     expected = values_of(engine, valued)
@@ -226,7 +226,7 @@ def test_a_critic_sends_no_weights(tiny, make_engine):
 def test_a_critic_under_an_adapter_trains_its_head_too(classifier, make_engine, valued, tmp_path):
     settings = {"head": "value", "lr": 1e-2, "config": Fsdp2Config(lora=LoraSection(rank=2))}
     engine = make_engine(classifier, **settings)
-    trained = {n for n, p in engine._scorer.model.named_parameters() if p.requires_grad}
+    trained = {n for n, p in engine._runner.model.named_parameters() if p.requires_grad}
     assert {n for n in trained if "lora_" not in n} == {"value_head.weight", "value_head.bias"}
     engine.update(valued, OBJECTIVE)
     engine.save(tmp_path / "state")

@@ -97,7 +97,7 @@ def test_an_update_under_way_with_all_its_receivers_goes_on(make: Make) -> None:
 
 def test_who_can_not_be_told_is_named() -> None:
     transport = NcclTransport(NcclConfig(name="nccl", backend="gloo"), PluginContext())
-    manifest = attrs.evolve(manifest_of(TENSORS), meeting="127.0.0.1:1/password")
+    manifest = attrs.evolve(manifest_of(TENSORS), rendezvous="127.0.0.1:1/password")
     with pytest.raises(WeightSyncError, match=r"sender of weight update 1 at 127.0.0.1:1 can't"):
         transport.call_off(manifest, "gone")
 
@@ -106,9 +106,9 @@ def test_who_does_not_answer_was_not_told() -> None:
     transport = NcclTransport(NcclConfig(name="nccl", backend="gloo"), PluginContext())
     sender = transport.sender()
     manifest = sender.prepare(manifest_of(TENSORS))
-    place, _, _ = (manifest.meeting or "").rpartition("/")
+    place, _, _ = (manifest.rendezvous or "").rpartition("/")
     with pytest.raises(WeightSyncError, match="can't be told that it is called off"):
-        transport.call_off(attrs.evolve(manifest, meeting=f"{place}/wrong"), "gone")
+        transport.call_off(attrs.evolve(manifest, rendezvous=f"{place}/wrong"), "gone")
     sender.close()
 
 

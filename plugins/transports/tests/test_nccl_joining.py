@@ -18,7 +18,7 @@ from dovetail_sdk.testing.transport_ends import (
     manifest_of,
 )
 from dovetail_transports.config import NcclConfig
-from dovetail_transports.nccl.slots import BroadcastSenderSlots
+from dovetail_transports.nccl.broadcast_slots import BroadcastSenderSlots
 from dovetail_transports.nccl.transport import NcclTransport
 from dovetail_transports.ring.slots import Pulse
 

@@ -107,10 +107,10 @@ def check(
     where something failed. Where a plugin needs what is not here, its suite is not run, and that is no failure.
     """
     from dovetail_sdk.check.run import check_plugins
-    from dovetail_sdk.check.tables import Table, failed, print_report
+    from dovetail_sdk.check.tables import ReportTable, failed, print_report
 
     entries = _chosen(plugin, overrides, every, kind)
-    table = Table(entries) if every and not as_json else None
+    table = ReportTable(entries) if every and not as_json else None
     reports = []
     for report in check_plugins(entries, overrides, only=only):
         reports.append(report)

@@ -38,7 +38,7 @@ def markdown(docstring: str | None) -> str:
     return "\n\n".join(blocks)
 
 
-def bare(member: Any) -> Any:
+def bare(member: object) -> Any:
     """The function below a class method, a static method or a property."""
     return getattr(member, "__func__", getattr(member, "fget", member))
 

@@ -235,7 +235,7 @@ def _type(cls: type) -> dict[str, dict[str, Any]]:
     }
 
 
-def _plain(annotation: Any) -> str:
+def _plain(annotation: object) -> str:
     """An annotation as it stands in the source, without what differs between Python versions."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     try:

@@ -192,7 +192,7 @@ def _target(declared: Declared) -> object:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            hint = "write that module, or correct the entry point in pyproject.toml"
+            hint = "write that module, or fix the entry point in pyproject.toml"
         elif missing:
             hint = (
                 f"install what provides {missing!r} where the manifest is made; a plugin imports a heavy "
@@ -206,7 +206,7 @@ def _target(declared: Declared) -> object:
         near = nearest(attribute, own)
         raise PluginBrokenError(
             f"the module {module_name} has no {attribute!r}, which the entry point {declared} names",
-            hint=f"did you mean {near!r}?" if near else "correct the entry point in pyproject.toml",
+            hint=f"did you mean {near!r}?" if near else "fix the entry point in pyproject.toml",
         )
     return getattr(module, attribute)
 

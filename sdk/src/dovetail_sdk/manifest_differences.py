@@ -31,7 +31,7 @@ def differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> lis
     return found
 
 
-def _difference(title: str, key: str, committed: Any, derived: Any) -> str:
+def _difference(title: str, key: str, committed: object, derived: object) -> str:
     if key in ("doc", "settings"):
         return f"{title}: its {'docstring has' if key == 'doc' else 'settings have'} changed"
     if key == "config_schema":

@@ -139,5 +139,5 @@ def _package_directory(directory: Path, package: str) -> Path:
     raise PluginError(
         f"{directory}: its entry points name the package {package!r}, which is neither in src/ nor beside "
         "pyproject.toml",
-        hint=f"make {directory / 'src' / package}, or correct the entry points",
+        hint=f"make {directory / 'src' / package}, or fix the entry points",
     )

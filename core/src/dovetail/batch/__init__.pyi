@@ -3,6 +3,6 @@ from .columns import Column as Column
 from .ragged import Ragged as Ragged
 from .remote import (
     Store as Store,
-    Stored as Stored,
+    StoredArray as StoredArray,
 )
 from .rows import RaggedRows as RaggedRows

@@ -203,7 +203,7 @@ def _read_only(values: Values) -> Values:
     return view
 
 
-def _checked(name: str, values: Any) -> Values:
+def _checked(name: str, values: object) -> Values:
     if isinstance(values, Ragged | list):
         return values
     if isinstance(values, tuple):

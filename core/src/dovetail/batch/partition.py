@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -102,7 +101,7 @@ def _within_budget(weights_U: np.ndarray, rest: np.ndarray, budget: float) -> li
         parts = min(len(rest), parts + max(1, parts // 32))
 
 
-def _units(weights_N: Any, units_N: Any) -> tuple[np.ndarray, np.ndarray]:
+def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
     """Weight of each unit, float64 [U], and each sample's unit, int64 [N], by first appearance."""
     weights_N = np.asarray(weights_N, np.float64)
     if weights_N.ndim != 1 or not np.all(np.isfinite(weights_N)) or np.any(weights_N < 0):

@@ -167,7 +167,7 @@ class Ragged:
         return finite
 
     def read_only(self) -> Ragged:
-        """The same rows, in an array that refuses to be written to."""
+        """The same rows, with values [T, …] that refuse to be written to."""
         view = self.values.view()
         view.flags.writeable = False
         return Ragged(view, self.offsets)
@@ -197,7 +197,7 @@ class Ragged:
         return Ragged(self.values[position_T], offsets)
 
     def slice(self, start: int, stop: int) -> Ragged:
-        """Rows `start` up to, not including, `stop`; the values are a view."""
+        """Rows `start` up to, not including, `stop`; their values [M, …] are a view."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         first = self.offsets[start]
@@ -206,7 +206,7 @@ class Ragged:
         )
 
     def repeat(self, times: int) -> Ragged:
-        """Each row `times` times, the copies next to each other."""
+        """Each of the N rows `times` times, the copies next to each other: rows [N · times]."""
         return self.take(np.repeat(np.arange(len(self)), times))
 
     def equals(self, other: object) -> bool:
@@ -218,7 +218,7 @@ class Ragged:
         )
 
 
-def plain_array(values: Any, what: str) -> np.ndarray:
+def plain_array(values: object, what: str) -> np.ndarray:
     """The array itself, once it is known to be [N, …] of bool, integer or float.
 
     Raises:
@@ -239,8 +239,8 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     return values
 
 
-def normal_indices(indices: Any, count: int) -> np.ndarray:
-    """Integers or a bool mask to int64 indices in [0, count).
+def normal_indices(indices: object, count: int) -> np.ndarray:
+    """Integers [M] or a bool mask [count] to int64 indices [M], all from 0 to below count.
 
     Raises:
         ColumnError: an index is out of range, or a mask has the wrong length.
@@ -308,7 +308,7 @@ def offsets_of(lengths_N: np.ndarray) -> np.ndarray:
     return offsets
 
 
-def _checked_offsets(offsets: Any, total: int) -> np.ndarray:
+def _checked_offsets(offsets: object, total: int) -> np.ndarray:
     given = np.asarray(offsets)
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
         raise ColumnError(

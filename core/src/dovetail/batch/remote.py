@@ -16,17 +16,17 @@ class Store(Protocol):
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """Keep copies of arrays that are likely to be read by the same process; their references."""
+        """Keep copies of arrays, of any shape, that are likely to be read by the same process; their references."""
 
     def get(self, references: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays themselves, read-only and where possible not copied.
+        """The arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
 
         Raises:
             WorkerError: an array is lost, with the process that kept it.
         """
 
 
-class Stored:
+class StoredArray:
     """One array in a store. What it is like is known here; its values are fetched when they are first read.
 
     Attributes:
@@ -56,7 +56,7 @@ class Stored:
         self.finite = finite
 
     @classmethod
-    def put(cls, store: Store, arrays: Sequence[np.ndarray]) -> list[Stored]:
+    def put(cls, store: Store, arrays: Sequence[np.ndarray]) -> list[StoredArray]:
         """Put arrays [T, …] into a store that are likely to be read together."""
         return [
             cls(
@@ -71,7 +71,7 @@ class Stored:
 
     def __repr__(self) -> str:
         where = "here" if self._array is not None else "not read yet"
-        return f"Stored({self.dtype}{list(self.shape)}, {where})"
+        return f"StoredArray({self.dtype}{list(self.shape)}, {where})"
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Stored:
         return self._array
 
 
-def fetch(stored: Sequence[Stored]) -> None:
+def fetch(stored: Sequence[StoredArray]) -> None:
     """Fetch the values of several arrays together, those that are not here yet. They are of one store.
 
     Raises:

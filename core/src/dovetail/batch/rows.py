@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from dovetail.batch.ragged import Ragged, contiguous_run, kinds, normal_indices, offsets_of
-from dovetail.batch.remote import Stored, fetch
+from dovetail.batch.remote import StoredArray, fetch
 from dovetail.errors import ColumnError
 
 SHORT = 64
 """Values in a stretch of rows, on average, below which they are gathered one by one."""
 
-Source = Ragged | Stored
+Source = Ragged | StoredArray
 """Where rows lie: a plain column of this process, or an array in a store."""
 
 
@@ -70,7 +70,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def of(cls, column: Ragged) -> RaggedRows:
-        """All rows of a column."""
+        """All N rows of a column with values [T, …]; nothing is copied."""
         if isinstance(column, RaggedRows):
             return column
         return cls(
@@ -83,8 +83,8 @@ class RaggedRows(Ragged):
         )
 
     @classmethod
-    def stored(cls, source: Stored, offsets: np.ndarray) -> RaggedRows:
-        """The rows of a stored array, which `offsets` cut it into from its first value to its last."""
+    def stored(cls, source: StoredArray, offsets: np.ndarray) -> RaggedRows:
+        """The N rows of a stored array [T, …], which `offsets` (int64 [N + 1]) cut it into from its first value to its last."""
         count = len(offsets) - 1
         return cls(
             (source,),
@@ -148,7 +148,7 @@ class RaggedRows(Ragged):
 
     def finite(self) -> bool:
         """Whether every value is finite. What is known of stored arrays is believed, without reading them."""
-        known = all(isinstance(source, Stored) and source.finite for source in self.sources)
+        known = all(isinstance(source, StoredArray) and source.finite for source in self.sources)
         return known or super().finite()
 
     def read_only(self) -> RaggedRows:
@@ -156,7 +156,7 @@ class RaggedRows(Ragged):
         return self._with(self.source_N, self.start_N, self.offsets, locked=True)
 
     def take(self, indices: np.ndarray) -> RaggedRows:
-        """These rows, in this order, without reading them. For `indices` see `Ragged.take`."""
+        """These rows, in this order, without reading them; `indices` are int64 [M] or a bool mask [N], as in `Ragged.take`."""
         index_M = normal_indices(indices, len(self))
         run = contiguous_run(index_M)
         if run is not None:
@@ -212,7 +212,7 @@ class RaggedRows(Ragged):
     def _gathered(self) -> np.ndarray:
         source_R, start_R, stop_R = self.runs()
         needed = [self.sources[number] for number in np.unique(source_R).tolist()]
-        fetch([source for source in needed if isinstance(source, Stored)])
+        fetch([source for source in needed if isinstance(source, StoredArray)])
         if len(source_R) > 1 and self.total < SHORT * len(source_R):
             values = self._picked(source_R, start_R, stop_R)
         else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import nearest
+from dovetail.interfaces.plugin import Logger
 from dovetail.sections import TrainerSection
 
 
@@ -23,7 +23,7 @@ class Best:
     """
 
     def __init__(
-        self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Any = None
+        self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Logger = None
     ) -> None:
         """Watch a metric.
 
@@ -40,7 +40,9 @@ class Best:
         self._warned = False
 
     @classmethod
-    def of(cls, trainer: TrainerSection, store: CheckpointStore, logger: Any = None) -> Best | None:
+    def of(
+        cls, trainer: TrainerSection, store: CheckpointStore, logger: Logger = None
+    ) -> Best | None:
         """What the trainer's section asks for; None where it asks for no best checkpoint."""
         if trainer.best_metric is None:
             return None

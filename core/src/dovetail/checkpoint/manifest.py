@@ -26,7 +26,7 @@ class FileEntry:
 
 
 @attrs.frozen(kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint holds."""
 
     step: int
@@ -42,7 +42,7 @@ class Manifest:
         return sum(entry.size for entry in self.files.values())
 
     @classmethod
-    def of(cls, directory: Path, *, step: int, sequence: int) -> Manifest:
+    def of(cls, directory: Path, *, step: int, sequence: int) -> CheckpointManifest:
         """Read and hash every file below a directory.
 
         Raises:
@@ -63,7 +63,7 @@ class Manifest:
         return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def read(cls, directory: Path) -> Manifest:
+    def read(cls, directory: Path) -> CheckpointManifest:
         """The manifest of a checkpoint.
 
         Raises:

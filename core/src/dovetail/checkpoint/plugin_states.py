@@ -106,7 +106,7 @@ def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
     return states
 
 
-def _plain(value: Any, path: tuple[str | int, ...], kept: dict[str, Any]) -> Any:
+def _plain(value: object, path: tuple[str | int, ...], kept: dict[str, Any]) -> Any:
     """The value for JSON; NumPy's are put into `kept` by name. `path` begins with the plugin's name."""
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -135,6 +135,6 @@ def _refused(path: tuple[str | int, ...], what: str, hint: str = _ALLOWED) -> Ch
     return CheckpointError(f"state(){place} is {what}", hint=hint)
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     cls = type(value)
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
-from dovetail.checkpoint.manifest import MANIFEST, Manifest, walk
+from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, walk
 from dovetail.checkpoint.mark import BEST, BestCheckpoint
 from dovetail.errors import CheckpointError, DovetailError
 
@@ -140,13 +140,13 @@ class CheckpointStore:
         """Where the checkpoint of a step is or would be."""
         return self.directory / f"{_PREFIX}{step}"
 
-    def verify(self, path: Path) -> Manifest:
+    def verify(self, path: Path) -> CheckpointManifest:
         """Check that every file of a checkpoint is as it was written.
 
         Raises:
             CheckpointError: it is incomplete or damaged; names the files, and which other checkpoints there are.
         """
-        manifest = Manifest.read(path)
+        manifest = CheckpointManifest.read(path)
         damages = list(manifest.damages(path))
         if damages:
             others = [other.name for other in self.saved() if other.name != path.name]
@@ -164,7 +164,7 @@ class CheckpointStore:
         write(partial)
         saved = self.saved()
         sequence = _sequence(saved[-1]) + 1 if saved else 0
-        manifest = Manifest.of(partial, step=step, sequence=sequence)
+        manifest = CheckpointManifest.of(partial, step=step, sequence=sequence)
         (partial / MANIFEST).write_text(manifest.to_json())
         for file in walk(partial):
             sync(file)
@@ -283,7 +283,7 @@ def _complete(path: Path) -> bool:
 def _sequence(path: Path) -> int:
     """A damaged manifest sorts first: it is never the latest."""
     try:
-        return Manifest.read(path).sequence
+        return CheckpointManifest.read(path).sequence
     except CheckpointError:
         return -1
 

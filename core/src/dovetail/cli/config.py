@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -103,7 +103,7 @@ def _print(explanation: Explanation) -> None:
     render.fields(pairs)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     from dovetail.config.problems import show_value
 
     return show_value(value, limit=60)

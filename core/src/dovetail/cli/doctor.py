@@ -166,7 +166,7 @@ def examine_plugins() -> list[dict[str, Any]]:
         problem = None
         if entry.status not in ("compatible", "loadable") and not wanting:
             problem = f"{entry.title} is {entry.status}: {entry.reason}"
-            problem += f"\n  → {entry.mend}" if entry.mend else ""
+            problem += f"\n  → {entry.fix}" if entry.fix else ""
         described.append({**entry.to_dict(), "status": entry.status, "problem": problem})
     return described
 

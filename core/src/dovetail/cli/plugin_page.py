@@ -22,7 +22,7 @@ def show_plugin(entry: PluginEntry) -> None:
     known = [
         ("plugin", f"{entry.kind}/{entry.name}"),
         ("state", entry.state + (f": {entry.reason}" if entry.reason else "")),
-        ("mend", entry.mend or ""),
+        ("fix", entry.fix or ""),
         ("distribution", f"{entry.distribution} {entry.version}"),
         ("class", entry.target),
     ]

@@ -157,7 +157,7 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
     for entry in entries:
         text = ""
         if entry.reason:
-            text = f"{entry.status}: {entry.reason}" + (f"\n  → {entry.mend}" if entry.mend else "")
+            text = f"{entry.status}: {entry.reason}" + (f"\n  → {entry.fix}" if entry.fix else "")
         elif unmet := [need for need in entry.needs if not need.met]:
             wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
             text = f"needs {wanted}\n  → {install_command(entry.distribution, unmet)}"

@@ -7,7 +7,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import click
 
@@ -79,6 +78,6 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
             click.echo(" " * (width + 2) + line)
 
 
-def dump_json(value: Any) -> None:
+def dump_json(value: object) -> None:
     """Print JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))

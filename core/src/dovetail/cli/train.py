@@ -47,9 +47,9 @@ def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
 
     for warning in loaded.warnings:
         rendering.warning(warning)
-    mend = cpu_torch_on_gpu_host()
-    if mend:
-        rendering.warning(mend)
+    fix = cpu_torch_on_gpu_host()
+    if fix:
+        rendering.warning(fix)
     render(plan, loaded.config)
     render_warnings(rule_findings(loaded.config, plan))
     click.echo(f"run directory: {path}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.verl_keys import NEEDLESS_KEYS, VERL_KEYS, VERL_SECTIONS
@@ -137,12 +136,12 @@ _VERL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 _KL = (("algorithm", "kl", "in_loss"), ("algorithm", "kl", "in_reward"))
 
 
-def key_advice(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> str | None:
+def key_advice(path: KeyPath, value: object, known: Container[KeyPath] = ()) -> str | None:
     """What to say of an unknown key with that value; None where the key means nothing elsewhere either; `known` are the config's own keys."""
     return replacement(path, value, known) or foreign_advice(path)
 
 
-def replacement(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> str | None:
+def replacement(path: KeyPath, value: object, known: Container[KeyPath] = ()) -> str | None:
     """What to write in place of an unknown key with that value, or why nothing; None where nothing is known of it."""
     if path in _MISPLACED_PRESETS:
         name = value if isinstance(value, str) else "NAME"
@@ -150,7 +149,7 @@ def replacement(path: KeyPath, value: Any, known: Container[KeyPath] = ()) -> st
     return verl_advice(path) or prefixed_advice(path, known) or trl_advice(path)
 
 
-def section_advice(path: KeyPath, value: Any) -> str | None:
+def section_advice(path: KeyPath, value: object) -> str | None:
     """What to write in place of a single value for a section; None where it can't be told."""
     if path == ("algorithm",) and isinstance(value, str):
         return f"a preset is chosen by {_PRESET}={value}"
@@ -168,7 +167,7 @@ def section_advice(path: KeyPath, value: Any) -> str | None:
     return None
 
 
-def value_advice(path: KeyPath, value: Any) -> str | None:
+def value_advice(path: KeyPath, value: object) -> str | None:
     """What to write in place of verl's name of a KL estimator; None for any other value."""
     if path[:-1] not in _KL or path[-1] != "estimator" or not isinstance(value, str):
         return None

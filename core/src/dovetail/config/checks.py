@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.config.problems import Problem
+from dovetail.config.problems import ConfigProblem
 from dovetail.errors import nearest
 from dovetail.sections import RefSection, RunConfig
 
 
-def cross_field_problems(config: RunConfig) -> Iterator[Problem]:
+def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:
     """What can be said from the config alone, on any machine."""
     yield from _mini_batch(config)
     yield from _token_budgets(config)
     yield from _profile(config)
 
 
-def missing_files(config: RunConfig) -> Iterator[Problem]:
+def missing_files(config: RunConfig) -> Iterator[ConfigProblem]:
     """Local files that the config names and that are not on this machine."""
     if config.data.source.name == "files":
         for key, files in (
@@ -26,14 +26,14 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
         ):
             for index, file in enumerate(files):
                 if not Path(file).expanduser().exists() and not set(file) & set("*?["):
-                    yield Problem(
+                    yield ConfigProblem(
                         path=("data", key, index),
                         value=file,
                         text=f"no such file; looked in {Path.cwd()}",
                     )
 
 
-def _mini_batch(config: RunConfig) -> Iterator[Problem]:
+def _mini_batch(config: RunConfig) -> Iterator[ConfigProblem]:
     batch = config.data.train_batch_size
     for role, section in config.role_sections.items():
         mini = None if isinstance(section, RefSection) else section.mini_batch_size
@@ -46,7 +46,7 @@ def _mini_batch(config: RunConfig) -> Iterator[Problem]:
         else:
             nearest_sizes = _divisors_around(batch, mini)
             text = f"does not divide data.train_batch_size = {batch} {both}; nearest that do: {nearest_sizes}"
-        yield Problem(
+        yield ConfigProblem(
             path=(*config.role_key(role).split("."), "mini_batch_size"),
             value=mini,
             text=text,
@@ -60,7 +60,7 @@ def _divisors_around(batch: int, mini: int) -> str:
     return f"{below} and {above}"
 
 
-def _token_budgets(config: RunConfig) -> Iterator[Problem]:
+def _token_budgets(config: RunConfig) -> Iterator[ConfigProblem]:
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     longest = prompt + response
     for role, budget in (
@@ -72,7 +72,7 @@ def _token_budgets(config: RunConfig) -> Iterator[Problem]:
         ),
     ):
         if budget is not None and budget < longest:
-            yield Problem(
+            yield ConfigProblem(
                 path=(*role.split("."), "max_tokens_per_micro_batch"),
                 value=budget,
                 text=f"too small for one sequence: data.max_prompt_length + data.max_response_length = "
@@ -81,7 +81,7 @@ def _token_budgets(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _profile(config: RunConfig) -> Iterator[Problem]:
+def _profile(config: RunConfig) -> Iterator[ConfigProblem]:
     profile, known = config.profile, list(config.role_sections)
     for index, role in enumerate(profile.roles):
         if role not in known:
@@ -91,20 +91,20 @@ def _profile(config: RunConfig) -> Iterator[Problem]:
                 instead = (
                     f"rollout engines have profilers of their own; allowed: {', '.join(known)}"
                 )
-            yield Problem(
+            yield ConfigProblem(
                 path=("profile", "roles", index), value=role, text=f"no role to profile; {instead}"
             )
     first, last = profile.steps
     if not 1 <= first <= last:
-        yield Problem(
+        yield ConfigProblem(
             path=("profile", "steps"),
             value=[first, last],
             text="must be the first and the last step, of which the run's first is 1, such as [2, 3]",
         )
     if profile.tool is not None and not profile.roles:
-        yield Problem(path=("profile", "roles"), value=[], text="name a role, such as actor")
+        yield ConfigProblem(path=("profile", "roles"), value=[], text="name a role, such as actor")
     if not profile.ranks or min(profile.ranks) < 0:
-        yield Problem(
+        yield ConfigProblem(
             path=("profile", "ranks"),
             value=list(profile.ranks),
             text="must be ranks, of which the first is 0",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dovetail.config.keys import KeyPath
-from dovetail.config.layers import Layer
+from dovetail.config.layers import ConfigLayer
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.plugin_choice import Resolver
 from dovetail.config.schema import fields_of
@@ -25,7 +25,7 @@ class Interpolator:
     OmegaConf is imported only where a config interpolates: most do not, and checking them stays quick.
     """
 
-    def __init__(self, cls: type, layers: Iterable[Layer], resolver: Resolver) -> None:
+    def __init__(self, cls: type, layers: Iterable[ConfigLayer], resolver: Resolver) -> None:
         self._cls = cls
         self._layers = tuple(layers)
         self._resolver = resolver
@@ -92,7 +92,7 @@ def _holds(node: Any, key: str | int) -> bool:
     return OmegaConf.is_dict(node) and key in node
 
 
-def _resolvable(value: Any) -> Any:
+def _resolvable(value: object) -> Any:
     """The tree with defaults filled in; `${` that OmegaConf can't parse, as in templates and patterns, is escaped."""
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError

@@ -61,7 +61,9 @@ def parse_path(text: str) -> KeyPath:
     return tuple(path)
 
 
-def leaves(value: Any, path: KeyPath = (), *, lists: bool = True) -> Iterator[tuple[KeyPath, Any]]:
+def leaves(
+    value: object, path: KeyPath = (), *, lists: bool = True
+) -> Iterator[tuple[KeyPath, Any]]:
     """Every scalar, and every empty container, of nested plain containers with its key path; or `lists` as a whole."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():

@@ -24,7 +24,7 @@ class ByIndex(dict[int, Any]):
 
 
 @attrs.frozen(kw_only=True)
-class Layer:
+class ConfigLayer:
     """One contribution to a config. Later layers win."""
 
     rank: int
@@ -53,7 +53,7 @@ class Given:
     """What one layer gives for one key."""
 
     value: Any
-    layer: Layer
+    layer: ConfigLayer
 
 
 def is_mapping(value: object) -> bool:
@@ -61,7 +61,7 @@ def is_mapping(value: object) -> bool:
     return isinstance(value, Mapping) and not isinstance(value, ByIndex)
 
 
-def read_file(path: str | os.PathLike[str], rank: int = 0) -> Layer:
+def read_file(path: str | os.PathLike[str], rank: int = 0) -> ConfigLayer:
     """Read a YAML file.
 
     Raises:
@@ -102,7 +102,7 @@ def read_file(path: str | os.PathLike[str], rank: int = 0) -> Layer:
             f"config file {file} holds {held} at its top level, not a mapping of sections",
             hint="start with sections such as `model:`, `data:` and `rollout:`",
         )
-    return Layer(rank=rank, name=str(file), tree=tree, lines=lines)
+    return ConfigLayer(rank=rank, name=str(file), tree=tree, lines=lines)
 
 
 def _similar(file: Path) -> str:

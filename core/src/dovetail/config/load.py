@@ -11,12 +11,12 @@ import attrs
 from dovetail.config.checks import cross_field_problems
 from dovetail.config.interpolate import Interpolator
 from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves
-from dovetail.config.layers import DEFAULT_LAYER, Layer, read_file
+from dovetail.config.layers import DEFAULT_LAYER, ConfigLayer, read_file
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
 from dovetail.config.plugin_choice import Resolver
 from dovetail.config.presets import preset_layer
-from dovetail.config.problems import Problem, config_error
+from dovetail.config.problems import ConfigProblem, config_error
 from dovetail.config.schema import fields_of, is_section
 from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
@@ -34,7 +34,7 @@ class LoadedConfig:
     `default`."""
     origins: Mapping[KeyPath, str] = attrs.field(factory=dict, repr=False)
     """The same for the keys that a layer gives, by key path in parts."""
-    preset: Layer | None = attrs.field(default=None, repr=False)
+    preset: ConfigLayer | None = attrs.field(default=None, repr=False)
     """What the selected preset contributes, whether or not another layer wins over it."""
     warnings: tuple[str, ...] = ()
     """What was dropped on the way, and what a preset has no part in, each a full sentence."""
@@ -74,7 +74,7 @@ def config_from_mapping(
     Raises:
         ConfigError: anything in the config is wrong; `problems` lists all of it.
     """
-    layer = Layer(rank=0, name=name, tree=mapping)
+    layer = ConfigLayer(rank=0, name=name, tree=mapping)
     return _load([layer], overrides, name, resolver)
 
 
@@ -86,7 +86,7 @@ def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:
 
 
 def _load(
-    files: Sequence[Layer], overrides: Sequence[str], source: str, resolver: Resolver | None
+    files: Sequence[ConfigLayer], overrides: Sequence[str], source: str, resolver: Resolver | None
 ) -> LoadedConfig:
     find = resolver or installed_config_class
     override_layers, problems = read_overrides(overrides, rank=len(files))
@@ -114,7 +114,7 @@ def _load(
 
 
 def raise_problems(
-    source: str, problems: Iterable[Problem], origins: Mapping[KeyPath, str]
+    source: str, problems: Iterable[ConfigProblem], origins: Mapping[KeyPath, str]
 ) -> None:
     """Do nothing where there is no problem.
 
@@ -160,7 +160,7 @@ def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) ->
     )
 
 
-def _cross_field(config: Any, tree: SectionDict, wrong: Sequence[KeyPath]) -> list[Problem]:
+def _cross_field(config: Any, tree: SectionDict, wrong: Sequence[KeyPath]) -> list[ConfigProblem]:
     """Cross-field problems among the values that are right by themselves."""
     if config is None:
         for path in wrong:

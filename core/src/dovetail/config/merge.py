@@ -14,11 +14,18 @@ import attrs
 
 from dovetail.config.aliases import section_advice
 from dovetail.config.keys import ABSENT, KeyPath, leaves
-from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ByIndex, Given, Layer, is_mapping
+from dovetail.config.layers import (
+    DEFAULT_LAYER,
+    DEFAULT_RANK,
+    ByIndex,
+    ConfigLayer,
+    Given,
+    is_mapping,
+)
 from dovetail.config.mismatch import mismatch
 from dovetail.config.overrides import NotYaml
 from dovetail.config.plugin_choice import Resolver, narrow
-from dovetail.config.problems import Problem
+from dovetail.config.problems import ConfigProblem
 from dovetail.config.schema import (
     Field,
     describe,
@@ -33,7 +40,7 @@ from dovetail.sections.fields import SELECTORS
 Interpolate = Callable[[str, KeyPath], Any]
 """Resolves the `${…}` in a string found at a key path; raises ValueError where it can't."""
 
-_DEFAULTS = Layer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
+_DEFAULTS = ConfigLayer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
 
 
 class SectionDict(dict[str, Any]):
@@ -56,11 +63,11 @@ class Merger:
     def __init__(self, resolver: Resolver, interpolate: Interpolate | None = None) -> None:
         self._resolver = resolver
         self._interpolate = interpolate
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
         self.warnings: list[str] = []
         self.origins: dict[KeyPath, str] = {}
 
-    def merge(self, cls: type, layers: Iterable[Layer]) -> SectionDict:
+    def merge(self, cls: type, layers: Iterable[ConfigLayer]) -> SectionDict:
         """The whole tree of a config class; sections that no layer gives are there, empty."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
@@ -102,7 +109,7 @@ class Merger:
             givens = [Given(base, _DEFAULTS), *givens]
         return self._value(field.type, field, givens, path)
 
-    def _value(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
+    def _value(self, tp: object, field: Field, givens: list[Given], path: KeyPath) -> Any:
         inner, optional = without_none(tp)
         shape = _shape(inner, field, givens)
         if shape == "leaf":
@@ -162,7 +169,7 @@ class Merger:
             value[key] = ready.value if ready else None
         return Given(value, given.layer)
 
-    def _list(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
+    def _list(self, tp: object, field: Field, givens: list[Given], path: KeyPath) -> Any:
         slots: list[list[Given]] = [[Given(entry, _DEFAULTS)] for entry in _default_entries(field)]
         for given in givens:
             value = given.value
@@ -193,7 +200,7 @@ class Merger:
                 text = f"the list has {held}; the next free index is [{len(slots)}]"
                 self._problem(Given(ABSENT, given.layer), (*path, index), text)
 
-    def _dict(self, tp: Any, field: Field, givens: list[Given], path: KeyPath) -> Any:
+    def _dict(self, tp: object, field: Field, givens: list[Given], path: KeyPath) -> Any:
         for given in givens:
             if not is_mapping(given.value):
                 return self._kept(given, path, field)
@@ -236,7 +243,7 @@ class Merger:
 
     def _problem(self, given: Given, path: KeyPath, text: str) -> None:
         origin = given.layer.at(path)
-        self.problems.append(Problem(path=path, value=given.value, text=text, origin=origin))
+        self.problems.append(ConfigProblem(path=path, value=given.value, text=text, origin=origin))
 
 
 def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
@@ -248,7 +255,7 @@ def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
     return by_key
 
 
-def _always_there(field: Field, default: Any) -> bool:
+def _always_there(field: Field, default: object) -> bool:
     """Whether an absent field is built all the same, for the plugins and required keys inside it."""
     inner, optional = without_none(field.type)
     if is_section(inner) and not field.kind:
@@ -267,7 +274,7 @@ def _default_entries(field: Field) -> list[Any]:
 
 
 def _shape(
-    tp: Any, field: Field, givens: Sequence[Given]
+    tp: object, field: Field, givens: Sequence[Given]
 ) -> Literal["plugin", "section", "list", "dict", "leaf"]:
     """How a value of this type merges; where anything is allowed, as the last layer's value does."""
     container = typing.get_origin(tp) or tp

@@ -20,15 +20,15 @@ class MismatchError(ValueError):
     """The value's type or choice is not what the field declares."""
 
 
-def mismatch(value: Any, tp: Any) -> MismatchError:
-    """The error for a value that a type does not allow, with the way to mend it."""
+def mismatch(value: object, tp: object) -> MismatchError:
+    """The error for a value that a type does not allow, with the way to fix it."""
     expected = describe(tp)
     got = "" if isinstance(value, str) and _choices(tp) else f", got {_kind(value)}"
     advice = _advice(value, tp)
     return MismatchError(f"expected {expected}{got}" + (f"; {advice}" if advice else ""))
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     names: dict[type, str] = {
         type(None): "null",
         str: "text",
@@ -65,11 +65,11 @@ def _advice(value: Any, tp: Any) -> str | None:
     return None
 
 
-def _members(tp: Any) -> tuple[Any, ...]:
+def _members(tp: object) -> tuple[Any, ...]:
     return typing.get_args(tp) if is_union(tp) else (tp,)
 
 
-def _choices(tp: Any) -> list[str]:
+def _choices(tp: object) -> list[str]:
     """The texts that a Literal, alone or in a union, allows."""
     literals = [member for member in _members(tp) if typing.get_origin(member) is Literal]
     return [str(choice) for literal in literals for choice in typing.get_args(literal)]

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from dovetail.config.keys import KeyPath, parse_path
-from dovetail.config.layers import ByIndex, Layer
+from dovetail.config.layers import ByIndex, ConfigLayer
 from dovetail.config.plain_yaml import YamlTextError, parse
-from dovetail.config.problems import Problem
+from dovetail.config.problems import ConfigProblem
 
 
 @attrs.frozen
@@ -20,22 +20,24 @@ class NotYaml:
     reason: str
 
 
-def read_overrides(overrides: Sequence[str], rank: int) -> tuple[list[Layer], list[Problem]]:
+def read_overrides(
+    overrides: Sequence[str], rank: int
+) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
     """One layer an override, all of one rank, and what is wrong with them.
 
     Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.
     """
-    layers: list[Layer] = []
-    problems: list[Problem] = []
+    layers: list[ConfigLayer] = []
+    problems: list[ConfigProblem] = []
     for number, text in enumerate(overrides, start=1):
         name = f"override #{number} '{text}'"
         try:
             sign, path, raw = _split(text)
         except ValueError as error:
-            problems.append(Problem(path=(), text=str(error), origin=name))
+            problems.append(ConfigProblem(path=(), text=str(error), origin=name))
             continue
         if sign:
-            problems.append(Problem(path=(), text=_without(sign, text), origin=name))
+            problems.append(ConfigProblem(path=(), text=_without(sign, text), origin=name))
         if "~" in sign:
             continue
         value: Any
@@ -44,7 +46,7 @@ def read_overrides(overrides: Sequence[str], rank: int) -> tuple[list[Layer], li
         except YamlTextError as error:
             value = NotYaml(str(error))
         tree = _nest(path, value)
-        layers.append(Layer(rank=rank, name=name, tree=tree, raw=raw))
+        layers.append(ConfigLayer(rank=rank, name=name, tree=tree, raw=raw))
     return layers, problems
 
 

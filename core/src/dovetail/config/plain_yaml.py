@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         self.lines: dict[KeyPath, int] = {}
         self._depth = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
         """The next node of the text, unless it stands too deep: PyYAML's scanner would need minutes."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -189,7 +189,7 @@ def _too_deep(line: int) -> YamlTextError:
     )
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
     """Block-style YAML in the order given; `parse` reads the same value back."""
     return str(
         yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)

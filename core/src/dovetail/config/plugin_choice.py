@@ -11,7 +11,7 @@ import attrs
 from dovetail.config.aliases import key_advice
 from dovetail.config.keys import KeyPath, format_path
 from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, Given
-from dovetail.config.problems import Problem, show_value
+from dovetail.config.problems import ConfigProblem, show_value
 from dovetail.config.schema import fields_of
 from dovetail.errors import DovetailError
 from dovetail.sections.fields import SELECTORS
@@ -36,7 +36,7 @@ class Narrowed:
     """The layer that each of them came from."""
     givens: Sequence[Given]
     """What each layer gives for it, without what selects it."""
-    problems: Sequence[Problem]
+    problems: Sequence[ConfigProblem]
     """What is wrong with the choice, the Config, or keys that can't be judged without one."""
     warnings: Sequence[str]
     """What was dropped, each a full sentence."""
@@ -46,7 +46,7 @@ class Narrowed:
 class _Choice:
     """What a section selects."""
 
-    said: _Selectors
+    selectors: _Selectors
     since: int = DEFAULT_RANK
     """Rank of the layer that chose this plugin; keys of layers before it were written for another."""
     by_preset: bool = False
@@ -77,10 +77,10 @@ def narrow(
         base: what the plugin's Config must extend.
         resolver: finds the Config.
     """
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     choice = _select(mappings, path, default, problems)
-    problems.extend(_complete(kind, choice.said, path))
-    keys = {key: choice.said[key][0] for key in SELECTORS if key in choice.said}
+    problems.extend(_complete(kind, choice.selectors, path))
+    keys = {key: choice.selectors[key][0] for key in SELECTORS if key in choice.selectors}
     found: type | None = None
     if not problems:
         given_keys = {key: value for given in mappings for key, value in given.value.items()}
@@ -88,24 +88,24 @@ def narrow(
         answer = _config_class(kind, section, base, resolver)
         if isinstance(answer, str):
             selector = "path" if "path" in keys else "name"
-            value, origin = choice.said[selector]
+            value, origin = choice.selectors[selector]
             problems.append(
-                Problem(path=(*path, selector), value=value, origin=origin, text=answer)
+                ConfigProblem(path=(*path, selector), value=value, origin=origin, text=answer)
             )
         else:
             found = answer
     fields = fields_of(found or base)
     renewed = {key for given in mappings if given.layer.rank >= choice.since for key in given.value}
-    dropped: dict[bool, list[Problem]] = {False: [], True: []}
+    dropped: dict[bool, list[ConfigProblem]] = {False: [], True: []}
     givens = []
     for given in mappings:
         kept = {}
         for key, value in _own_keys(given, choice).items():
             where, field = (*path, key), fields.get(key)
-            told = Problem(path=where, value=value, text="", origin=given.layer.at(where))
+            problem = ConfigProblem(path=where, value=value, text="", origin=given.layer.at(where))
             if found is None and field is None:
                 if advice := key_advice(where, value):
-                    problems.append(attrs.evolve(told, text=advice))
+                    problems.append(attrs.evolve(problem, text=advice))
             elif (
                 found is None
                 or given.layer.rank >= choice.since
@@ -113,13 +113,13 @@ def narrow(
             ):
                 kept[key] = value
             elif not (field and (key in renewed or value == field.default())):
-                dropped[field is not None].append(told)
+                dropped[field is not None].append(problem)
         givens.append(Given(kept, given.layer))
-    chosen, by = choice.said.get("path") or choice.said.get("name") or ("", "")
+    chosen, by = choice.selectors.get("path") or choice.selectors.get("name") or ("", "")
     return Narrowed(
         cls=found or base,
         keys=keys,
-        origins={key: choice.said[key][1] for key in keys},
+        origins={key: choice.selectors[key][1] for key in keys},
         givens=givens,
         problems=problems,
         warnings=list(_in_words(dropped, f"dropped: {kind} {chosen!r}, chosen by {by},")),
@@ -128,78 +128,82 @@ def narrow(
 
 def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
     """A contribution without what selects the plugin. What a preset wrote for another plugin means nothing to this one."""
-    if given.layer.is_preset and choice.presets != _plugin_of(choice.said):
+    if given.layer.is_preset and choice.presets != _plugin_of(choice.selectors):
         return {}
     return {key: value for key, value in given.value.items() if key not in SELECTORS}
 
 
 def _select(
-    givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[Problem]
+    givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[ConfigProblem]
 ) -> _Choice:
     """Follow what the layers select, those of one rank together."""
     choice = _Choice({"name": (default, DEFAULT_LAYER)} if default else {})
-    choice.presets = _plugin_of(choice.said)
+    choice.presets = _plugin_of(choice.selectors)
     for rank, group in itertools.groupby(givens, key=lambda given: given.layer.rank):
         together = list(group)
         is_preset = together[0].layer.is_preset
-        now = _said(together, path, problems)
+        now = _selectors_of(together, path, problems)
         gone = {"path", "attribute"} if "name" in now else {"name"} if "path" in now else set()
-        before = _plugin_of(choice.said)
-        choice.said = {key: choice.said[key] for key in choice.said.keys() - gone} | now
+        before = _plugin_of(choice.selectors)
+        choice.selectors = {
+            key: choice.selectors[key] for key in choice.selectors.keys() - gone
+        } | now
         if is_preset and gone:
-            choice.presets = _plugin_of(choice.said)
-        if _plugin_of(choice.said) != before:
+            choice.presets = _plugin_of(choice.selectors)
+        if _plugin_of(choice.selectors) != before:
             choice.since, choice.by_preset = rank, is_preset
     return choice
 
 
-def _plugin_of(said: _Selectors) -> tuple[str, ...]:
+def _plugin_of(selectors: _Selectors) -> tuple[str, ...]:
     """The plugin itself; naming the distribution besides chooses no other."""
-    if "path" not in said:
-        return (said["name"][0].partition("@")[0],) if "name" in said else ()
-    return (said["path"][0], said.get("attribute", ("",))[0])
+    if "path" not in selectors:
+        return (selectors["name"][0].partition("@")[0],) if "name" in selectors else ()
+    return (selectors["path"][0], selectors.get("attribute", ("",))[0])
 
 
-def _said(givens: Iterable[Given], path: KeyPath, problems: list[Problem]) -> _Selectors:
+def _selectors_of(
+    givens: Iterable[Given], path: KeyPath, problems: list[ConfigProblem]
+) -> _Selectors:
     """What one rank of layers says."""
-    said: _Selectors = {}
+    selectors: _Selectors = {}
     for given in givens:
         for key in SELECTORS:
             value, where = given.value.get(key), (*path, key)
             origin = given.layer.at(where)
             if isinstance(value, str):
-                said[key] = (value, origin)
+                selectors[key] = (value, origin)
             elif value is not None:
                 text = 'expected str; write "…" around it'
-                problems.append(Problem(path=where, value=value, text=text, origin=origin))
-    if "name" in said and "path" in said:
-        (name, by_name), (file, by_path) = said["name"], said.pop("path")
+                problems.append(ConfigProblem(path=where, value=value, text=text, origin=origin))
+    if "name" in selectors and "path" in selectors:
+        (name, by_name), (file, by_path) = selectors["name"], selectors.pop("path")
         text = (
             f"gives both name = {name!r} ({by_name}) and path = {file!r} ({by_path}); keep `name` for an "
             "installed plugin, or `path` for a file"
         )
-        problems.append(Problem(path=path, text=text))
-    return said
+        problems.append(ConfigProblem(path=path, text=text))
+    return selectors
 
 
-def _complete(kind: str, said: _Selectors, path: KeyPath) -> Iterator[Problem]:
+def _complete(kind: str, selectors: _Selectors, path: KeyPath) -> Iterator[ConfigProblem]:
     """Fill in the attribute where it has a default, and say what is missing."""
     attribute = (*path, "attribute")
-    if not said:
+    if not selectors:
         text = (
             f"selects no plugin: give the `name` of a {kind}, or `path` and `attribute` of a file"
         )
-        yield Problem(path=path, text=text)
-    elif "path" not in said and "attribute" in said:
-        value, origin = said["attribute"]
+        yield ConfigProblem(path=path, text=text)
+    elif "path" not in selectors and "attribute" in selectors:
+        value, origin = selectors["attribute"]
         text = "goes with `path`, the file that holds it, and is not used with `name`"
-        yield Problem(path=attribute, value=value, origin=origin, text=text)
-    elif "path" in said and "attribute" not in said and kind in _DEFAULT_ATTRIBUTES:
-        said["attribute"] = (_DEFAULT_ATTRIBUTES[kind], DEFAULT_LAYER)
-    elif "path" in said and "attribute" not in said:
-        file, origin = said["path"]
+        yield ConfigProblem(path=attribute, value=value, origin=origin, text=text)
+    elif "path" in selectors and "attribute" not in selectors and kind in _DEFAULT_ATTRIBUTES:
+        selectors["attribute"] = (_DEFAULT_ATTRIBUTES[kind], DEFAULT_LAYER)
+    elif "path" in selectors and "attribute" not in selectors:
+        file, origin = selectors["path"]
         text = f"not given; name the class in {file} that is the {kind} plugin (path came from {origin})"
-        yield Problem(path=attribute, text=text)
+        yield ConfigProblem(path=attribute, text=text)
 
 
 def _config_class(
@@ -218,7 +222,7 @@ def _config_class(
     return f"its Config, {cls.__module__}.{cls.__qualname__}, does not extend {base.__qualname__}"
 
 
-def _in_words(dropped: Mapping[bool, Sequence[Problem]], choice: str) -> Iterator[str]:
+def _in_words(dropped: Mapping[bool, Sequence[ConfigProblem]], choice: str) -> Iterator[str]:
     """One sentence for all keys that go for the same reason: the plugin has them too, or not."""
     for known, keys in dropped.items():
         if keys:

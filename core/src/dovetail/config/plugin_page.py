@@ -149,7 +149,7 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
     return "\n\n".join(blocks[:at] + blocks[end:]), config
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A default as YAML's flow style has it."""
     return json.dumps(value, ensure_ascii=False)
 
@@ -212,7 +212,7 @@ def _example(
     return dump(_laid_over(_laid_over(_at(path, section), _companions(plugin)), beside))
 
 
-def _held(entry: Any, collection: str | None) -> Any:
+def _held(entry: object, collection: str | None) -> Any:
     """An entry as its collection holds it: in a `list`, or in a `dict` under a key of the user's; else itself."""
     return {"list": [entry], "dict": {"my_key": entry}}.get(str(collection), entry)
 

@@ -10,10 +10,10 @@ import attrs
 
 from dovetail.config.interpolate import Interpolator
 from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, value_at
-from dovetail.config.layers import Layer, is_mapping
+from dovetail.config.layers import ConfigLayer, is_mapping
 from dovetail.config.merge import Merger
 from dovetail.config.plugin_choice import Resolver
-from dovetail.config.problems import Problem, show_value
+from dovetail.config.problems import ConfigProblem, show_value
 from dovetail.config.serialise import plain_value
 from dovetail.config.structure import structure
 from dovetail.sections.fields import SELECTORS, PluginSection, PresetSection, plugin_field
@@ -38,17 +38,17 @@ class _Run:
 class PresetLayer:
     """What the selected preset contributes."""
 
-    layer: Layer
+    layer: ConfigLayer
     section: PresetSection
     """The preset's own config, which its settings were made from."""
-    named_by: Layer
+    named_by: ConfigLayer
     """The last layer that names the preset."""
-    altered_by: Layer | None
+    altered_by: ConfigLayer | None
     """The last of the layers after it that give the preset's own settings."""
     left_over: tuple[KeyPath, ...] = ()
     """Keys of another preset, named before it, that the layers of that time hold and that nothing gives anew."""
 
-    def among(self, layers: Sequence[Layer]) -> list[Layer]:
+    def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
         """The layers with the preset's directly below those that were given together with its name.
 
         Keys given beside the name, or later, win over the preset; the preset wins over keys of earlier layers.
@@ -58,10 +58,10 @@ class PresetLayer:
         above = [attrs.evolve(layer, rank=layer.rank + 1) for layer in layers if layer.rank >= rank]
         return [*below, self.layer, *above]
 
-    def problems(self, section: Any) -> list[Problem]:
+    def problems(self, section: Any) -> list[ConfigProblem]:
         """What is wrong with the preset's own section, once its settings take part in the config."""
         text = "its own settings refer to a key that the preset sets; give them values, or refer to another key"
-        return [] if section in (None, self.section) else [Problem(path=PATH, text=text)]
+        return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
     def warnings(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
         """What the config says of the preset and does not do.
@@ -103,8 +103,8 @@ class PresetLayer:
 
 
 def preset_layer(
-    cls: type, layers: Sequence[Layer], resolver: Resolver
-) -> tuple[PresetLayer | None, list[Problem]]:
+    cls: type, layers: Sequence[ConfigLayer], resolver: Resolver
+) -> tuple[PresetLayer | None, list[ConfigProblem]]:
     """The layer of the selected preset; of several layers that select one, the last counts.
 
     Args:
@@ -133,8 +133,8 @@ def preset_layer(
     except ValueError as error:
         key = (*PATH, "path" if section.path else "name")
         value, origin = section.path or section.name, merger.origins.get(key)
-        return None, [Problem(path=key, value=value, origin=origin, text=str(error))]
-    layer = Layer(rank=named_by.rank, name=_title(section), tree=settings, is_preset=True)
+        return None, [ConfigProblem(path=key, value=value, origin=origin, text=str(error))]
+    layer = ConfigLayer(rank=named_by.rank, name=_title(section), tree=settings, is_preset=True)
     later = [layer for layer, _ in choices if layer.rank > named_by.rank]
     before = [given for given in layers if given.rank < named_by.rank]
     earlier, _ = preset_layer(cls, before, resolver)
@@ -153,7 +153,7 @@ def preset_layer(
     return preset, []
 
 
-def _gives(layers: Sequence[Layer], path: KeyPath) -> bool:
+def _gives(layers: Sequence[ConfigLayer], path: KeyPath) -> bool:
     return any(value_at(layer.tree, path) is not ABSENT for layer in layers)
 
 

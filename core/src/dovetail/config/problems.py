@@ -16,7 +16,7 @@ _MOST = 200
 
 
 @attrs.frozen(kw_only=True)
-class Problem:
+class ConfigProblem:
     """One thing that is wrong with a config."""
 
     path: KeyPath
@@ -38,19 +38,19 @@ class Problem:
         return f"{format_path(self.path)}{value}{origin}: {self.text}"
 
 
-def config_error(source: str, problems: Iterable[Problem]) -> ConfigError:
+def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
     """One error that lists every problem once, in the order found; of very many it counts those after the first."""
     sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
     listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])
     if len(sentences) > _MOST:
-        listed += f"\n  … and {len(sentences) - _MOST} more: mend these and check again"
+        listed += f"\n  … and {len(sentences) - _MOST} more: fix these and check again"
     error = ConfigError(f"{source}: {count} in the config\n{listed}", problems=sentences)
     error.lists_problems = True
     return error
 
 
-def show_value(value: Any, limit: int = 80) -> str:
+def show_value(value: object, limit: int = 80) -> str:
     """A value as YAML's flow style has it, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= limit else text[: limit - 1] + "…"

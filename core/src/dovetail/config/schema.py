@@ -78,7 +78,7 @@ def _field(attribute: attrs.Attribute[Any]) -> Field:
     )
 
 
-def is_section(tp: Any) -> bool:
+def is_section(tp: object) -> bool:
     """Whether a type is a section class."""
     return isinstance(tp, type) and attrs.has(tp)
 
@@ -91,12 +91,12 @@ def section_class(tp: Any) -> type | None:
     return next((found for arg in typing.get_args(tp) if (found := section_class(arg))), None)
 
 
-def is_union(tp: Any) -> bool:
+def is_union(tp: object) -> bool:
     """Whether a type is `X | Y` or `Optional[X]`."""
     return typing.get_origin(tp) in (typing.Union, types.UnionType)
 
 
-def without_none(tp: Any) -> tuple[Any, bool]:
+def without_none(tp: object) -> tuple[Any, bool]:
     """`X | None` as (X, True); any other type as (type, False)."""
     if not is_union(tp):
         return tp, False
@@ -105,7 +105,7 @@ def without_none(tp: Any) -> tuple[Any, bool]:
     return (args[0], optional) if len(args) == 1 else (tp, optional)
 
 
-def entry_type(tp: Any, index: int = 0) -> Any:
+def entry_type(tp: object, index: int = 0) -> Any:
     """The type of an entry of a list, or of any value of a mapping."""
     args = typing.get_args(tp)
     if not args:
@@ -134,7 +134,7 @@ def describe(tp: Any) -> str:
     return "str" if tp is Path else getattr(tp, "__name__", str(tp))
 
 
-def _describe_container(origin: Any, args: tuple[Any, ...]) -> str:
+def _describe_container(origin: object, args: tuple[Any, ...]) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a mapping, each value {describe(args[-1])}"
     if origin is tuple and args[-1] is not Ellipsis:

@@ -12,7 +12,7 @@ from dovetail.config.schema import fields_of, is_section
 from dovetail.sections.fields import SELECTORS, PluginSection
 
 
-def to_mapping(config: Any) -> dict[str, Any]:
+def to_mapping(config: object) -> dict[str, Any]:
     """A config, or one section, as nested dicts, lists and scalars, defaults included.
 
     `config_from_mapping(to_mapping(config)).config == config`. Literal `${` is escaped where a config would be
@@ -27,12 +27,12 @@ def to_mapping(config: Any) -> dict[str, Any]:
     return mapping
 
 
-def dump_yaml(config: Any) -> str:
+def dump_yaml(config: object) -> str:
     """A config, or one section, as YAML text, defaults included."""
     return dump(to_mapping(config))
 
 
-def given_values(default: Any) -> dict[str, Any]:
+def given_values(default: object) -> dict[str, Any]:
     """What a field's default says that the classes of its value do not say already; empty for scalars and lists."""
     if isinstance(default, Mapping):
         return {key: plain_value(value) for key, value in default.items()}
@@ -46,7 +46,7 @@ def given_values(default: Any) -> dict[str, Any]:
     }
 
 
-def plain_value(value: Any, *, verbatim: bool = False) -> Any:
+def plain_value(value: object, *, verbatim: bool = False) -> Any:
     """A value as plain containers, escaped as `to_mapping` does; `verbatim` leaves its strings as they are."""
     if is_section(type(value)):
         return to_mapping(value)

@@ -35,14 +35,14 @@ Hook = Callable[[Any, Any], Any]
 
 
 @attrs.frozen
-class Fault:
+class StructureFault:
     """An exception at a key path, before it is put into words."""
 
     path: KeyPath
     error: Exception
 
 
-def structure(tree: SectionDict) -> tuple[Any, list[Fault]]:
+def structure(tree: SectionDict) -> tuple[Any, list[StructureFault]]:
     """Build the config class of a merged tree.
 
     Returns:
@@ -75,27 +75,27 @@ def _scalar(value: Any, tp: Any) -> Any:
     return Path(value) if tp is Path else value
 
 
-def _is_literal(tp: Any) -> bool:
+def _is_literal(tp: object) -> bool:
     return typing.get_origin(tp) is Literal
 
 
-def _literal(value: Any, tp: Any) -> Any:
+def _literal(value: object, tp: object) -> Any:
     if (type(value), value) not in [(type(allowed), allowed) for allowed in typing.get_args(tp)]:
         raise mismatch(value, tp)
     return value
 
 
-def _is_plain_union(tp: Any) -> bool:
+def _is_plain_union(tp: object) -> bool:
     """`int | None` or `int | str`; cattrs itself does `Section | None` and `list[int] | None`."""
     inner, _ = without_none(tp)
     nested = is_section(inner) or typing.get_origin(inner) not in (None, Literal)
     return is_union(tp) and (is_union(inner) or not nested)
 
 
-def _union_hook(tp: Any, converter: Converter) -> Hook:
+def _union_hook(tp: object, converter: Converter) -> Hook:
     members = sorted(typing.get_args(tp), key=lambda member: member is float)
 
-    def hook(value: Any, _: Any) -> Any:
+    def hook(value: object, _: object) -> Any:
         if value is None and type(None) in members:
             return None
         for member in members:
@@ -110,7 +110,7 @@ def _union_hook(tp: Any, converter: Converter) -> Hook:
     return hook
 
 
-def _is_container(tp: Any) -> bool:
+def _is_container(tp: object) -> bool:
     container = typing.get_origin(tp) or tp
     return isinstance(container, type) and issubclass(container, (tuple, list, Mapping))
 
@@ -167,7 +167,7 @@ def _field_hook(field: Field, converter: Converter) -> Hook:
     # attrs stops at a class's first failing validator; its stock ones need no instance and can run apart.
     stock = _stock_parts(field.attribute.validator)
 
-    def hook(value: Any, _: Any) -> Any:
+    def hook(value: object, _: object) -> Any:
         structured = converter.structure(value, field.type)
         for part in stock:
             part(None, field.attribute, structured)
@@ -176,16 +176,16 @@ def _field_hook(field: Field, converter: Converter) -> Hook:
     return hook
 
 
-def _stock_parts(validator: Any) -> list[Any]:
+def _stock_parts(validator: object) -> list[Any]:
     """The validators of attrs' own that a validator is, or is made of."""
     if together := getattr(validator, "_validators", None):
         return [part for each in together for part in _stock_parts(each)]
     return [validator] if type(validator).__module__ == "attr.validators" else []
 
 
-def _faults(error: Exception, path: KeyPath) -> Iterator[Fault]:
+def _faults(error: Exception, path: KeyPath) -> Iterator[StructureFault]:
     if not isinstance(error, BaseValidationError):
-        yield Fault(path, error)
+        yield StructureFault(path, error)
         return
     for inner in error.exceptions:
         keys = [

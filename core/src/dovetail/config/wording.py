@@ -13,9 +13,9 @@ from dovetail.config.aliases import DROPPED_PREFIX, key_advice, replacement, val
 from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, value_at
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
-from dovetail.config.problems import Problem
+from dovetail.config.problems import ConfigProblem
 from dovetail.config.schema import fields_of
-from dovetail.config.structure import Fault
+from dovetail.config.structure import StructureFault
 from dovetail.errors import DovetailError, nearest
 from dovetail.sections.fields import PluginSection
 
@@ -30,13 +30,15 @@ _FEW = 3
 """So many places of a key are worth naming instead of a similar key, and so many layers that gave one."""
 
 
-def problems_of(fault: Fault, tree: SectionDict, origins: Origins) -> Iterator[Problem]:
+def problems_of(
+    fault: StructureFault, tree: SectionDict, origins: Origins
+) -> Iterator[ConfigProblem]:
     """What to tell about one fault; an unknown section of verl's gives a problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
     value = value_at(tree, fault.path)
-    yield Problem(
+    yield ConfigProblem(
         path=fault.path,
         value=ABSENT if isinstance(value, Mapping) else value,
         origin=origin_of(origins, fault.path) if value is not ABSENT else None,
@@ -52,7 +54,7 @@ def origin_of(origins: Origins, path: KeyPath) -> str | None:
     return None
 
 
-def _text(fault: Fault, value: Any) -> str:
+def _text(fault: StructureFault, value: object) -> str:
     error = fault.error
     if isinstance(error, KeyError) and value is ABSENT:
         return "required, but no layer gives it"
@@ -71,7 +73,7 @@ def _text(fault: Fault, value: Any) -> str:
 
 def _unknown_keys(
     section: KeyPath, error: ForbiddenExtraKeysError, tree: SectionDict, origins: Origins
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     """The keys that a section's class does not know; what it knows is said once."""
     owner = value_at(tree, (*section, "name")) if section else ABSENT
     whose = f"{format_path(section)} {owner!r}" if isinstance(owner, str) else format_path(section)
@@ -86,18 +88,20 @@ def _unknown_keys(
                 yield problem
 
 
-def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> Iterator[Problem]:
+def _unknown(
+    path: KeyPath, cls: type, tree: SectionDict, origins: Origins
+) -> Iterator[ConfigProblem]:
     """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
     known = frozenset(key_paths(tree))
-    words = cls.lacks if issubclass(cls, PluginSection) else {}
+    words = cls.unsupported_keys if issubclass(cls, PluginSection) else {}
     told, text = [(path, value)], _nearest_key(path, cls, tree)
     if own := words.get(str(path[-1])):
         text = f"{_UNKNOWN}; {own}"
     elif any(key_advice(key, given, known) for key, given in leaves(value, path, lists=False)):
         told, text = list(_unknown_values(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
     for key, given in told:
-        yield Problem(
+        yield ConfigProblem(
             path=key,
             value=ABSENT if isinstance(given, Mapping) and given else given,
             origin=_givers(given, key, origins),
@@ -106,7 +110,7 @@ def _unknown(path: KeyPath, cls: type, tree: SectionDict, origins: Origins) -> I
 
 
 def _unknown_values(
-    value: Any, path: KeyPath, known: Container[KeyPath]
+    value: object, path: KeyPath, known: Container[KeyPath]
 ) -> Iterator[tuple[KeyPath, Any]]:
     """Key and value of each problem below an unknown key: of every value, or of the section where no key in it is known elsewhere."""
     below = list(leaves(value, path, lists=False))
@@ -120,7 +124,7 @@ def _unknown_values(
         yield from _unknown_values(child, (*path, key), known)
 
 
-def _givers(value: Any, path: KeyPath, origins: Origins) -> str | None:
+def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:
     """What gave a key, or the keys below it where several layers did, each with the first place where it did."""
     layers: dict[str, str] = {}
     for key, _ in leaves(value, path, lists=False):

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dovetail.errors import ConfigError, nearest
+from dovetail.interfaces.plugin import Tokenizer
 
 KEY = "data.chat_template_args"
 
@@ -66,7 +67,7 @@ def with_arguments(
     return "".join(lines) + template
 
 
-def set_arguments(tokenizer: Any, arguments: Mapping[str, Any], *, of: str) -> None:
+def set_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any], *, of: str) -> None:
     """Write arguments into the chat template of a tokenizer. One without a template stays as it is.
 
     Of several named templates, every one gets them, and `default` has to read them.

@@ -31,7 +31,7 @@ _MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answer:
+class TrainedResponse:
     """What follows a prompt."""
 
     ids: np.ndarray
@@ -44,7 +44,7 @@ class Answer:
 class Example(Prompt):
     """A row ready to train on. Its prompt is what stands before the first token that is trained on."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[TrainedResponse, ...]
     """One of a conversation; of a preference pair the chosen one and the rejected one."""
 
 
@@ -134,7 +134,7 @@ def _turns(value: Turns | str, role: str) -> Turns:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-def _is_implicit(prompt: Any, sides: Sequence[Turns | str]) -> bool:
+def _is_implicit(prompt: object, sides: Sequence[Turns | str]) -> bool:
     """Whether the prompt is the sides' common beginning. Some datasets repeat its text in a column, which is not read then."""
     whole = (isinstance(side, list) and not _is_assistant(side[0]) for side in sides)
     return prompt is None or (isinstance(prompt, str) and all(whole))

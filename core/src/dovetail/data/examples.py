@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.example_rows import Answer, Example, RawExample, Turns, row_parser
+from dovetail.data.example_rows import Example, RawExample, TrainedResponse, Turns, row_parser
 from dovetail.data.prompts import (
     PromptSet,
     check_template,
@@ -22,6 +22,7 @@ from dovetail.data.prompts import (
 from dovetail.data.rows import where
 from dovetail.errors import DataError
 from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.sections import DataSection, ModelSection
 
@@ -31,7 +32,7 @@ _PROMPT, _RESPONSE = "data.max_prompt_length", "data.max_response_length"
 def load_examples(
     source: DatasetSource,
     paths: Sequence[str],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     section: DataSection,
     model: ModelSection,
     kind: Examples,
@@ -90,7 +91,7 @@ def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) ->
     if not parts[0][0]:
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
     answers = [
-        Answer(
+        TrainedResponse(
             ids=np.array([token for part in answer for token in part], np.int64),
             mask=np.repeat(np.arange(len(answer)) % 2 == 0, [len(part) for part in answer]),
         )
@@ -139,7 +140,7 @@ class _Text:
         return [self.text[a:b] for a, b in pairwise((0, *self.cuts, len(self.text)))]
 
 
-def _tokenised(tokenizer: Any, examples: Sequence[RawExample]) -> list[list[Parts]]:
+def _tokenised(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> list[list[Parts]]:
     """The parts of every example's answers, each with its prompt."""
     templated = _templated(tokenizer, examples)
     texts = [
@@ -153,7 +154,7 @@ def _tokenised(tokenizer: Any, examples: Sequence[RawExample]) -> list[list[Part
     return [[next(parts) for _ in example.responses] for example in examples]
 
 
-def _plain(tokenizer: Any, prompt: str, response: Any) -> _Text:
+def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> _Text:
     """A text as it stands, between the tokenizer's beginning of sequence, where it writes one, and its end of sequence."""
     bos, eos = (getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token"))
     writes = bos and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
@@ -162,7 +163,7 @@ def _plain(tokenizer: Any, prompt: str, response: Any) -> _Text:
     return _Text(prompt + response + eos, (len(prompt),))
 
 
-def _templated(tokenizer: Any, examples: Sequence[RawExample]) -> Iterator[_Text]:
+def _templated(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> Iterator[_Text]:
     """The texts of all examples of messages, by the prefix method: a turn is what it adds to the text of the turns before it.
 
     Raises:
@@ -204,20 +205,20 @@ def _templated(tokenizer: Any, examples: Sequence[RawExample]) -> Iterator[_Text
             text, cuts = "", []
 
 
-def _end_tokens(tokenizer: Any) -> set[str]:
+def _end_tokens(tokenizer: Tokenizer) -> set[str]:
     """Texts of the special tokens."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_tokens, *(str(t) for t in added.values() if t.special)} - {""}
 
 
-def _encoded(tokenizer: Any, texts: Sequence[_Text]) -> list[Parts]:
+def _encoded(tokenizer: Tokenizer, texts: Sequence[_Text]) -> list[Parts]:
     """The token ids of every text's parts.
 
     A prompt has the ids that it has alone, as in generation. Where a token of the whole text would reach across a cut, the parts
     are tokenised one by one.
     """
 
-    def ids(strings: list[str], **how: Any) -> Any:
+    def ids(strings: list[str], **how: object) -> Any:
         return tokenizer(strings, add_special_tokens=False, **how)
 
     prompts = ids([text.text[: text.cuts[0]] for text in texts])["input_ids"]

@@ -8,6 +8,7 @@ from dovetail.data.chat_template import with_arguments
 from dovetail.data.images import PLACEHOLDER, FoundImage
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.media.images import open_image
 from dovetail.media.processor import ImagePrompts
 from dovetail.sections import DataSection, ModelSection
@@ -35,7 +36,7 @@ class ImageRenderer:
         ConfigError: the processor's template does not read an argument that `section` gives.
     """
 
-    def __init__(self, tokenizer: Any, section: DataSection, model: ModelSection) -> None:
+    def __init__(self, tokenizer: Tokenizer, section: DataSection, model: ModelSection) -> None:
         self._tokenizer = tokenizer
         self._raw = section.plain_prompts == "raw"
         self._prompts = ImagePrompts(model, tokenizer)

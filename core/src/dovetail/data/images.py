@@ -83,7 +83,7 @@ class FoundImage:
         )
 
 
-def images_in(value: Any, column: str, where: str) -> tuple[RawImage, ...]:
+def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
     """The images of a row's column.
 
     Args:
@@ -112,7 +112,7 @@ def images_in(value: Any, column: str, where: str) -> tuple[RawImage, ...]:
     )
 
 
-def image_of(entry: Any, where: str) -> RawImage:
+def image_of(entry: object, where: str) -> RawImage:
     """One image.
 
     Raises:
@@ -213,7 +213,7 @@ def _parts(message: Mapping[str, Any]) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
-def _is_image(part: Any) -> bool:
+def _is_image(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "image"
 
 
@@ -225,5 +225,5 @@ def _check_count(marks: int, images: int, where: str) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{repr(value)[:60]} ({type(value).__name__})"

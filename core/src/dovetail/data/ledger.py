@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.marks import pack, unpack
+from dovetail.data.bitmap import pack, unpack
 from dovetail.errors import LedgerError
 
 STATE_VERSION = 1

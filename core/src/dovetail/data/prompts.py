@@ -14,6 +14,7 @@ from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import RawRow, check_column, parse_row
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces.data import DatasetSource, Prompt
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.sections import DataSection, ModelSection
 
 ROWS_AT_ONCE = 2048
@@ -40,7 +41,7 @@ class PromptSet:
 def load_prompts(
     source: DatasetSource,
     paths: Sequence[str],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     section: DataSection,
     model: ModelSection,
     *,
@@ -123,7 +124,7 @@ def check_template_args(section: DataSection) -> None:
         )
 
 
-def check_template(tokenizer: Any, model: ModelSection) -> None:
+def check_template(tokenizer: Tokenizer, model: ModelSection) -> None:
     """Check that messages can become text.
 
     Raises:
@@ -177,7 +178,7 @@ TextRender = Callable[[Sequence[RawRow]], list[list[int]]]
 
 
 def _renderer(
-    tokenizer: Any, section: DataSection, model: ModelSection, parsed: list[RawRow]
+    tokenizer: Tokenizer, section: DataSection, model: ModelSection, parsed: list[RawRow]
 ) -> Render:
     """What turns rows into token ids: rows with images through the model's processor, others as text."""
     images = None
@@ -199,7 +200,7 @@ def _renderer(
 
 
 def _text_renderer(
-    tokenizer: Any, section: DataSection, model: ModelSection, parsed: list[RawRow]
+    tokenizer: Tokenizer, section: DataSection, model: ModelSection, parsed: list[RawRow]
 ) -> TextRender:
     """The chat template, or for raw texts the tokenizer alone."""
     if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
@@ -214,13 +215,15 @@ def _messages(row: RawRow) -> list[dict[str, Any]]:
     return row.prompt
 
 
-def _templated_ids(tokenizer: Any, conversations: list[list[dict[str, Any]]]) -> list[list[int]]:
+def _templated_ids(
+    tokenizer: Tokenizer, conversations: list[list[dict[str, Any]]]
+) -> list[list[int]]:
     texts = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
     # the template has written the special tokens
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def _raw_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """As the tokenizer does it, with its own beginning-of-sequence token unless the text has it."""
     bos = getattr(tokenizer, "bos_token", None)
     special = not (bos and texts[0].startswith(bos))

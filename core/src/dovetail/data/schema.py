@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.data.images import RawImage, images_in, with_images
 from dovetail.errors import DataError
+from dovetail.interfaces.data import GroundTruth
 
 _VIDEOS = "videos"
 
@@ -20,7 +21,7 @@ class RawRow:
 
     prompt: list[dict[str, Any]] | str
     data_source: str | None
-    ground_truth: Any
+    ground_truth: GroundTruth
     extra_info: Mapping[str, Any] | None
     images: tuple[RawImage, ...] = ()
     """As many as the prompt refers to, in that order."""
@@ -66,7 +67,7 @@ def parse_row(
     )
 
 
-def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] | str:
+def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
     """Check the value of a column.
 
     Raises:
@@ -92,7 +93,7 @@ def text_or_messages(value: Any, key: str, where: str) -> list[dict[str, Any]] |
     ]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(
             f"{where} is {_shown(message)}, not a mapping with 'role' and 'content'",
@@ -145,7 +146,7 @@ def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, An
     return value
 
 
-def wrong_value(where: str, column: str, value: Any, wanted: str) -> DataError:
+def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
     """The error about a value of a wrong type."""
     what = "null or missing" if value is None else _shown(value)
     return DataError(
@@ -153,5 +154,5 @@ def wrong_value(where: str, column: str, value: Any, wanted: str) -> DataError:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{repr(value)[:60]} ({type(value).__name__})"

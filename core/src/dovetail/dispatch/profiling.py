@@ -71,7 +71,7 @@ class ProfiledWorker(Worker):
         return _stop(str(self.context.role), self.rank)
 
 
-def labelled(worker: Any, method: str) -> AbstractContextManager[Any]:
+def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
     """Mark a call in the recording of this process; does nothing where there is none."""
     recording = _recording
     if recording is None:
@@ -80,7 +80,7 @@ def labelled(worker: Any, method: str) -> AbstractContextManager[Any]:
     return recording.recorder.label(f"{role}.{method}")
 
 
-class Recorder(ABC):
+class ProfilerBackend(ABC):
     """A tool that records this process.
 
     Args:
@@ -109,7 +109,7 @@ class Recorder(ABC):
         return nullcontext()
 
 
-class TorchTrace(Recorder):
+class TorchTrace(ProfilerBackend):
     """torch.profiler over every thread of the process, as a Chrome trace."""
 
     def check(self) -> None:
@@ -143,7 +143,7 @@ class TorchTrace(Recorder):
         return record_function(name)
 
 
-class MemoryHistory(Recorder):
+class MemoryHistory(ProfilerBackend):
     """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz."""
 
     def check(self) -> None:
@@ -172,7 +172,7 @@ class MemoryHistory(Recorder):
         return memory
 
 
-class ProfilerRange(Recorder):
+class ProfilerRange(ProfilerBackend):
     """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
 
     def check(self) -> None:
@@ -204,7 +204,7 @@ class ProfilerRange(Recorder):
         return profiler, nvtx
 
 
-RECORDERS: dict[str, Callable[[str], Recorder]] = {
+RECORDERS: dict[str, Callable[[str], ProfilerBackend]] = {
     "torch": TorchTrace,
     "memory": MemoryHistory,
     "nsys": ProfilerRange,
@@ -217,7 +217,7 @@ class _Recording:
 
     spec: ProfileSpec
     rank: int
-    recorder: Recorder
+    recorder: ProfilerBackend
     roles: list[str]
     """Roles that took part."""
     running: set[tuple[str, int]]
@@ -228,7 +228,7 @@ _recording: _Recording | None = None
 _lock = threading.Lock()
 
 
-def _recorder(tool: str, device: str) -> Recorder:
+def _recorder(tool: str, device: str) -> ProfilerBackend:
     return RECORDERS[tool](device)
 
 
@@ -273,7 +273,7 @@ def _stop(role: str, rank: int) -> str | None:
         return None if path is None else str(path)
 
 
-def _device_module(device: Any) -> Any:
+def _device_module(device: object) -> Any:
     import torch
 
     return torch.get_device_module(device)

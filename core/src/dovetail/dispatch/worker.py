@@ -18,7 +18,7 @@ class Worker:
 
     context: Any
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Refuse a class that registers an inherited method in another mode."""
         super().__init_subclass__(**kwargs)
         registered_methods(cls)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
@@ -51,7 +52,7 @@ class Group:
     finished: bool = False
     """Whether everything that was asked for has an outcome."""
 
-    def lacks(self) -> tuple[int, bool]:
+    def missing(self) -> tuple[int, bool]:
         """Return how many samples are still to be drawn, and whether the greedy response is."""
         missing = self.n - sum(sample.score is not None for sample in self.samples)
         return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
@@ -64,7 +65,7 @@ class Group:
         """
         self.finished = False
         self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
-        anew = whole and self.lacks()[0] > 0
+        anew = whole and self.missing()[0] > 0
         self.samples = [
             sample if sample.score is None else attrs.evolve(sample, prompt=self.prompt)
             for sample in self.samples
@@ -86,7 +87,9 @@ class Generation:
         working: seconds in which that was so, or an outcome was waited for.
     """
 
-    def __init__(self, *, pool: RolloutPool, scorer: Scorer, tokenizer: Any, seed: int) -> None:
+    def __init__(
+        self, *, pool: RolloutPool, scorer: Scorer, tokenizer: Tokenizer, seed: int
+    ) -> None:
         self._pool, self._scorer, self._tokenizer, self._seed = pool, scorer, tokenizer, seed
         self.asking, self.working = BusyTime(), BusyTime()
         self._asked: set[str] = set()
@@ -129,6 +132,7 @@ class Generation:
         self.hold()
         while not self._pool.idle:
             # Again and again: a request whose replica fails meanwhile is asked of another one.
+            # Noted first, since answers may arrive before `abort` returns, and they are cut short by then.
             self._aborted |= self._asked
             with suppress(RolloutError):  # a replica that can't be asked has lost its requests
                 await self._pool.abort(sorted(self._asked))
@@ -147,7 +151,7 @@ class Generation:
                     await (next(asks) if len(parts) == 1 else _together(asks))
             with self.working:
                 outcomes = await self._scorer.outcomes(names)
-        except BaseException:
+        except BaseException:  # also where the task is cancelled
             # The prompt is asked again under the same names: these must not be scored any more.
             await self._scorer.forget(names)
             raise
@@ -214,6 +218,7 @@ async def _together(works: Iterable[Awaitable[object]]) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
+        # `gather` leaves the others running where one fails; their samples would be generated for nothing.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -270,7 +275,7 @@ def _kept(cut: Completion, sampling: SamplingParams) -> Completion | None:
 
 def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
     """The request for the samples that a group lacks, and the one for its greedy response."""
-    missing, greedy = group.lacks()
+    missing, greedy = group.missing()
     return (
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
         _request(group, 1, greedy_of(group.sampling), BASELINE, seed) if greedy else None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import WeightSyncError
-from dovetail.experience.pool_members import Fault, Members
+from dovetail.experience.pool_members import Members, ReplicaFault
 from dovetail.interfaces.rollout import BaseRollout
 from dovetail.metrics import Metric, merge_metrics
 
@@ -60,7 +60,7 @@ class PoolControl(Members):
         version: int,
         manifest: WeightManifest,
         failed: Callable[[Exception], None] | None = None,
-    ) -> tuple[Fault, ...]:
+    ) -> tuple[ReplicaFault, ...]:
         """Load new weights on every replica, all at the same time.
 
         Args:
@@ -88,9 +88,9 @@ class PoolControl(Members):
                 self._version = version
         return faults
 
-    def figures(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Metric]:
         """What the replicas did since they were last asked, merged by name; who does not answer is left out."""
-        answers = self._each(lambda engine: engine.figures())
+        answers = self._each(lambda engine: engine.metrics())
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 
     def sleep(self, tags: frozenset[str] = EVERYTHING, *, keep_weights: bool = True) -> int:
@@ -112,7 +112,7 @@ class PoolControl(Members):
             member.asleep |= tags
         return sum(freed)
 
-    def wake(self, tags: frozenset[str] = EVERYTHING) -> tuple[Fault, ...]:
+    def wake(self, tags: frozenset[str] = EVERYTHING) -> tuple[ReplicaFault, ...]:
         """Take the memory of these tags again on every replica that has let it go.
 
         Returns:
@@ -126,14 +126,14 @@ class PoolControl(Members):
 
     def _all(
         self, call: Callable[[BaseRollout], object], members: Sequence[Member]
-    ) -> tuple[Fault, ...]:
+    ) -> tuple[ReplicaFault, ...]:
         """Call these replicas at the same time; who fails is at fault from then on."""
         faults = []
         for member, result in self._each(call, members):
             if isinstance(result, Exception):
                 member.fault = result
                 faults.append(
-                    Fault(number=member.number, error=result, dead=not _alive(member.engine))
+                    ReplicaFault(number=member.number, error=result, dead=not _alive(member.engine))
                 )
         return tuple(faults)
 

@@ -47,7 +47,7 @@ class Member:
 
 
 @attrs.frozen(kw_only=True)
-class Fault:
+class ReplicaFault:
     """What is wrong with one replica."""
 
     number: int
@@ -134,7 +134,7 @@ class Members:
             await member.idle.wait()
         self._members.remove(member)
 
-    def lost(self) -> tuple[Fault, ...]:
+    def lost(self) -> tuple[ReplicaFault, ...]:
         """Replicas that are of no use as they are, and why: died, failed too often, or left with weights in pieces.
 
         Asks every replica, so it blocks for a moment.
@@ -145,17 +145,17 @@ class Members:
         for member, alive in answers:
             dead = alive is not True
             if isinstance(alive, Exception):
-                faults.append(Fault(number=member.number, error=alive, dead=True))
+                faults.append(ReplicaFault(number=member.number, error=alive, dead=True))
             elif dead or member.fault is not None:
                 error = member.fault or member.last_error or RolloutError("it has died")
-                faults.append(Fault(number=member.number, error=error, dead=dead))
+                faults.append(ReplicaFault(number=member.number, error=error, dead=dead))
             elif member.failures >= self._max_failures:
                 last = "" if member.last_error is None else f": {in_words(member.last_error)}"
                 often = RolloutError(f"it failed {member.failures} times in a row{last}")
-                faults.append(Fault(number=member.number, error=often))
+                faults.append(ReplicaFault(number=member.number, error=often))
         return tuple(faults)
 
-    def restart(self, numbers: Iterable[int]) -> tuple[Fault, ...]:
+    def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
         """Start these replicas again, in the places of the old ones and with their numbers; all at the same time.
 
         They get requests once an update has reached them, where the pool has been sent weights at all.
@@ -169,7 +169,7 @@ class Members:
         for member, started in self._each(self._started_again, chosen):
             if isinstance(started, Exception):
                 member.fault = started
-                faults.append(Fault(number=member.number, error=started, dead=True))
+                faults.append(ReplicaFault(number=member.number, error=started, dead=True))
                 continue
             place = self._members.index(member)
             self._members[place] = Member(

@@ -11,7 +11,7 @@ import attrs
 
 from dovetail.errors import RolloutError
 from dovetail.experience.pool_control import PoolControl
-from dovetail.experience.pool_members import Fault, Member, Restart
+from dovetail.experience.pool_members import Member, ReplicaFault, Restart
 from dovetail.experience.pool_requests import (
     names_of,
     nobody_left,
@@ -22,7 +22,7 @@ from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest,
 
 _REMEMBERED_CONVERSATIONS = 100_000
 
-Rescue = Callable[[Sequence[Fault]], None]
+Rescue = Callable[[Sequence[ReplicaFault]], None]
 """Brings back replicas that are all lost, with the weights in force, or raises."""
 
 
@@ -182,21 +182,23 @@ class RolloutPool(PoolControl):
             self._rescuing.add_done_callback(self._rescue_over)
         task = self._rescuing
         try:
+            # A request that is cancelled while it waits must not cancel the rescue that others wait for.
             await asyncio.shield(task)
-        except _SomebodyLivesError:
+        except _ReplicaAliveError:
             raise refusal from cause
 
     async def _bring_back(self, rescue: Rescue) -> None:
         lost = await asyncio.to_thread(self.lost)
         if len(lost) < self.size:
-            raise _SomebodyLivesError
+            raise _ReplicaAliveError
         await asyncio.to_thread(rescue, lost)
 
     def _rescue_over(self, task: asyncio.Task[None]) -> None:
         self._rescuing = None
         if not task.cancelled():
-            task.exception()  # whoever waited for it has raised it
+            # Each request that waits raises it; asyncio would warn of it where all of them were cancelled before.
+            task.exception()
 
 
-class _SomebodyLivesError(Exception):
+class _ReplicaAliveError(Exception):
     """Not every replica is lost."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import RolloutError
 from dovetail.experience.generation import Generation, Group
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.serving.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dovetail.experience.pool_members import Fault
+    from dovetail.experience.pool_members import ReplicaFault
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.reward import RewardManager
     from dovetail.scoring.scorer import Scorer
@@ -59,7 +60,7 @@ class RolloutService:
         pool: RolloutPool,
         scorer: Scorer,
         manager: RewardManager,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         seed: int,
         partial: bool = False,
         continues: bool = False,
@@ -75,9 +76,9 @@ class RolloutService:
         self._generation = Generation(pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed)
         self._suspended = False
         self._before = (0.0, 0.0, 0.0)
-        self._bring_back: Callable[[Sequence[Fault]], None] | None = None
+        self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
-    def bring_back_with(self, rescue: Callable[[Sequence[Fault]], None]) -> None:
+    def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
         """Have replicas that are all lost brought back by a function, which the trainer's thread calls."""
         self._bring_back = rescue
         self._pool.rescue = self._rescue
@@ -175,7 +176,7 @@ class RolloutService:
             self._generation.hold()
 
     def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
-        """How likely every replica finds given tokens; see `RolloutPool.score`."""
+        """How likely every replica finds given tokens, int64 [L] each: float32 [L − 1] each; see `RolloutPool.score`."""
         return self._wait(self._pool.score(sequences), brings_back=False)
 
     def resume(self) -> None:
@@ -278,6 +279,7 @@ class RolloutService:
             work.close()
             raise self._ended()
         future = self._loop.start(work)
+        # Rescues are calls for this thread, since it alone sends weights. None wakes it up when the work is done.
         future.add_done_callback(lambda _: self._calls.put(None))
         while not future.done():
             call = None
@@ -301,7 +303,7 @@ class RolloutService:
         error.__cause__ = self._loop.failure
         return error
 
-    def _rescue(self, lost: Sequence[Fault]) -> None:
+    def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
         """Called by the pool in a thread of its own: wait until the trainer's thread has brought the replicas back."""
         done: Future[None] = Future()
 

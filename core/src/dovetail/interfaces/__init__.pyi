@@ -5,6 +5,7 @@ from .advantage import (
 )
 from .data import (
     DatasetSource as DatasetSource,
+    GroundTruth as GroundTruth,
     Prompt as Prompt,
     Sampler as Sampler,
 )
@@ -27,9 +28,12 @@ from .objective import (
 from .plugin import (
     ColumnPlugin as ColumnPlugin,
     LocalReduction as LocalReduction,
+    Logger as Logger,
     Plugin as Plugin,
+    PluginConfig as PluginConfig,
     PluginContext as PluginContext,
     Reduction as Reduction,
+    Tokenizer as Tokenizer,
 )
 from .policy_loss import (
     LossAggregation as LossAggregation,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from dovetail.interfaces.plugin import ColumnPlugin
+from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64, Real, Shaped
@@ -128,7 +128,7 @@ class AdvantageEstimator(ColumnPlugin):
     """The loss aggregation that the paper prescribes, where it prescribes one and the loss does not."""
 
     @classmethod
-    def min_group_size(cls, config: Any) -> int:
+    def min_group_size(cls, config: PluginConfig) -> int:
         """Fewest samples a prompt with which the estimator makes sense under this config."""
         return 1
 

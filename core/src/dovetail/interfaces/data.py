@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -14,6 +14,9 @@ from dovetail.media.reference import MediaRef
 
 DATASET_API = "1.1"
 SAMPLER_API = "1.1"
+
+GroundTruth: TypeAlias = Any
+"""What a row of data gives as its right answer: any JSON value. Every reward function has a form of its own."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -27,7 +30,7 @@ class Prompt:
     raw: Any
     """The row's prompt: messages or a plain string."""
     data_source: str | None = None
-    ground_truth: Any = None
+    ground_truth: GroundTruth = None
     extra_info: Mapping[str, Any] | None = None
     where: str = ""
     """File and row that it came from, for messages."""

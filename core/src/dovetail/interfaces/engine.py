@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
 from dovetail.interfaces.objective import OutputSpec
-from dovetail.interfaces.plugin import ColumnPlugin
+from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
@@ -34,7 +34,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
 
     @classmethod
-    def outputs(cls, config: Any, head: Literal["lm", "value"]) -> Mapping[str, OutputSpec]:
+    def outputs(
+        cls, config: PluginConfig, head: Literal["lm", "value"]
+    ) -> Mapping[str, OutputSpec]:
         """Return what `forward` and `update` compute for a model that ends in this head, by name.
 
         By default the `values` of a value model; of a language model the others of `OUTPUTS`, `ref_log_probs` only where

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from dovetail.dispatch.registration import UNIT_COLUMNS, Unit
 from dovetail.errors import ConfigError, nearest
-from dovetail.interfaces.plugin import ColumnPlugin
+from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 from dovetail.interfaces.runtime import PluginRef
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Objective(ColumnPlugin):
 
     @classmethod
     @abstractmethod
-    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
+    def outputs(cls, config: PluginConfig) -> tuple[OutputSpec, ...]:
         """Return what the engine must compute with gradient, such as `OUTPUTS["log_probs"]`."""
 
     @classmethod

@@ -6,7 +6,7 @@ import logging
 from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
     from dovetail.batch.columns import Column
     from dovetail.dispatch.mesh import Mesh
+
+PluginConfig: TypeAlias = Any
+"""A plugin's own `Config`. Only the plugin knows which class that is; the interface passes it on and reads nothing of it."""
+Tokenizer: TypeAlias = Any
+"""A tokenizer of transformers, whose classes are not typed and are not imported where a run is only planned."""
+Logger: TypeAlias = Any
+"""A logger with the standard methods: `logging.Logger`, or structlog's, whose methods take keywords besides."""
 
 
 @runtime_checkable
@@ -32,6 +39,7 @@ class LocalReduction:
     """The reduction of a group of one."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
+        """The values themselves, of any shape."""
         return values
 
 
@@ -55,7 +63,7 @@ class PluginContext:
     """Optimizer and micro-batch settings of this role; None for roles without a training engine."""
     total_steps: int | None = None
     """Optimizer steps that the run will take, for learning-rate schedules."""
-    tokenizer: Any = None
+    tokenizer: Tokenizer = None
     """The run's Hugging Face tokenizer, where there is one."""
     transport: Any = None
     """The WeightTransport that this role sends or receives weights with."""
@@ -74,7 +82,7 @@ class PluginContext:
     """The torch device of this worker, such as `cpu` or `cuda:0`."""
     reduction: Reduction = attrs.field(factory=LocalReduction)
     """Sums over the ranks that share a batch."""
-    logger: Any = attrs.field(factory=lambda: logging.getLogger("dovetail"))
+    logger: Logger = attrs.field(factory=lambda: logging.getLogger("dovetail"))
     """A logger with the standard methods."""
 
 
@@ -94,7 +102,7 @@ class Plugin(ABC):
     Config: ClassVar[type[PluginSection]] = PluginSection
     """Its frozen attrs config class, from `<package>/config.py`."""
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         self.config = config
         self.context = context
 
@@ -133,11 +141,11 @@ class ColumnPlugin(Plugin):
     """A plugin that reads or writes columns of a batch, as its own config alone says."""
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         """Names of the columns that it reads under this config."""
         return frozenset()
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         """Names of the columns that it can write under this config."""
         return frozenset()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from dovetail.interfaces.plugin import ColumnPlugin, Plugin
+from dovetail.interfaces.plugin import ColumnPlugin, Plugin, PluginConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -66,7 +66,7 @@ class PolicyLoss(ColumnPlugin):
     """The loss aggregation that the paper prescribes, where it prescribes one."""
 
     @classmethod
-    def prepares(cls, config: Any) -> frozenset[str]:
+    def prepares(cls, config: PluginConfig) -> frozenset[str]:
         """Columns that `prepare` reads. They are known before the update begins: `old_log_probs` among them
         get a pass of their own, even where one update follows a rollout.
         """
@@ -80,7 +80,7 @@ class PolicyLoss(ColumnPlugin):
             reduction: sums over the ranks that hold the other parts.
 
         Returns:
-            Ragged columns over response tokens, found again in `LossInputs.columns` as float32.
+            Ragged columns over the T response tokens, values [T], found again in `LossInputs.columns` as float32.
         """
         return {}
 
@@ -100,7 +100,11 @@ class LossAggregation(Plugin):
 
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:
-        """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant."""
+        """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant.
+
+        Args:
+            response_mask: bool, ragged [T], of this rank's samples; True on the tokens that count.
+        """
 
     @abstractmethod
     def total(

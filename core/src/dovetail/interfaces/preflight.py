@@ -24,7 +24,7 @@ class Finding:
     message: str
     """What is wrong: the keys with their values, and what follows from them."""
     hint: str | None = None
-    """How to mend it."""
+    """How to fix it."""
     instead_of: str | None = None
     """Words of the planner's refusal that this finding explains better: one that holds them is not listed besides."""
 

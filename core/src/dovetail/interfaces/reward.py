@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.data import GroundTruth
+from dovetail.interfaces.plugin import Plugin, PluginConfig
 from dovetail.sections import PluginSection
 
 if TYPE_CHECKING:
@@ -162,17 +163,17 @@ class RewardManager(Plugin):
     `capacity` do not hold then."""
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         """Whether it scores with the functions of the reward section, so that every row must have one."""
         return True
 
     @classmethod
-    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+    def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
         """Reward functions that its own config selects, by a name for messages; each must accept every ground truth."""
         return {}
 
     @classmethod
-    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
         """Kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
         return {}
 
@@ -216,7 +217,7 @@ class RewardFunction(Plugin):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> float | Mapping[str, Any]:
         """A finite number, or a mapping with `score` and further parts; also an awaitable of one.
@@ -225,6 +226,6 @@ class RewardFunction(Plugin):
         """
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         """Why this ground truth can't be scored, or None; asked for every row before training."""
         return None

@@ -17,7 +17,7 @@ ANSWER = "pred"
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def outcome_from(value: Any, name: str) -> Outcome:
+def outcome_from(value: object, name: str) -> Outcome:
     """Judge what a reward function returned for one sample.
 
     Args:
@@ -52,7 +52,7 @@ def outcome_from(value: Any, name: str) -> Outcome:
     )
 
 
-def outcomes_from(value: Any, count: int, name: str) -> list[Outcome]:
+def outcomes_from(value: object, count: int, name: str) -> list[Outcome]:
     """Judge what a reward function on lists returned: each entry by itself, as `outcome_from` does.
 
     Args:
@@ -73,7 +73,7 @@ def outcomes_from(value: Any, count: int, name: str) -> list[Outcome]:
     return [failure] * count
 
 
-def finite_float(value: Any) -> float | None:
+def finite_float(value: object) -> float | None:
     """The value as a float where it is a number, finite in float32; None for all else."""
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         return None
@@ -106,7 +106,7 @@ def _invalid(
     return Failure(kind=FailureKind.INVALID_VALUE, message=message)
 
 
-def _token_rewards(value: Any) -> np.ndarray | None:
+def _token_rewards(value: object) -> np.ndarray | None:
     """float32 [T], or None where they are not a list of finite numbers."""
     entries = entries_of(value)
     if entries is None or any(finite_float(entry) is None for entry in entries):
@@ -114,7 +114,7 @@ def _token_rewards(value: Any) -> np.ndarray | None:
     return np.asarray(entries, np.float32)
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     """A value for a message, cut to a readable length."""
     try:
         text = repr(value)

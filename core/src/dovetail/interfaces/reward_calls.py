@@ -105,7 +105,7 @@ class RewardCall:
             **{name: value(name) for name in self._signature.keywords},
         )
 
-    def _declared(self, what: str, default: Any) -> Any:
+    def _declared(self, what: str, default: object) -> Any:
         """An attribute of the function, or of the RewardFunction that it is a method of."""
         owner = getattr(self.function, "__self__", None)
         return getattr(self.function, what, getattr(owner, what, default))
@@ -177,7 +177,7 @@ def _where(error: BaseException, file: str | None) -> str:
     return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
 
 
-def _first(answer: Any) -> Any:
+def _first(answer: object) -> Any:
     """The only entry of what a function on lists returned; anything else as it is, and so no reward."""
     entries = entries_of(answer)
     return entries[0] if entries is not None and len(entries) == 1 else answer

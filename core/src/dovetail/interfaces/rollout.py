@@ -201,7 +201,7 @@ class BaseRollout(Plugin):
         """
         raise RolloutError(f"rollout {self.name!r} does not score given tokens")
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         """What it did since it was last asked, by name (`rollout/prefix_cache_hits`, …); figures merge over replicas."""
         return {}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from dovetail.interfaces.plugin import ColumnPlugin
+from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -69,11 +69,11 @@ class RolloutCorrection(ColumnPlugin):
 
     @classmethod
     @abstractmethod
-    def mode(cls, config: Any) -> CorrectionMode:
+    def mode(cls, config: PluginConfig) -> CorrectionMode:
         """How rollout, old and current policy relate under this config."""
 
     @classmethod
-    def before_update(cls, config: Any) -> bool:
+    def before_update(cls, config: PluginConfig) -> bool:
         """Whether it needs the whole batch before the first update: in decoupled mode rejection does, since it
         changes what losses are divided by, and so does normalising weights over the batch.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from dovetail.errors import PlacementError, RolloutError
-from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext
 from dovetail.interfaces.task_workers import TaskSpec, TaskWorker
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PluginRef:
     path: str | None = None
     """A Python file in place of a package."""
     attribute: str | None = None
-    config: Any = None
+    config: PluginConfig = None
     """Its resolved config."""
 
 

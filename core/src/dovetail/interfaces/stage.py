@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 import attrs
 
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces.plugin import ColumnPlugin, Plugin
+from dovetail.interfaces.plugin import ColumnPlugin, Logger, Plugin, PluginConfig
 from dovetail.interfaces.runtime import PluginRef, WorkerGroupHandle
 from dovetail.sections import PluginSection, RunConfig
 
@@ -104,7 +104,7 @@ class StepContext:
     `roles`."""
     plugins: Mapping[str, Any]
     """Plugins on the controller, by the key path of the section that selects them, such as `algorithm.advantage`."""
-    logger: Any
+    logger: Logger
     timer: Callable[[str], AbstractContextManager[None]]
     """Times a block; its seconds become the metric `time/NAME`. Around each stage there is one with the stage's name."""
     weight_version: int = 0
@@ -160,7 +160,7 @@ class Stage(Plugin):
     """Names of stages of its phase that run before it, where they are in the step: a tuple. A name that is not there orders nothing."""
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> Collection[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> Collection[str]:
         """Return the columns that it reads, in the version that they have when it runs. Others may be absent.
 
         Returns:
@@ -169,26 +169,26 @@ class Stage(Plugin):
         return frozenset()
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         """Return the columns that it writes and no other stage has written before. Those that core does not know are in `columns`."""
         return frozenset()
 
     @classmethod
-    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         """Return the columns that are there and that it writes anew. Two stages of one phase that rewrite a column name each other in
         `before` or `after`.
         """
         return frozenset()
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         """Return why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
         always there.
         """
         return None
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         """Return the roles (`actor`, `ref`, `critic`, or a name of `roles` in the config) whose models it computes with: they exist for
         it, and are on the accelerator while it runs.
         """

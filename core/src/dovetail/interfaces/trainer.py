@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 if TYPE_CHECKING:
     from dovetail.interfaces.run import Run
@@ -21,7 +21,7 @@ class Trainer(Plugin):
     """Decides what a run does next: admit, collect, learn, publish, validate, save. Its `state()` is in every checkpoint."""
 
     @classmethod
-    def max_staleness(cls, config: Any) -> int:
+    def max_staleness(cls, config: PluginConfig) -> int:
         """Return from how many steps ago the weights may be that generate a step's samples.
 
         0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). Above 0 and without a
@@ -30,7 +30,7 @@ class Trainer(Plugin):
         return 0
 
     @classmethod
-    def examples(cls, config: Any) -> Examples:
+    def examples(cls, config: PluginConfig) -> Examples:
         """Return what a step of its runs is made of.
 
         Without prompts a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset, and

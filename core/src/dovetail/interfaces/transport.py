@@ -66,8 +66,8 @@ class WeightManifest:
     """Names this one attempt to send: another with the same version, of an earlier run or broken off, is not taken for it."""
     receivers: int | None = None
     """How many receivers take the update; None: those that are there when it starts."""
-    meeting: str | None = None
-    """Where the sender waits for receivers, in the transport's own words; None where they know without."""
+    rendezvous: str | None = None
+    """Where the sender waits for receivers, as the transport writes it; None where receivers know it already."""
 
     @property
     def total_bytes(self) -> int:
@@ -87,12 +87,12 @@ class WeightSender(ABC):
     """The end in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them."""
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """The manifest as receivers need it, `meeting` included; called on rank 0 before both ends start."""
+        """The manifest as receivers need it, `rendezvous` included; called on rank 0 before both ends start."""
         return manifest
 
     @abstractmethod
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send every tensor of the manifest, in its order, with a digest of each.
+        """Send every tensor of the manifest, in its order, shape and dtype, with a digest of each.
 
         Where rank 0 can't send any more, it gathers the rest all the same, so that no other rank waits for it, and
         raises only then.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def model_class(config: Any) -> Any:
+def model_class(config: object) -> Any:
     """The auto class that loads a model with the head of a language model, its vision tower included.
 
     Args:
@@ -28,7 +28,7 @@ def model_class(config: Any) -> Any:
     return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
 
 
-def image_token_of(config: Any) -> int | None:
+def image_token_of(config: object) -> int | None:
     """The token that stands in a prompt for a part of an image; None where the model has none."""
     for name in ("image_token_id", "image_token_index"):
         token = getattr(config, name, None)
@@ -37,6 +37,6 @@ def image_token_of(config: Any) -> int | None:
     return None
 
 
-def takes_images(config: Any) -> bool:
+def takes_images(config: object) -> bool:
     """Whether a model with this config looks at images: it has a vision tower and a token that stands for one."""
     return getattr(config, "vision_config", None) is not None and image_token_of(config) is not None

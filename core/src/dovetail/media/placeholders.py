@@ -35,7 +35,7 @@ def produced_placeholders(
         yield ids_BL
         return
 
-    def true_ids(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def true_ids(_: object, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         given = args[0] if args else None
         if not isinstance(given, Tensor) or given.shape != produced_BL.shape:
             return None

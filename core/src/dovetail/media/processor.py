@@ -135,7 +135,7 @@ def _config_of(section: ModelSection) -> Any:
         ) from error
 
 
-def _processor_of(section: ModelSection, config: Any, tokenizer: Any) -> Any:
+def _processor_of(section: ModelSection, config: object, tokenizer: object) -> Any:
     """The model's processor around our tokenizer and image processor.
 
     transformers' own way makes the video processor too, which needs torchvision; images need none. So it is made
@@ -169,7 +169,7 @@ def _processor_of(section: ModelSection, config: Any, tokenizer: Any) -> Any:
     return made
 
 
-def _unchecked(_processor: Any, _name: str, _part: Any) -> None:
+def _unchecked(_processor: object, _name: str, _part: object) -> None:
     return None
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Real
 
 
 @attrs.frozen
-class Spread:
+class RunningVariance:
     """Mean and sum of squared deviations of some numbers, which merge without cancellation (Chan et al., 1979)."""
 
     count: float
@@ -18,7 +18,7 @@ class Spread:
     squares: float
 
     @classmethod
-    def of(cls, values: Real[np.ndarray, "K"]) -> Spread:
+    def of(cls, values: Real[np.ndarray, "K"]) -> RunningVariance:
         """Of numbers [K], in float64."""
         if not len(values):
             return cls(0.0, 0.0, 0.0)
@@ -26,13 +26,13 @@ class Spread:
         mean = float(exact.mean())
         return cls(float(len(exact)), mean, float(np.square(exact - mean).sum()))
 
-    def merge(self, other: Spread) -> Spread:
+    def merge(self, other: RunningVariance) -> RunningVariance:
         """Both sets of numbers taken together."""
         count = self.count + other.count
         if not count:
             return self
         apart, share = other.mean - self.mean, other.count / count
-        return Spread(
+        return RunningVariance(
             count,
             self.mean + apart * share,
             self.squares + other.squares + apart**2 * self.count * share,
@@ -43,8 +43,8 @@ class Spread:
 class ExplainedVariance:
     """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for a constant, below for worse; NaN where all R are equal."""
 
-    returns: Spread
-    errors: Spread
+    returns: RunningVariance
+    errors: RunningVariance
 
     @classmethod
     def of(
@@ -55,7 +55,7 @@ class ExplainedVariance:
     ) -> ExplainedVariance:
         """Of values and returns [T] where the mask [T] is 1."""
         kept_K, aims_K = values_T[mask_T].astype(np.float64), returns_T[mask_T].astype(np.float64)
-        return cls(Spread.of(aims_K), Spread.of(aims_K - kept_K))
+        return cls(RunningVariance.of(aims_K), RunningVariance.of(aims_K - kept_K))
 
     @property
     def value(self) -> float:

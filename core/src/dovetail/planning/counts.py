@@ -17,7 +17,7 @@ NAMES: dict[Examples, str] = {
 
 
 @attrs.frozen(kw_only=True)
-class Counts:
+class RunCounts:
     """Resolved counts. A sample is one response to a prompt; a step is one rollout batch, or one of a dataset's examples, which count
     as prompts here.
     """
@@ -93,7 +93,7 @@ class Counts:
         return f"{prompts:,} {name}" + (f" = {prompts * n:,} answers" if n > 1 else "")
 
 
-def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") -> Counts:
+def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") -> RunCounts:
     """Resolve the counts of a config.
 
     Args:
@@ -116,7 +116,7 @@ def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") ->
     steps = None if prompts is None else prompts * config.trainer.total_epochs // batch
     if config.trainer.total_steps is not None:
         steps = config.trainer.total_steps
-    return Counts(
+    return RunCounts(
         kind=kind,
         prompts_per_step=batch,
         samples_per_prompt=n,

@@ -20,7 +20,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @attrs.frozen(kw_only=True)
-class Layer:
+class WeightLayer:
     """A layer with one weight matrix: linear, or an embedding."""
 
     inputs: int
@@ -54,7 +54,7 @@ class ModelShape:
     """All of them, each once; buffers are not counted."""
     head_parameters: int
     """Of them, those of an output layer that shares its weight with no embedding."""
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, WeightLayer]
     """Every layer with one weight matrix, by its name."""
     modules: frozenset[str]
     """Names of all modules."""
@@ -170,7 +170,7 @@ def _weights(config: Any, model: Any) -> Iterator[Weight]:
         )
 
 
-def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:
+def _layers(model: Any, head: Any) -> Iterator[tuple[str, WeightLayer]]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -184,4 +184,4 @@ def _layers(model: Any, head: Any) -> Iterator[tuple[str, Layer]]:
             continue
         linear = module is not head and not isinstance(module, nn.Embedding)
         shared = users[id(module.weight)] > 1
-        yield name, Layer(inputs=inputs, outputs=outputs, linear=linear, shared=shared)
+        yield name, WeightLayer(inputs=inputs, outputs=outputs, linear=linear, shared=shared)

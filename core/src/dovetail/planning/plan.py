@@ -10,7 +10,7 @@ import attrs
 from dovetail.errors import PlanError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
-from dovetail.planning.counts import NAMES, Counts, count
+from dovetail.planning.counts import NAMES, RunCounts, count
 from dovetail.planning.images import check_images
 from dovetail.planning.initial_columns import REWARD_COLUMNS, initial_columns
 from dovetail.planning.models import ModelRole, models_of
@@ -47,7 +47,7 @@ class Plan:
     models: tuple[ModelRole, ...]
     refs: Mapping[str, PluginRef]
     """The chosen plugin of each config section, by its key path."""
-    counts: Counts
+    counts: RunCounts
     placement: Placement
     """Where everything lives."""
 

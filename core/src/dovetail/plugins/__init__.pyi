@@ -1,5 +1,5 @@
 from .isolation import (
-    Facts as Facts,
+    EnvironmentInfo as EnvironmentInfo,
     environment_problems as environment_problems,
     facts_here as facts_here,
     facts_of as facts_of,

@@ -13,7 +13,7 @@ from dovetail.plugins.distributions import Installed
 from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
 from dovetail.plugins.manifest import (
     COMMAND,
-    Manifest,
+    DistributionManifest,
     ManifestError,
     PluginManifest,
     read_manifest,
@@ -49,7 +49,7 @@ class PluginEntry:
     state: State
     reason: str | None = None
     """Why it is not compatible, or why its import fails."""
-    mend: str | None = None
+    fix: str | None = None
     """What to do about it."""
     manifest: PluginManifest | None = None
     entry_point: importlib.metadata.EntryPoint | None = None
@@ -101,7 +101,7 @@ class PluginEntry:
             "state": self.state,
             "probe": self.probe,
             "reason": self.reason,
-            "mend": self.mend,
+            "fix": self.fix,
             "distribution": self.distribution,
             "version": self.version,
             "interface": self.interface,
@@ -115,18 +115,18 @@ class PluginEntry:
 
 
 class Rejection(Exception):
-    """A gate's verdict: the state, the reason and the mend."""
+    """A gate's verdict: the state, the reason and the fix."""
 
-    def __init__(self, state: State, reason: str, mend: str | None) -> None:
+    def __init__(self, state: State, reason: str, fix: str | None) -> None:
         super().__init__(reason)
         self.state = state
         self.reason = reason
-        self.mend = mend
+        self.fix = fix
 
 
 def entries_of(distribution: Installed) -> list[PluginEntry]:
     """Every plugin of one distribution, gated."""
-    manifests: dict[str, Manifest | ManifestError] = {}
+    manifests: dict[str, DistributionManifest | ManifestError] = {}
     entries = []
     for entry_point in distribution.entry_points:
         if entry_point.group in EXTENSION_GROUPS:
@@ -134,7 +134,7 @@ def entries_of(distribution: Installed) -> list[PluginEntry]:
         entries.append(_entry(entry_point, distribution, manifests))
     declared = {(entry.kind, entry.name) for entry in entries}
     for manifest in manifests.values():
-        if isinstance(manifest, Manifest):
+        if isinstance(manifest, DistributionManifest):
             entries += [
                 _only_in_manifest(plugin, distribution)
                 for plugin in manifest.plugins
@@ -146,12 +146,12 @@ def entries_of(distribution: Installed) -> list[PluginEntry]:
 def _entry(
     entry_point: importlib.metadata.EntryPoint,
     distribution: Installed,
-    manifests: dict[str, Manifest | ManifestError],
+    manifests: dict[str, DistributionManifest | ManifestError],
 ) -> PluginEntry:
     kind, name = entry_point.group.removeprefix(GROUP_PREFIX), entry_point.name
     plugin: PluginManifest | None = None
     state: State = "compatible"
-    reason = mend = None
+    reason = fix = None
     try:
         _check_declaration(kind, name, entry_point.value)
         package = entry_point.value.split(":")[0].split(".")[0]
@@ -160,7 +160,7 @@ def _entry(
         plugin = _agreeing(manifests[package], kind, name, entry_point.value, distribution)
         _check_interface(plugin, distribution)
     except Rejection as verdict:
-        state, reason, mend = verdict.state, verdict.reason, verdict.mend
+        state, reason, fix = verdict.state, verdict.reason, verdict.fix
     return PluginEntry(
         kind=kind,
         name=name,
@@ -169,7 +169,7 @@ def _entry(
         target=entry_point.value,
         state=state,
         reason=reason,
-        mend=mend,
+        fix=fix,
         manifest=plugin,
         entry_point=entry_point,
     )
@@ -196,11 +196,11 @@ def _check_declaration(kind: str, name: str, target: str) -> None:
         raise Rejection(
             "invalid",
             f"its target {target!r} is not of the form module:Class",
-            "mend pyproject.toml",
+            "fix pyproject.toml",
         )
 
 
-def _manifest_or_error(package: str, distribution: str) -> Manifest | ManifestError:
+def _manifest_or_error(package: str, distribution: str) -> DistributionManifest | ManifestError:
     try:
         return read_manifest(package, distribution)
     except ManifestError as error:
@@ -208,7 +208,11 @@ def _manifest_or_error(package: str, distribution: str) -> Manifest | ManifestEr
 
 
 def _agreeing(
-    manifest: Manifest | ManifestError, kind: str, name: str, target: str, distribution: Installed
+    manifest: DistributionManifest | ManifestError,
+    kind: str,
+    name: str,
+    target: str,
+    distribution: Installed,
 ) -> PluginManifest:
     """What the manifest says of this entry point, provided that the two agree."""
     if isinstance(manifest, ManifestError):
@@ -275,6 +279,6 @@ def _only_in_manifest(plugin: PluginManifest, distribution: Installed) -> Plugin
         target=plugin.target,
         state="invalid",
         reason="its manifest lists it, but no installed entry point does",
-        mend=f"entry points are written at installation: install {distribution.name} again",
+        fix=f"entry points are written at installation: install {distribution.name} again",
         manifest=plugin,
     )

@@ -91,7 +91,7 @@ def torch_build() -> str | None:
 
 
 def cpu_torch_on_gpu_host() -> str | None:
-    """A warning with the command that mends it where a GPU is here, but torch can't use it; None where all is well."""
+    """A warning with the command that fixes it where a GPU is here, but torch can't use it; None where all is well."""
     if torch_build() != "cpu":
         return None
     gpus = gpu_names()

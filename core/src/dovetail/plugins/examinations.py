@@ -96,7 +96,7 @@ def _ask(entry_point: importlib.metadata.EntryPoint, timeout: float) -> list[Any
     return rows
 
 
-def _check(row: Any) -> None:
+def _check(row: object) -> None:
     if not isinstance(row, dict) or row.keys() != ROW.keys():
         keys = sorted(row) if isinstance(row, dict) else type(row).__name__
         raise ValueError(f"a row has the keys {', '.join(ROW)}, not {keys}")

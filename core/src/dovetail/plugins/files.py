@@ -139,7 +139,7 @@ def _run(place: Path) -> types.ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = _line_in(place, error)
-        hint = "mend the file"
+        hint = "fix the file"
         if isinstance(error, ModuleNotFoundError):
             hint = (
                 f"install the package that provides {error.name!r}; modules beside the file can't be "
@@ -154,7 +154,7 @@ def _run(place: Path) -> types.ModuleType:
     return module
 
 
-def _reduced(path: str, value: Any) -> tuple[Any, ...]:
+def _reduced(path: str, value: object) -> tuple[Any, ...]:
     """Pickle an instance, such as a config, by its file: the process that reads it may not have run that."""
     return _blank, (path, type(value).__name__), value.__getstate__()
 
@@ -196,7 +196,9 @@ def _from_function(function: Callable[..., Any], attribute: str) -> type[RewardF
     return type(attribute, (RewardFunction,), members)
 
 
-def file_and_attribute(kind: str, path: Any, attribute: Any, name: Any = None) -> tuple[str, str]:
+def file_and_attribute(
+    kind: str, path: object, attribute: object, name: object = None
+) -> tuple[str, str]:
     """Check the `path` and `attribute` of a config section; a reward function's is `compute_score` unless given.
 
     Raises:

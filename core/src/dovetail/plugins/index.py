@@ -162,7 +162,7 @@ def _mark_conflicts(entries: Iterable[PluginEntry]) -> list[PluginEntry]:
                 state="conflict",
                 reason="also claimed by "
                 + ", ".join(f"{c.distribution} {c.version}" for c in others),
-                mend=f"write name: {entry.name}@{entry.distribution}, or uninstall the others",
+                fix=f"write name: {entry.name}@{entry.distribution}, or uninstall the others",
             )
         marked.append(entry)
     return marked
@@ -190,8 +190,8 @@ def _refuse_conflict(kind: str, name: str, claimants: list[PluginEntry]) -> NoRe
 
 def _refuse_unusable(kind: str, name: str, claimants: list[PluginEntry]) -> NoReturn:
     reasons = "; ".join(f"{c.distribution} {c.version} is {c.state}: {c.reason}" for c in claimants)
-    mends = list(dict.fromkeys(c.mend for c in claimants if c.mend))
+    fixes = list(dict.fromkeys(c.fix for c in claimants if c.fix))
     raise PluginIncompatibleError(
         f"{kind} plugin {name!r} is installed but can't be used: {reasons}",
-        hint="; ".join(mends) or None,
+        hint="; ".join(fixes) or None,
     )

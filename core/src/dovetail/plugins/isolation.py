@@ -44,7 +44,7 @@ _OF_TRAINERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Facts:
+class EnvironmentInfo:
     """What an environment has: JSON values only."""
 
     executable: str
@@ -67,7 +67,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Problem:
+class EnvironmentProblem:
     """One thing that keeps an environment from its role."""
 
     message: str
@@ -100,7 +100,9 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
     )
 
 
-def facts_here(plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()) -> Facts:
+def facts_here(
+    plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
+) -> EnvironmentInfo:
     """What this environment has. Imports none of the plugins.
 
     Args:
@@ -110,7 +112,7 @@ def facts_here(plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str
     from dovetail.plugins.environment import torch_build
 
     asked = [item for item in plugins if item.get("path") is None]
-    return Facts(
+    return EnvironmentInfo(
         executable=sys.executable,
         python=platform.python_version(),
         packages={name: _version(name) for name in (CORE, *packages)},
@@ -123,7 +125,7 @@ def facts_here(plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str
 
 def facts_of(
     interpreter: Path, plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
-) -> Facts:
+) -> EnvironmentInfo:
     """What the environment of another interpreter has; it is asked in a process of its own.
 
     Raises:
@@ -151,7 +153,7 @@ def facts_of(
     python, _, told = text.partition("\n")
     if not told:
         raise _no_answer(interpreter, f"it ended with exit code {code}: {last}", python)
-    return Facts(**json.loads(told))
+    return EnvironmentInfo(**json.loads(told))
 
 
 def tell(descriptor: int) -> None:
@@ -162,8 +164,8 @@ def tell(descriptor: int) -> None:
 
 
 def environment_problems(
-    here: Facts, there: Facts, *, accelerators: bool = False
-) -> Iterator[Problem]:
+    here: EnvironmentInfo, there: EnvironmentInfo, *, accelerators: bool = False
+) -> Iterator[EnvironmentProblem]:
     """What keeps two environments from working together.
 
     Args:
@@ -172,14 +174,14 @@ def environment_problems(
         accelerators: whether weights go from the accelerators of one to those of the other.
     """
     if _minor(there.python) != _minor(here.python):
-        yield Problem(
+        yield EnvironmentProblem(
             f"it has Python {there.python}, and the controller {here.python}",
             f"make it with Python {_minor(here.python)}",
         )
     for name, version in here.packages.items():
         found = there.packages.get(name)
         if found != version:
-            yield Problem(
+            yield EnvironmentProblem(
                 f"it has {f'{name} {found}' if found else f'no {name}'}, and the controller {name} {version}",
                 f"{there.pip} {name}=={version}",
             )
@@ -200,7 +202,7 @@ def plugins_of_roles(
     return [item for item in plugins if item["kind"] in kinds]
 
 
-def require_environment(where: str, found: Iterable[Problem]) -> None:
+def require_environment(where: str, found: Iterable[EnvironmentProblem]) -> None:
     """Refuse to go on where there are problems.
 
     Raises:
@@ -218,39 +220,39 @@ def require_environment(where: str, found: Iterable[Problem]) -> None:
 
 
 def _of_plugin(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], there: Facts
-) -> Iterator[Problem]:
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], there: EnvironmentInfo
+) -> Iterator[EnvironmentProblem]:
     title = f"{theirs['kind']} {theirs['name']!r} of {theirs['distribution']}"
     if theirs.get("missing"):
         version = f"=={mine['version']}" if mine.get("version") else ""
-        yield Problem(
+        yield EnvironmentProblem(
             f"it lacks {title}: {theirs['missing']}",
             f"{there.pip} '{theirs['distribution']}{version}'",
         )
         return
     for key, words in (("version", "version"), ("sha256", "content with SHA-256")):
         if mine and mine.get(key) != theirs.get(key):
-            yield Problem(
+            yield EnvironmentProblem(
                 f"{title} has {words} {_short(mine, key)} on the controller and {_short(theirs, key)} there",
                 "install the same distribution in both environments",
             )
     for unmet in theirs["unmet"]:
-        yield Problem(
+        yield EnvironmentProblem(
             f"{title} needs {unmet['need']} ({unmet['found']})", unmet["install"], needs=True
         )
 
 
-def _of_accelerators(here: Facts, there: Facts) -> Iterator[Problem]:
+def _of_accelerators(here: EnvironmentInfo, there: EnvironmentInfo) -> Iterator[EnvironmentProblem]:
     major = [(facts.build or "none").partition(".")[0] for facts in (here, there)]
     if major[0] != major[1]:
-        yield Problem(
+        yield EnvironmentProblem(
             f"its torch is built for {there.build}, and the trainer's for {here.build}",
             "install builds of torch for the same major version of CUDA in both",
         )
     # NCCL promises nothing between minor versions (docs.nvidia.com/deeplearning/nccl).
     minor = [(facts.nccl or "none").rsplit(".", 1)[0] for facts in (here, there)]
     if minor[0] != minor[1]:
-        yield Problem(
+        yield EnvironmentProblem(
             f"it has NCCL {there.nccl or 'of no version'}, and the trainer {here.nccl or 'none'}",
             "install the same NCCL in both, or set rollout.weight_transport=disk",
         )

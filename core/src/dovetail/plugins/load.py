@@ -90,10 +90,10 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
     for attribute, declared in (("name", entry.name), ("api", entry.manifest.api)):
         actual = getattr(cls, attribute, None)
         if actual != declared:
-            told = "its entry point" if attribute == "name" else "its manifest"
+            source = "its entry point" if attribute == "name" else "its manifest"
             raise PluginBrokenError(
                 f"{entry.target} of {entry.title} has {attribute} = {actual!r}, "
-                f"but {told} says {declared!r}",
+                f"but {source} says {declared!r}",
                 hint=f"make the two agree, then: {COMMAND}",
             )
     return cls
@@ -173,7 +173,7 @@ def _import(entry: PluginEntry) -> object:
     from dovetail.plugins.driver import load_entry_point
 
     if entry.entry_point is None:
-        raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.mend)
+        raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.fix)
     try:
         return load_entry_point(entry.entry_point)
     except (Exception, SystemExit) as error:

@@ -12,7 +12,7 @@ What = Literal[
 
 
 @dataclass(frozen=True)
-class Difference:
+class LockDifference:
     """One thing that was another one before."""
 
     subject: str
@@ -33,7 +33,7 @@ class Difference:
 
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], gone: Mapping[str, str] | None = None
-) -> list[Difference]:
+) -> list[LockDifference]:
     """Compare two locks.
 
     Another version, content, environment or choice of plugins is told. Another distribution behind the same name, or
@@ -46,7 +46,7 @@ def differences(
     """
     missing = gone or {}
     before, after = _by_key(old), _by_key(new)
-    found: list[Difference] = []
+    found: list[LockDifference] = []
     for key in sorted(before.keys() | after.keys()):
         title = "/".join(key)
         if key not in after:
@@ -54,11 +54,11 @@ def differences(
             if title in missing:
                 text = f"{title} of {_source(before[key])} is no longer there: {missing[title]}"
             found.append(
-                Difference(title, "choice", _source(before[key]), None, text, title in missing)
+                LockDifference(title, "choice", _source(before[key]), None, text, title in missing)
             )
         elif key not in before:
             text = f"{title} is used now and was not before"
-            found.append(Difference(title, "choice", None, _source(after[key]), text))
+            found.append(LockDifference(title, "choice", None, _source(after[key]), text))
         else:
             found += _of_plugin(title, before[key], after[key])
     found += _of_place("", old, new)
@@ -74,44 +74,48 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], 
     return [d.text for d in found if not d.refused], [d.text for d in found if d.refused]
 
 
-def _of_plugin(title: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _of_plugin(
+    title: str, was: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[LockDifference]:
     if _source(was) != _source(now):
         text = f"{title} came from {_source(was)} and comes from {_source(now)} now"
-        yield Difference(title, "distribution", _source(was), _source(now), text, refused=True)
+        yield LockDifference(title, "distribution", _source(was), _source(now), text, refused=True)
         return
     if was.get("api") != now.get("api"):
         text = f"{title} was made for interface {was.get('api')} and is for {now.get('api')} now"
-        yield Difference(title, "interface", was.get("api"), now.get("api"), text, refused=True)
+        yield LockDifference(title, "interface", was.get("api"), now.get("api"), text, refused=True)
         return
     if was.get("version") != now.get("version"):
         text = f"{title} was version {was.get('version')}, now {now.get('version')}"
-        yield Difference(title, "version", was.get("version"), now.get("version"), text)
+        yield LockDifference(title, "version", was.get("version"), now.get("version"), text)
     if was.get("sha256") != now.get("sha256"):
         text = f"the code of {title} ({_source(now)}) has changed (SHA-256 {_short(was)}, now {_short(now)})"
-        yield Difference(title, "content", was.get("sha256"), now.get("sha256"), text)
+        yield LockDifference(title, "content", was.get("sha256"), now.get("sha256"), text)
 
 
 def _of_environment(
     role: str, was: Mapping[str, Any] | None, now: Mapping[str, Any] | None
-) -> Iterator[Difference]:
+) -> Iterator[LockDifference]:
     subject = f"environment {role}"
     paths = [None if place is None else place["path"] for place in (was, now)]
     if paths[0] != paths[1]:
         told = [path or "the run's own environment" for path in paths]
         text = f"{role} ran in {told[0]}, now in {told[1]}"
-        yield Difference(subject, "environment", paths[0], paths[1], text)
+        yield LockDifference(subject, "environment", paths[0], paths[1], text)
     if was and now and "python" in was and "python" not in now:
         text = f"{role} ran in {was['path']}, which is not here or gives no answer"
-        yield Difference(subject, "environment", was["path"], None, text)
+        yield LockDifference(subject, "environment", was["path"], None, text)
     elif was and now:
         yield from _of_place(f" in the environment of {role}", was, now)
 
 
-def _of_place(where: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _of_place(
+    where: str, was: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[LockDifference]:
     """Python and the packages of an environment; a lock without them, of an earlier version of core, tells nothing."""
     if was.get("python") and now.get("python") and was["python"] != now["python"]:
         text = f"Python{where} was {was['python']}, now {now['python']}"
-        yield Difference(f"python{where}", "python", was["python"], now["python"], text)
+        yield LockDifference(f"python{where}", "python", was["python"], now["python"], text)
     if "packages" not in was or "packages" not in now:
         return
     before, after = was["packages"], now["packages"]
@@ -119,7 +123,9 @@ def _of_place(where: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
         if before.get(name) != after.get(name):
             had, has = before.get(name) or "absent", after.get(name) or "absent"
             text = f"the package {name}{where} was {had}, now {has}"
-            yield Difference(f"{name}{where}", "package", before.get(name), after.get(name), text)
+            yield LockDifference(
+                f"{name}{where}", "package", before.get(name), after.get(name), text
+            )
 
 
 def _by_key(lock: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:

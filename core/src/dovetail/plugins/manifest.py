@@ -70,7 +70,7 @@ class PluginManifest:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DistributionManifest:
     """What one distribution says of its plugins."""
 
     path: Path
@@ -104,7 +104,7 @@ def package_directories(package: str) -> list[Path]:
     return [Path(place) for place in spec.submodule_search_locations]
 
 
-def read_manifest(package: str, distribution: str) -> Manifest:
+def read_manifest(package: str, distribution: str) -> DistributionManifest:
     """Read the manifest that lies in a top-level package.
 
     Raises:
@@ -127,7 +127,7 @@ def read_manifest(package: str, distribution: str) -> Manifest:
     )
 
 
-def read_manifest_file(path: Path, distribution: str) -> Manifest:
+def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
     """Read one manifest.
 
     Raises:
@@ -154,12 +154,12 @@ def read_manifest_file(path: Path, distribution: str) -> Manifest:
     if not isinstance(plugins, list):
         raise ManifestError(f"{path}: `plugins` must be a list", hint=remake)
     try:
-        return Manifest(path, owner, tuple(_plugin(item) for item in plugins))
+        return DistributionManifest(path, owner, tuple(_plugin(item) for item in plugins))
     except (TypeError, ValueError) as error:
         raise ManifestError(f"{path}: {error}", hint=remake) from error
 
 
-def _plugin(item: Any) -> PluginManifest:
+def _plugin(item: object) -> PluginManifest:
     """Build one entry, refusing what later code could not use."""
     if not isinstance(item, dict):
         raise TypeError(f"an entry of `plugins` is {item!r}, not an object")

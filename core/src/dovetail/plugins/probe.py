@@ -28,7 +28,7 @@ class ProbeResult:
 
     loadable: bool
     cause: str | None = None
-    mend: str | None = None
+    fix: str | None = None
     for_want_of_needs: bool = False
     """It fails only because a need is unmet in this environment."""
 
@@ -68,7 +68,7 @@ def with_probe(
                     entry,
                     probe="broken",
                     reason=entry.reason or result.cause,
-                    mend=entry.mend or result.mend,
+                    fix=entry.fix or result.fix,
                 )
             )
     return probed

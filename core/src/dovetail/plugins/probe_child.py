@@ -27,7 +27,7 @@ def main() -> None:
                 answer = {
                     "loadable": False,
                     "cause": error.message,
-                    "mend": error.hint,
+                    "fix": error.hint,
                     "for_want_of_needs": isinstance(error, PluginNeedsError),
                 }
             answers.write(json.dumps(answer) + "\n")

@@ -26,7 +26,7 @@ class TruncatedLogProbs(PreflightRule):
 
     Under top-p, top-k or a setting of the engine's own (`RolloutSection.truncation`) the engine's probabilities are
     shared among the tokens that are left, while the trainer's are over all of them: every rollout probability is too high
-    by the mass that was cut, and ratios and weights carry that as a bias. The consistency gate allows for it by itself.
+    by the mass that was cut, and ratios and weights carry that as a bias. The log-probability check allows for it by itself.
     """
 
     name = "truncated_log_probs"
@@ -95,58 +95,58 @@ class WeightsIgnored(PreflightRule):
             )
 
 
-class GateNeverFires(PreflightRule):
-    """The consistency gate is set so that it never measures, never warns, or stops a run before it has warned."""
+class LogProbCheckNeverFires(PreflightRule):
+    """The log-probability check is set so that it never measures, never warns, or stops a run before it has warned."""
 
-    name = "gate_never_fires"
+    name = "logprob_check_never_fires"
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        gate = config.algorithm.gate
-        key = "algorithm.gate"
+        section = config.algorithm.logprob_check
+        key = "algorithm.logprob_check"
         if not generates(config):
             return
-        if gate.warn_above >= 1:
+        if section.warn_above >= 1:
             yield self.warning(
-                f"{key}.warn_above = {gate.warn_above:g} is never passed: two probabilities differ by less than 1",
+                f"{key}.warn_above = {section.warn_above:g} is never passed: two probabilities differ by less than 1",
                 hint=f"set {key}.warn_above=0.01",
             )
-        if gate.stop_above is not None and gate.stop_above >= 1:
+        if section.stop_above is not None and section.stop_above >= 1:
             yield self.warning(
-                f"{key}.stop_above = {gate.stop_above:g} is never passed: two probabilities differ by less than 1",
+                f"{key}.stop_above = {section.stop_above:g} is never passed: two probabilities differ by less than 1",
                 hint=f"set {key}.stop_above=0.1, or null to never stop",
             )
-        elif gate.stop_above is not None and gate.stop_above < gate.warn_above:
+        elif section.stop_above is not None and section.stop_above < section.warn_above:
             yield self.warning(
-                f"{key}.stop_above = {gate.stop_above:g} is below {key}.warn_above = {gate.warn_above:g}: "
+                f"{key}.stop_above = {section.stop_above:g} is below {key}.warn_above = {section.warn_above:g}: "
                 "the run stops before it has ever warned",
-                hint=f"set {key}.warn_above={gate.stop_above / 10:g}, or {key}.stop_above=null to never stop",
+                hint=f"set {key}.warn_above={section.stop_above / 10:g}, or {key}.stop_above=null to never stop",
             )
         if plan is not None:
             yield from self._never_measures(config, plan)
 
     def _never_measures(self, config: RunConfig, plan: Plan) -> Iterator[Finding]:
-        gate, steps = config.algorithm.gate, plan.counts.steps
-        standard = type(gate)()
+        section, steps = config.algorithm.logprob_check, plan.counts.steps
+        standard = type(section)()
         if not plan.has_stage("logprob_check"):
-            # Nothing can be done about the engine: that is worth a line only where the gate was asked for.
-            if gate != standard:
+            # Nothing can be done about the engine: that is worth a line only where the check was asked for.
+            if section != standard:
                 yield self.warning(
-                    f"algorithm.gate can't measure: rollout.name = {plan.refs['rollout'].name} gives no "
+                    f"algorithm.logprob_check can't measure: rollout.name = {plan.refs['rollout'].name} gives no "
                     "log-probabilities (it lacks the capability 'logprobs')",
-                    hint="leave algorithm.gate out, or choose an engine with that capability",
+                    hint="leave algorithm.logprob_check out, or choose an engine with that capability",
                 )
-        elif gate.every == 0 and "rollout_log_probs" not in plan.wanted_log_probs:
-            # 0 alone is how the gate is turned off; bounds besides say that it was not meant so.
-            if attrs.evolve(gate, every=standard.every) != standard:
+        elif section.every == 0 and "rollout_log_probs" not in plan.wanted_log_probs:
+            # 0 alone is how the check is turned off; bounds besides say that it was not meant so.
+            if attrs.evolve(section, every=standard.every) != standard:
                 yield self.warning(
-                    "algorithm.gate.every = 0 measures only where the rollout's log-probabilities are there anyway, "
+                    "algorithm.logprob_check.every = 0 measures only where the rollout's log-probabilities are there anyway, "
                     "and nothing in this config asks for them: its bounds are never looked at",
-                    hint="set algorithm.gate.every=10",
+                    hint="set algorithm.logprob_check.every=10",
                 )
-        elif steps is not None and gate.every > max(steps, standard.every):
+        elif steps is not None and section.every > max(steps, standard.every):
             yield self.warning(
-                f"algorithm.gate.every = {gate.every} is more than the run's {steps} steps: it measures at the "
+                f"algorithm.logprob_check.every = {section.every} is more than the run's {steps} steps: it measures at the "
                 "first step and never again",
-                hint=f"set algorithm.gate.every={max(1, steps // 4)}",
+                hint=f"set algorithm.logprob_check.every={max(1, steps // 4)}",
             )

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import DovetailError
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.sections.algorithm import KlInLossSection
 
@@ -17,7 +18,7 @@ class Selected:
 
     name: str
     cls: Any
-    config: Any
+    config: PluginConfig
 
 
 def selected(kind: str, section: PluginSection | None) -> Selected | None:

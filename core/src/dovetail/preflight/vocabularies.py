@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.errors import ModelError
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.models import model_directory
 from dovetail.sections import ModelSection, RunConfig
@@ -132,7 +133,7 @@ def _vocabulary(
     )
 
 
-def _needed(tokenizer: Any, added: frozenset[str]) -> Iterator[str]:
+def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
     """The added tokens that end a sequence or stand in the chat template, under their own or a special token's name."""
     templates = tokenizer.chat_template or ""
     text = templates if isinstance(templates, str) else "\n".join(templates.values())

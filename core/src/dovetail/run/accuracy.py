@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.experience.validation import CORRECT, main_metric
+from dovetail.interfaces.plugin import Logger
 
 if TYPE_CHECKING:
     from dovetail.run.checkpoints import RunState
@@ -20,7 +21,7 @@ class AccuracyKeeper:
         logger: of the run; it warns where a validation lacks the metric.
     """
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: Logger) -> None:
         self._logger = logger
         self._warned = False
 

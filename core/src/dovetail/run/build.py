@@ -14,12 +14,12 @@ import attrs
 from dovetail.errors import ConfigError
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
-from dovetail.interfaces.plugin import Plugin, PluginContext
+from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.run.checkpoints import RunCheckpoints, RunState
-from dovetail.run.collector import Collector
+from dovetail.run.collector import RolloutCollector
 from dovetail.run.data import Data
 from dovetail.run.data_checks import check_sampler
 from dovetail.run.evaluator import Evaluator
@@ -33,7 +33,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig
 from dovetail.stages.algorithm import staleness
-from dovetail.weights.residency import Residency
+from dovetail.weights.offload import OffloadManager
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
@@ -46,7 +46,7 @@ def build(
     data: Data,
     plan: Plan,
     run_directory: RunDirectory,
-    logger: Any,
+    logger: Logger,
     *,
     reward: Callable[..., Any] | None = None,
     stop: StopSwitch | None = None,
@@ -169,7 +169,7 @@ def build(
             ),
             stop=stop or StopSwitch(),
         )
-        residency = Residency(_offloaded(plan, groups), record.phase)
+        offload_manager = OffloadManager(_offloaded(plan, groups), record.phase)
         if pool is None:
             none = NoRollout()
             parts: dict[str, Any] = {
@@ -187,7 +187,7 @@ def build(
                 groups["actor"],
                 pool=pool,
                 manager=manager,
-                residency=residency,
+                offload_manager=offload_manager,
                 checkpoints=checkpoints,
                 loader=loader,
                 ledger=ledger,
@@ -199,7 +199,11 @@ def build(
             **parts,
             record=record,
             learner=Learner(
-                record, stages, residency=residency, publisher=parts["publisher"], ledger=ledger
+                record,
+                stages,
+                offload_manager=offload_manager,
+                publisher=parts["publisher"],
+                ledger=ledger,
             ),
             checkpoints=checkpoints,
             loader=loader,
@@ -218,7 +222,7 @@ def _generation(
     *,
     pool: RolloutPool,
     manager: Any,
-    residency: Residency,
+    offload_manager: OffloadManager,
     checkpoints: RunCheckpoints,
     loader: PromptLoader,
     ledger: Ledger,
@@ -246,13 +250,13 @@ def _generation(
         actor=actor,
         service=service,
         pool=pool,
-        residency=residency,
+        offload_manager=offload_manager,
         tokenizer=data.tokenizer,
     )
     return {
         "service": service,
         "publisher": publisher,
-        "collector": Collector(
+        "collector": RolloutCollector(
             record,
             publisher,
             service,

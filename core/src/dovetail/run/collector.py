@@ -1,4 +1,4 @@
-"""Collector: the samples of a step, from the rollout service, with refills and filters."""
+"""RolloutCollector: the samples of a step, from the rollout service, with refills and filters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import StopRequested
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
-from dovetail.experience.refill import Rollout
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
@@ -32,7 +32,7 @@ FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""
 
 
-class Collector:
+class RolloutCollector:
     """Admits prompts to the rollout service, and makes a step's experience of what it returns.
 
     Args:
@@ -81,7 +81,7 @@ class Collector:
             ]
         )
 
-    def collect(self, step: StepContext, asked: Collection[str]) -> Rollout:
+    def collect(self, step: StepContext, asked: Collection[str]) -> DynamicSampler:
         """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
 
         Args:
@@ -94,7 +94,7 @@ class Collector:
         """
         record, config = self._record, self._record.config
         limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
-        rollout = Rollout(
+        rollout = DynamicSampler(
             config.data.train_batch_size,
             self._filters,
             temperature=config.rollout.temperature,
@@ -122,7 +122,7 @@ class Collector:
             ):
                 break
             record.stop.check()
-        metrics = values(self._pool.figures())
+        metrics = values(self._pool.metrics())
         if not self._service.running:
             self._publisher.rest()
         step.metrics |= metrics
@@ -191,14 +191,14 @@ class Collector:
         for _ in range(reward.refill_rounds):
             samples = [sample for group in groups for sample in group.samples]
             greedy = [group.greedy for group in groups if group.greedy is not None]
-            thinned = [group for group in groups if group.lacks() != (0, False)]
+            thinned = [group for group in groups if group.missing() != (0, False)]
             share = reward.max_failure_share
             if not thinned or any(too_many_failures(part, share) for part in (samples, greedy)):
                 break
             self._record.stop.check()
             for group in thinned:
                 group.try_again(whole=self._whole)
-                missing, baseline = group.lacks()
+                missing, baseline = group.missing()
                 redrawn += missing + baseline
             self._service.generate(thinned)
         step.metrics["reward/refilled"] = step.metrics.get("reward/refilled", 0.0) + redrawn
@@ -210,7 +210,7 @@ class Collector:
             self._ledger.retry(epoch, prompt, attempt)
         self._ledger.take(epoch, prompt, latest, step=step.number)
 
-    def _report(self, rollout: Rollout, step: StepContext) -> None:
+    def _report(self, rollout: DynamicSampler, step: StepContext) -> None:
         """Metrics, written samples and hooks of a rollout that is finished."""
         record, config, service = self._record, self._record.config, self._service
         samples = rollout.samples

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.planning.resolved_plugins import examples_of_config
 from dovetail.run.data_checks import CheckedDataset
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Data:
     """Tokenizer and prompts, or what the trainer takes of the dataset in their place."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     train: PromptSet
     val: PromptSet | None
     kind: Examples = "prompts"

@@ -77,7 +77,7 @@ class Evaluator:
         if failures := [s.outcome for s in samples if isinstance(s.outcome, Failure)]:
             record.logger.warning(_unscored(failures, len(samples)), step=record.state.step)
         metrics["time/validation"] = time.monotonic() - began
-        self._pool.figures()  # what validation did is not the next step's
+        self._pool.metrics()  # what validation did is not the next step's
         self._service.seconds()
         record.state = self._accuracy.updated(record.state, metrics, how.n)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]

@@ -10,7 +10,7 @@ import attrs
 from dovetail.config.checks import missing_files
 from dovetail.config.load import LoadedConfig, raise_problems
 from dovetail.errors import ConfigError, DovetailError, nearest
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.planning.counts import NAMES
 from dovetail.planning.plan import Plan, make_plan
@@ -60,7 +60,7 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
     )
 
 
-def enforce(loaded: LoadedConfig, plan: Plan, logger: Any) -> tuple[Finding, ...]:
+def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, ...]:
     """Let the rules judge a run that is about to start; record their warnings and return them.
 
     They go to `events.jsonl` as information: the caller shows them, as `dovetail check` does.

@@ -11,6 +11,7 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.data.example_rows import Example, count_tokens
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.run.record import RunRecord
@@ -69,7 +70,7 @@ class ExampleCollector:
     """
 
     def __init__(
-        self, record: RunRecord, *, loader: PromptLoader, ledger: Ledger, tokenizer: Any
+        self, record: RunRecord, *, loader: PromptLoader, ledger: Ledger, tokenizer: Tokenizer
     ) -> None:
         self._record, self._tokenizer = record, tokenizer
         self._loader, self._ledger = loader, ledger

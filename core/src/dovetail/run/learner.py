@@ -21,7 +21,7 @@ from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import ON_REQUEST
-from dovetail.weights.residency import Residency
+from dovetail.weights.offload import OffloadManager
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
@@ -37,7 +37,7 @@ class Learner:
     Args:
         record: of the run.
         stages: of the plan, in its order.
-        residency: brings the models of a stage's roles onto the accelerator.
+        offload_manager: brings the models of a stage's roles onto the accelerator.
         publisher: learns that the actor's weights move.
         ledger: accounts for the prompts.
     """
@@ -47,11 +47,11 @@ class Learner:
         record: RunRecord,
         stages: Sequence[Stage],
         *,
-        residency: Residency,
+        offload_manager: OffloadManager,
         publisher: WeightPublisher | NoRollout,
         ledger: Ledger,
     ) -> None:
-        self._record, self._residency = record, residency
+        self._record, self._offload_manager = record, offload_manager
         self._publisher, self._ledger = publisher, ledger
         self._stages = list(zip(record.plan.stages, stages, strict=True))
         plugins = [plugin.cls for plugin in record.plan.facts.plugins.values()]
@@ -132,7 +132,7 @@ class Learner:
         try:
             with ExitStack() as inside:
                 for role in planned.roles:
-                    inside.enter_context(self._residency.present(role))
+                    inside.enter_context(self._offload_manager.present(role))
                 inside.enter_context(record.phase(planned.name))
                 if planned.phase == "update":
                     record.weights_dirty = True
@@ -164,7 +164,7 @@ class Learner:
             after |= other is planned
 
     def _check_columns(
-        self, planned: PlannedStage, stage: Stage, before: Batch, after: Any, step: StepContext
+        self, planned: PlannedStage, stage: Stage, before: Batch, after: object, step: StepContext
     ) -> None:
         """Check that a stage changed what it declares and nothing else; dtypes and shapes in the first step.
 

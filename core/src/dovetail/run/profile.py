@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.dispatch.profiling import ProfileSpec
+from dovetail.interfaces.plugin import Logger
 from dovetail.sections import RunConfig
 
 FOLDER = "profiles"
@@ -47,7 +48,7 @@ class StepProfile:
         directory: Path,
         *,
         steps: int | None,
-        logger: Any,
+        logger: Logger,
     ) -> None:
         self._config, self._logger, self._directory = config, logger, directory
         first, last = config.profile.steps

@@ -9,13 +9,14 @@ import attrs
 
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.run.record import RunRecord
-from dovetail.weights.probe import Probe
-from dovetail.weights.residency import Residency
+from dovetail.weights.offload import OffloadManager
+from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.weight_sync import WeightSync
 
 if TYPE_CHECKING:
-    from dovetail.experience.pool_members import Fault
+    from dovetail.experience.pool_members import ReplicaFault
 
 
 class WeightPublisher:
@@ -26,7 +27,7 @@ class WeightPublisher:
         actor: the worker group that sends.
         service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
-        residency: which training roles are on the accelerator.
+        offload_manager: which training roles are on the accelerator.
         tokenizer: of the run.
     """
 
@@ -37,10 +38,10 @@ class WeightPublisher:
         actor: Any,
         service: RolloutService,
         pool: RolloutPool,
-        residency: Residency,
-        tokenizer: Any,
+        offload_manager: OffloadManager,
+        tokenizer: Tokenizer,
     ) -> None:
-        self._record, self._residency, self._service = record, residency, service
+        self._record, self._offload_manager, self._service = record, offload_manager, service
         self._sent_any = self._resting = False
         self._offloads = record.config.rollout.offload
         self._sync = WeightSync(
@@ -48,8 +49,8 @@ class WeightPublisher:
             plan=record.plan,
             actor=actor,
             pool=pool,
-            probe=Probe.of(record.config, record.plan, tokenizer),
-            residency=residency,
+            weight_check=WeightCheck.of(record.config, record.plan, tokenizer),
+            offload_manager=offload_manager,
             run_directory=record.directory.path,
             logger=record.logger,
             phase=record.phase,
@@ -89,7 +90,7 @@ class WeightPublisher:
         """Bring the replicas onto the accelerator, with their weights, and let them generate."""
         if not self._sync.ready():
             self._bring()
-            self._residency.settle()
+            self._offload_manager.settle()
         self._resting = False
         self._service.resume()
 
@@ -109,12 +110,12 @@ class WeightPublisher:
         self._sync.bring(version)
         self._sent(version)
 
-    def _rescue(self, lost: Sequence[Fault]) -> None:
+    def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
         """Restart the replicas and send them weights, after every one was lost while it generated."""
         version = self._version()
         self._sync.rescue(lost, version)
         self._sent(version)
-        self._residency.settle()
+        self._offload_manager.settle()
 
     def _version(self) -> int:
         """The version of the actor's weights: the one in force while they have not moved; the first is 1."""

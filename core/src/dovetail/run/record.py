@@ -17,6 +17,7 @@ from dovetail.errors import (
     WeightSyncError,
     WorkerError,
 )
+from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
 from dovetail.run.checkpoints import RunCheckpoints, RunState
@@ -60,7 +61,7 @@ class RunRecord:
         checkpoints: RunCheckpoints,
         loader: PromptLoader,
         observers: Observers,
-        logger: Any,
+        logger: Logger,
         profile: StepProfile,
         stop: StopSwitch,
     ) -> None:

@@ -15,6 +15,7 @@ import attrs
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, DovetailError
+from dovetail.interfaces.plugin import Logger
 from dovetail.planning.plan import Plan, PlannedPart
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
@@ -226,7 +227,7 @@ def _command() -> str:
     return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
-def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Any) -> None:
+def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) -> None:
     warnings, refusals = compare(directory.read_json("plugins.lock.json"), now)
     for warning in warnings:
         logger.warning("plugin_changed", detail=warning)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dovetail.interfaces.plugin import Logger
 from dovetail.planning.plan import Plan
 from dovetail.sections import RunConfig
 from dovetail.sections.placement import Pool
@@ -36,7 +37,7 @@ def start_roles(
     *,
     train: Callable[[], Groups],
     generate: Callable[[], Replicas],
-    logger: Any,
+    logger: Logger,
 ) -> tuple[Groups, Replicas]:
     """Start both, and wait until both are there.
 
@@ -78,7 +79,7 @@ def start_roles(
 
 
 @contextmanager
-def _telling_of(replicas: Future[Any], logger: Any) -> Iterator[None]:
+def _telling_of(replicas: Future[Any], logger: Logger) -> Iterator[None]:
     """Say at once why an error or a Ctrl-C takes a while to have its effect."""
     try:
         yield

@@ -18,7 +18,7 @@ from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
 from dovetail.plugins.titles import title_of
 from dovetail.run.checkpoints import RunCheckpoints
-from dovetail.run.collector import Collector
+from dovetail.run.collector import RolloutCollector
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.example_collector import ExampleCollector, NoRollout
 from dovetail.run.learner import Learner
@@ -36,7 +36,7 @@ class TrainingRun(Run):
     record: RunRecord
     service: RolloutService | None
     """None in a run on a dataset's examples."""
-    collector: Collector | ExampleCollector
+    collector: RolloutCollector | ExampleCollector
     learner: Learner
     publisher: WeightPublisher | NoRollout
     evaluator: Evaluator | NoRollout

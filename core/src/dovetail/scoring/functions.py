@@ -120,7 +120,7 @@ class ConfiguredFunctions(RewardFunctions):
     def function_for(self, data_source: str | None) -> RewardCall:
         rule = self.rule_for(data_source)
         if rule is None:
-            raise ConfigError(self.complaint(data_source), hint=self.mend(data_source))
+            raise ConfigError(self.complaint(data_source), hint=self.fix(data_source))
         return rule.call
 
     def rule_for(self, data_source: str | None) -> _Rule | None:
@@ -178,7 +178,7 @@ class ConfiguredFunctions(RewardFunctions):
             f"{f'; nearest: {close!r}' if close else ''}"
         )
 
-    def mend(self, data_source: str | None) -> str:
+    def fix(self, data_source: str | None) -> str:
         """How to give a source its function."""
         everywhere = (
             "set reward.function={path: my_reward.py, attribute: compute_score} for every row"

@@ -45,7 +45,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
     if unmapped:
         problems = [functions.complaint(source, str(row)) for source, row in unmapped.items()]
         raise ConfigError(
-            _listed(problems), hint=functions.mend(next(iter(unmapped))), problems=problems
+            _listed(problems), hint=functions.fix(next(iter(unmapped))), problems=problems
         )
     if grouped and judges.unit != "group":
         raise ConfigError(
@@ -56,7 +56,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
     if bad_rows:
         raise DataError(
             _listed(bad_rows),
-            hint="mend reward_model.ground_truth of these rows, or choose another function",
+            hint="fix reward_model.ground_truth of these rows, or choose another function",
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -213,7 +212,7 @@ def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> l
     return [failure for _ in samples]
 
 
-def _checked(answer: Any, samples: Sequence[Sample], name: str) -> list[Outcome]:
+def _checked(answer: object, samples: Sequence[Sample], name: str) -> list[Outcome]:
     """The manager's answer, with everything that is no valid outcome turned into a failure."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         what = f"returned {type(answer).__name__} and not a list of outcomes"
@@ -227,7 +226,7 @@ def _checked(answer: Any, samples: Sequence[Sample], name: str) -> list[Outcome]
     return [failure for _ in samples]
 
 
-def _valid(outcome: Any, sample: Sample, name: str) -> Outcome:
+def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
     if isinstance(outcome, Failure):
         return outcome
     if isinstance(outcome, Score):

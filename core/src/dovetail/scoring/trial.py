@@ -218,7 +218,7 @@ def _own(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
 
 
 def _known(
-    row: Mapping[str, Any], truth: Any, extra: Mapping[str, Any] | None, place: str
+    row: Mapping[str, Any], truth: object, extra: Mapping[str, Any] | None, place: str
 ) -> tuple[tuple[str, ...], str]:
     """Responses without a file of them, and where they were found."""
     texts, key = _own(row)

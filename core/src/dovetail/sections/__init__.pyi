@@ -8,6 +8,7 @@ from .fields import (
     VERBATIM as VERBATIM,
     PluginSection as PluginSection,
     PresetSection as PresetSection,
+    Validator as Validator,
     plugin_field as plugin_field,
 )
 from .placement import (

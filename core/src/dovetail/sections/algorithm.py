@@ -68,8 +68,8 @@ class OverlongPenaltySection:
 
 
 @attrs.frozen(kw_only=True)
-class GateSection:
-    """The consistency gate: how far the rollout's log-probabilities are from the trainer's, and what that means."""
+class LogProbCheckSection:
+    """The log-probability check: how far the rollout's log-probabilities are from the trainer's, and what that means."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
     """Measure at the first step and every so many; 0 means only where the log-probabilities are there anyway."""
@@ -109,5 +109,5 @@ class AlgorithmSection:
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)
     """What makes up for a rollout policy that is not the training policy; None for nothing."""
-    gate: GateSection = attrs.field(factory=GateSection)
+    logprob_check: LogProbCheckSection = attrs.field(factory=LogProbCheckSection)
     """Watches that rollout engine and trainer give the same tokens the same probabilities."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
 
@@ -20,15 +20,17 @@ VERBATIM = "dovetail.verbatim"
 ONE_OR_MANY = "dovetail.one_or_many"
 """Metadata key: a bare string stands for a list of one."""
 
-COUNT: Any = (attrs.validators.ge(1), attrs.validators.le(2**20))
+Validator: TypeAlias = Any
+"""One of attrs' validators, or several, for fields of different types: attrs types each for one field type only."""
+COUNT: Validator = (attrs.validators.ge(1), attrs.validators.le(2**20))
 """Validators of a count of prompts, samples, passes or replicas: a step takes no more."""
-TOKENS: Any = (attrs.validators.ge(1), attrs.validators.le(2**24))
+TOKENS: Validator = (attrs.validators.ge(1), attrs.validators.le(2**24))
 """Validators of a length in tokens: no model reads more."""
 AT_LEAST_ONE = attrs.validators.optional(attrs.validators.ge(1))
 """Validator of a count that may be absent."""
-ABOVE_ZERO: Any = attrs.validators.optional(attrs.validators.gt(0))
+ABOVE_ZERO: Validator = attrs.validators.optional(attrs.validators.gt(0))
 """Validator of a positive number that may be absent."""
-NOT_NEGATIVE: Any = attrs.validators.optional(attrs.validators.ge(0))
+NOT_NEGATIVE: Validator = attrs.validators.optional(attrs.validators.ge(0))
 """Validator of a number of 0 or more that may be absent."""
 
 
@@ -50,7 +52,7 @@ def plugin_field(
 class PluginSection:
     """Base of every plugin's config: which plugin, by name or by file."""
 
-    lacks: ClassVar[Mapping[str, str]] = {}
+    unsupported_keys: ClassVar[Mapping[str, str]] = {}
     """Keys that other plugins of the kind have, or that its own engine calls so, and what an error says of them here, such
     as `{"mode": "its replicas are always servers: leave it out"}`."""
 

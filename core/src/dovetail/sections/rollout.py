@@ -41,12 +41,12 @@ class ValidationSamplingSection:
 
 
 @attrs.frozen(kw_only=True)
-class ProbeSection:
+class WeightCheckSection:
     """Fixed token sequences that rollout and trainer both score: their log-probabilities must agree."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
-    """Probe the first update, every so many after it, and after every rebuild; 0 never. Engines without the
-    capability `scores` are not probed."""
+    """Check the first update, every so many after it, and after every restart; 0 never. Engines without the
+    capability `scores` are not checked."""
     sequences: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     """Sequences."""
     tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
@@ -86,9 +86,9 @@ class RolloutSection(PluginSection):
     under the new weights. Else they end first, and the longest is waited for."""
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
-    probe: ProbeSection = attrs.field(factory=ProbeSection)
+    weight_check: WeightCheckSection = attrs.field(factory=WeightCheckSection)
     """What the engine computes with new weights, compared with what the trainer does."""
-    rebuilds: int = attrs.field(default=2, validator=attrs.validators.ge(0))
+    max_restarts: int = attrs.field(default=2, validator=attrs.validators.ge(0))
     """How often in a row replicas that failed are started again before the run stops."""
 
     @property

@@ -54,7 +54,7 @@ class ModelSection:
     """transformers' attention implementation."""
 
 
-def _json_values(_section: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _json_values(_section: object, attribute: attrs.Attribute[Any], value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -173,7 +173,9 @@ _METRICS_OF_RUNS = ("data", "perf", "reward", "rollout", "time", "val")
 """Prefixes of metrics that are no role's; a role's metrics begin with its name."""
 
 
-def _role_names(_section: Any, _attribute: attrs.Attribute[Any], roles: Mapping[str, Any]) -> None:
+def _role_names(
+    _section: object, _attribute: attrs.Attribute[Any], roles: Mapping[str, Any]
+) -> None:
     for name in roles:
         if name in _OWN_SECTIONS:
             raise ValueError(f"roles.{name}: this role has a section of its own, {name}")

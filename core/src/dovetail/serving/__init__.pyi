@@ -13,11 +13,17 @@ from .backend import (
     SampleResult as SampleResult,
 )
 from .connection import ServerConnection as ServerConnection
+from .counter_delta import CounterDelta as CounterDelta
 from .counters import Counters as Counters
 from .division import (
     divisors as divisors,
     experts_of as experts_of,
     refuse_indivisible as refuse_indivisible,
+)
+from .environment import (
+    free_bytes as free_bytes,
+    log_path as log_path,
+    visible_devices as visible_devices,
 )
 from .facts import (
     ModelFacts as ModelFacts,
@@ -34,7 +40,6 @@ from .frames import (
     MEDIA_TYPE as MEDIA_TYPE,
     Frame as Frame,
 )
-from .growth import Growth as Growth
 from .joining import (
     DESCRIBE as DESCRIBE,
     answers_of as answers_of,
@@ -75,11 +80,6 @@ from .section import (
     spread_over_ranks as spread_over_ranks,
 )
 from .server_backend import ServerBackend as ServerBackend
-from .surroundings import (
-    free_bytes as free_bytes,
-    log_path as log_path,
-    visible_devices as visible_devices,
-)
 from .weight_wire import (
     Outcome as Outcome,
     WeightEnd as WeightEnd,

@@ -103,7 +103,7 @@ class Backend(ABC):
         return True
 
     @abstractmethod
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         """What the engine did since it was last asked, as metrics that merge over replicas."""
 
     @abstractmethod

@@ -75,7 +75,7 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """The server's answer to one of its Dovetail paths.
+        """The server's answer to one of its Dovetail paths; `arrays` have one dimension, [n] each, as in `frames.pack`.
 
         Raises:
             RolloutError: it refused, failed, or is dead.
@@ -299,14 +299,14 @@ class ServerConnection:
     def _failure(self, response: httpx2.Response, name: str) -> RolloutError:
         """The error that an answer without frames is, whoever gave it."""
         try:
-            said = json.loads(response.content)
-            error = error_of(said)
+            answer = json.loads(response.content)
+            error = error_of(answer)
         except (ValueError, AttributeError):
             return RolloutError(
                 f"the {self.engine} server at {self.url} answered {name!r} with status {response.status_code} and "
                 f"{response.headers.get('content-type', 'no type')}: {response.text[:200]!r}"
             )
-        if said.get("kind") == ENGINE_DIED:
+        if answer.get("kind") == ENGINE_DIED:
             self._die(f"lost its engine: {error.message}")
             return self._dead()
         return error

@@ -32,7 +32,7 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
         _refuse_experts(text, model.path, spread)
 
 
-def experts_of(config: Any) -> int:
+def experts_of(config: object) -> int:
     """How many experts a layer of a model has, by its Hugging Face config (the text part's); 0 in a model without."""
     return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
@@ -56,7 +56,7 @@ def _text_config(model: ModelSection) -> Any:
         return None
 
 
-def _refuse_heads(text: Any, path: str, ranks: int) -> None:
+def _refuse_heads(text: object, path: str, ranks: int) -> None:
     heads: int = getattr(text, "num_attention_heads", None) or 0
     kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
     fitting = [n for n in range(1, heads + 1) if heads % n == 0 and _share(kv_heads, n)]
@@ -73,7 +73,7 @@ def _share(heads: int, ranks: int) -> bool:
     return heads % ranks == 0 or ranks % heads == 0
 
 
-def _refuse_experts(text: Any, path: str, spread: int) -> None:
+def _refuse_experts(text: object, path: str, spread: int) -> None:
     experts = experts_of(text)
     if experts % spread or not experts:
         raise ConfigError(

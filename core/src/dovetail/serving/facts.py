@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.sections import ModelSection
 
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -26,7 +26,9 @@ class ModelFacts:
     """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
 
     @classmethod
-    def read(cls, model: ModelSection, tokenizer: Any, max_model_len: int | None) -> ModelFacts:
+    def read(
+        cls, model: ModelSection, tokenizer: Tokenizer, max_model_len: int | None
+    ) -> ModelFacts:
         """Read them.
 
         Args:
@@ -59,7 +61,7 @@ class ModelFacts:
         )
 
 
-def max_positions(text: Any) -> int | None:
+def max_positions(text: object) -> int | None:
     """Return how many tokens a model takes, prompt and response together; None where its config names no limit.
 
     That is `max_position_embeddings`, with rope scaling times its factor. Where the scaling names
@@ -101,7 +103,7 @@ def refuse_missing_model(path: str) -> None:
         )
 
 
-def _eos_of(*sources: Any) -> tuple[int, ...]:
+def _eos_of(*sources: object) -> tuple[int, ...]:
     found: set[int] = set()
     for source in sources:
         value = getattr(source, "eos_token_id", None)
@@ -110,7 +112,7 @@ def _eos_of(*sources: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def shape_of(text: Any) -> dict[str, int]:
+def shape_of(text: object) -> dict[str, int]:
     """What a server says of its text model's sizes, and `model_problems` compares.
 
     Args:

@@ -43,9 +43,9 @@ class Failures:
         """
         if isinstance(error, DovetailError):
             return error
-        said = " ".join(f"{error}\n{self._text(log)}".split())
+        message = " ".join(f"{error}\n{self._text(log)}".split())
         for pattern, words in self.known:
-            found = pattern.search(said)
+            found = pattern.search(message)
             if found:
                 return words(found, config)
         return RolloutError(
@@ -57,7 +57,7 @@ class Failures:
         """The error for an engine or a server that ran and is dead."""
         return RolloutError(
             f"{self.engine} has died: {error}{self._end_of(log)}",
-            hint="the run starts it again, up to rollout.rebuilds times in a row",
+            hint="the run starts it again, up to rollout.max_restarts times in a row",
         )
 
     def _end_of(self, log: Path | None) -> str:

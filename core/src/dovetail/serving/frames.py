@@ -44,7 +44,7 @@ def pack(header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
 
     Args:
         header: JSON values; the key `arrays` is the frame's own.
-        arrays: one-dimensional, int32, int64 or float32.
+        arrays: int32, int64 or float32 [n] each.
     """
     described = [[array.dtype.newbyteorder("<").str, len(array)] for array in arrays]
     head = json.dumps({**header, "arrays": described}, separators=(",", ":")).encode()

@@ -11,7 +11,7 @@ import attrs
 
 
 @attrs.define(eq=False)
-class Sample:
+class RunningSample:
     """One sample on its way, from its request to its completion."""
 
     call_id: str
@@ -26,9 +26,9 @@ class Gate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        self._running: dict[str, Sample] = {}
+        self._running: dict[str, RunningSample] = {}
         self._waiting: dict[str, Future[None]] = {}
-        self._samples: dict[str, Sample] = {}
+        self._samples: dict[str, RunningSample] = {}
         self._emptied: list[Future[None]] = []
 
     @property
@@ -41,7 +41,7 @@ class Gate:
         """Samples that are generated."""
         return len(self._running)
 
-    async def enter(self, sample: Sample) -> bool:
+    async def enter(self, sample: RunningSample) -> bool:
         """Wait until the gate is open.
 
         Returns:
@@ -63,7 +63,7 @@ class Gate:
                     self._waiting.pop(sample.call_id, None)
                     self._samples.pop(sample.call_id, None)
 
-    def leave(self, sample: Sample) -> None:
+    def leave(self, sample: RunningSample) -> None:
         """The sample does not run any more."""
         with self._lock:
             self._running.pop(sample.call_id, None)

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import DovetailError, RolloutError
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.failures import Failures
 from dovetail.serving.process import LOOPBACK, ServerProcess, free_port, refuse_used
@@ -59,7 +59,7 @@ class OwnServer:
         log: Path,
         environment: Mapping[str, str],
         failures: Failures,
-        config: Any,
+        config: PluginConfig,
         turn: Path | None = None,
     ) -> None:
         self.url, self.log = f"http://{LOOPBACK}:{port}", log

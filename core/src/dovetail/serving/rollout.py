@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from dovetail.errors import ModelError, RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.rollout import (
     BaseRollout,
     Completion,
@@ -24,8 +24,7 @@ from dovetail.metrics import Metric
 from dovetail.serving.adapter_check import refuse_adapter
 from dovetail.serving.backend import Backend
 from dovetail.serving.facts import ModelFacts, refuse_missing_model
-from dovetail.serving.fitness import Fitness
-from dovetail.serving.gate import Gate, Sample
+from dovetail.serving.gate import Gate, RunningSample
 from dovetail.serving.requests import (
     call_for,
     completion_of,
@@ -33,6 +32,7 @@ from dovetail.serving.requests import (
     problem_of,
     with_ends,
 )
+from dovetail.serving.weight_state import WeightState
 
 _AGAIN_SECONDS = 0.1
 """How soon samples are aborted anew that have not come back."""
@@ -57,11 +57,11 @@ class ServingRollout(BaseRollout):
     """Of which distribution the backend's log-probabilities are: `processed`, the sampler's as used; `raw`, the full
     softmax of logits / temperature, before top-p and top-k, and with a top-k both."""
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._backend: Backend | None = None
         self._gate = Gate()
-        self._fitness = Fitness()
+        self._weight_state = WeightState()
 
     # -- what a plugin says ----------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class ServingRollout(BaseRollout):
         backend = self.make_backend()
         refuse_missing_model(context.model.path)
         if self.starts_empty():
-            self._fitness.began_empty()
+            self._weight_state.began_empty()
         length = getattr(self.config, "max_model_len", None)
         self._facts = ModelFacts.read(context.model, context.tokenizer, length)
         backend.start()
@@ -100,7 +100,7 @@ class ServingRollout(BaseRollout):
     @property
     def version(self) -> int:
         """The weight version in force; 0 is what was loaded from disk."""
-        return self._fitness.version
+        return self._weight_state.version
 
     @property
     def backend(self) -> Backend:
@@ -148,7 +148,7 @@ class ServingRollout(BaseRollout):
         await self._running().reset_cache()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        self._fitness.refuse_use("sequences can't be scored")
+        self._weight_state.refuse_use("sequences can't be scored")
         return await self._running().score([ids.tolist() for ids in sequences])
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
@@ -176,16 +176,16 @@ class ServingRollout(BaseRollout):
         """
         backend = self._running()
         self.check_manifest(version, manifest)
-        self._fitness.refuse_update(version, manifest)
+        self._weight_state.refuse_update(version, manifest)
         was_open = not self._gate.closed
         self._interrupt(version)
         try:
             backend.load(version, manifest)
         except WeightSyncError as error:
-            self._fitness.broke_off(version, manifest, error)
+            self._weight_state.broke_off(version, manifest, error)
             raise
         else:
-            self._fitness.updated(version, manifest)
+            self._weight_state.updated(version, manifest)
         finally:
             if was_open:
                 self._gate.open()
@@ -193,22 +193,22 @@ class ServingRollout(BaseRollout):
     def alive(self) -> bool:
         return self._backend is not None and self._backend.alive()
 
-    def figures(self) -> Mapping[str, Metric]:
-        return {} if self._backend is None else self._backend.figures()
+    def metrics(self) -> Mapping[str, Metric]:
+        return {} if self._backend is None else self._backend.metrics()
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         backend = self._running()
         if self._gate.running:
             raise RolloutError("requests are running", hint="pause the rollout before sleep")
         # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
-        keep = keep_weights or self._fitness.adapted or self._adapter_room is not None
-        freed = backend.sleep(tags - self._fitness.asleep, keep_weights=keep)
-        self._fitness.slept(tags, kept_weights=keep)
+        keep = keep_weights or self._weight_state.adapted or self._adapter_room is not None
+        freed = backend.sleep(tags - self._weight_state.asleep, keep_weights=keep)
+        self._weight_state.slept(tags, kept_weights=keep)
         return freed
 
     def wake(self, tags: frozenset[str]) -> None:
-        self._running().wake(tags & self._fitness.asleep)
-        self._fitness.woke(tags)
+        self._running().wake(tags & self._weight_state.asleep)
+        self._weight_state.woke(tags)
 
     def close(self) -> None:
         if self._backend is not None:
@@ -221,13 +221,13 @@ class ServingRollout(BaseRollout):
         self, request: RolloutRequest, index: int, prompt_ids: list[int], sampling: SamplingParams
     ) -> Completion:
         """Generate a sample, over as many interruptions as there are."""
-        sample = Sample(f"{request.request_id}/{index}", request.request_id)
+        sample = RunningSample(f"{request.request_id}/{index}", request.request_id)
         stream = request.streams[index]
         earlier: Completion | None = None
         while await self._gate.enter(sample):
             try:
-                self._fitness.refuse_use(f"request {request.request_id!r} can't be generated")
-                version = self._fitness.version
+                self._weight_state.refuse_use(f"request {request.request_id!r} can't be generated")
+                version = self._weight_state.version
                 call = call_for(
                     sample.call_id,
                     prompt_ids,
@@ -279,7 +279,7 @@ class ServingRollout(BaseRollout):
         """Refuse what can't be generated, in words, before it reaches the engine."""
         self._running()
         what = f"request {request.request_id!r} can't be generated"
-        self._fitness.refuse_use(what)
+        self._weight_state.refuse_use(what)
         problem = problem_of(request, self._facts, engine=self.engine, log_probs=self.log_probs)
         if request.media and "images" not in self.capabilities:
             problem = f"its prompt has {len(request.media)} images, and {self.engine} is given none"

@@ -67,7 +67,7 @@ class Host(ABC):
         """Take the memory of `tags` again."""
 
     @abstractmethod
-    async def figures(self, _: Frame) -> Frame:
+    async def metrics(self, _: Frame) -> Frame:
         """Totals since the server started, a number by name."""
 
 
@@ -106,8 +106,8 @@ class Routes(ABC):
         name, body = scope["path"].removeprefix(PREFIX), await _body(receive)
         if body and dict(scope["headers"]).get(b"content-type") != MEDIA_TYPE.encode():
             # Web pages can send other types to a server on the loopback interface without being asked who they are.
-            said = f"a body here is of type {MEDIA_TYPE}"
-            await _answer(send, 415, {"error": said, "kind": "RolloutError"})
+            message = f"a body here is of type {MEDIA_TYPE}"
+            await _answer(send, 415, {"error": message, "kind": "RolloutError"})
             return
         if name == "generate":
             await _generate(host, body, receive, send)
@@ -121,7 +121,7 @@ class Routes(ABC):
             "load": host.load,
             "sleep": host.sleep,
             "wake": host.wake,
-            "figures": host.figures,
+            "metrics": host.metrics,
         }.get(name)
         if answer is None:
             await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})

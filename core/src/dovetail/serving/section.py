@@ -14,7 +14,7 @@ from dovetail.serving.adapter_check import unapplied
 from dovetail.serving.division import divisors
 
 
-def _joinable(section: Any, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
+def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
     """Refuse what is not the address of a server, and servers where none is asked for."""
     for url in urls:
         if not url.startswith(("http://", "https://")):

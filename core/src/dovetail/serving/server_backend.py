@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.metrics import Metric
 from dovetail.serving.backend import Backend, SampleCall, SampleResult
@@ -43,7 +43,7 @@ class ServerBackend(Backend):
     """Environment variable with the token that a joined server wants to be shown."""
     patience = 60.0
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         self.config, self.context = config, context
         self._loop: LoopThread | None = None
         self._connection: ServerConnection | None = None
@@ -64,7 +64,7 @@ class ServerBackend(Backend):
         """
 
     @abstractmethod
-    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+    def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
         """Metrics since the last call, from the server's totals since its start."""
 
     def start(self) -> None:
@@ -134,10 +134,10 @@ class ServerBackend(Backend):
     def wake(self, tags: frozenset[str]) -> None:
         self._ask("wake", {"tags": sorted(tags)})
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         if not self.alive():
             return {}
-        return self.figures_from({name: float(of) for name, of in self._ask("figures").items()})
+        return self.metrics_from({name: float(of) for name, of in self._ask("metrics").items()})
 
     def alive(self) -> bool:
         """Whether nothing has shown yet that the server is dead."""

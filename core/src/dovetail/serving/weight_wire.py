@@ -73,9 +73,9 @@ class WeightEnd:
         except CalledOffError:
             raise
         except Exception as error:
-            said = error.message if isinstance(error, DovetailError) else _with_type(error)
+            reason = error.message if isinstance(error, DovetailError) else _with_type(error)
             try:
-                self._transport.call_off(manifest, said)
+                self._transport.call_off(manifest, reason)
             except Exception:  # noqa: BLE001 - what failed first is what counts
                 traceback.print_exc()
             raise
@@ -206,9 +206,9 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
     first = found[rank]
     where = f" in worker {rank}" if len(found) > 1 else ""
     error = first.error or ""
-    said = error if f"update {version}" in error else f"weight update {version} failed: {error}"
+    message = error if f"update {version}" in error else f"weight update {version} failed: {error}"
     changed = any(one.changed for one in found)
-    return attrs.evolve(first, error=said + where, changed=changed)
+    return attrs.evolve(first, error=message + where, changed=changed)
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:

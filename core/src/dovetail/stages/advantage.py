@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.interfaces.advantage import Groups
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.plugins.checked_answers import checked_estimate
 from dovetail.stages.wording import with_settings
@@ -22,17 +21,17 @@ class EstimateAdvantages(Stage):
     phase = "estimate"
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         estimator = facts.plugins[ESTIMATOR]
         columns = {"scores", "token_rewards", "response_mask", "group_id", "trajectory_id"}
         return dict.fromkeys(sorted(columns | estimator.requires()), estimator.title)
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"advantages"} | {"returns"} & facts.plugins[ESTIMATOR].provides())
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if not facts.required.keys() & {"advantages", "returns"}:
             return None
         return f"{with_settings(facts.plugins[ESTIMATOR], changed_only=True)}; every step"

@@ -5,13 +5,12 @@ R'_t = R_t − coef · KL_t · m_t. Legend: T response tokens, packed end to end
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float32
 
 from dovetail.batch.batch import Batch
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.numerics.kl import estimate_kl
 from dovetail.stages.wording import kl_words
@@ -28,16 +27,16 @@ class KlPenalty(Stage):
     after = ("overlong_penalty",)
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         columns = ("token_rewards", "scores", "response_mask", "old_log_probs", "ref_log_probs")
         return dict.fromkeys(columns, "algorithm.kl.in_reward")
 
     @classmethod
-    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"token_rewards", "scores"})
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         kl = facts.config.algorithm.kl.in_reward
         return (
             f"algorithm.kl.in_reward ({kl_words(facts, 'in_reward')})" if kl and kl.coef else None

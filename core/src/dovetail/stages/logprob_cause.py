@@ -30,7 +30,7 @@ ALIKE = 0.9
 
 
 @attrs.frozen
-class Finding:
+class Diagnosis:
     """What the difference comes from, why one thinks so, and what to do."""
 
     cause: Cause
@@ -44,7 +44,7 @@ def diagnose(
     bound: float,
     weight_version: int | None,
     broken: int,
-) -> Finding:
+) -> Diagnosis:
     """Name the cause.
 
     Args:
@@ -55,7 +55,7 @@ def diagnose(
         broken: masked-in tokens whose log-probabilities are not finite.
     """
     if broken:
-        return Finding(
+        return Diagnosis(
             "numerics",
             f"{broken:,} log-probabilities are NaN or infinite",
             "look at these samples in float32; an engine that returns −inf has sampled what it says is impossible",
@@ -70,14 +70,14 @@ def diagnose(
     return attrs.evolve(finding, text=also)
 
 
-def _stale(found: Comparison, weight_version: int | None) -> Finding:
+def _stale(found: Comparison, weight_version: int | None) -> Diagnosis:
     assert found.version_K is not None
     versions, counts = np.unique(found.version_K[found.stale_K], return_counts=True)
     which = ", ".join(
         f"{v} ({c:,} tokens)" for v, c in zip(versions.tolist(), counts.tolist(), strict=True)
     )
     samples = len(np.unique(found.row_K[found.stale_K]))
-    return Finding(
+    return Diagnosis(
         "weights_version",
         f"{counts.sum():,} of {len(found.stale_K):,} tokens, in {samples:,} samples, were produced by weights of version "
         f"{which}, while version {weight_version} is in force",
@@ -86,10 +86,10 @@ def _stale(found: Comparison, weight_version: int | None) -> Finding:
     )
 
 
-def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Finding | None:
+def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Diagnosis | None:
     """The finding that the sampler's transform is at fault, or that truncation explains all; None where nothing says so."""
     if found.judged <= bound:
-        return Finding(
+        return Diagnosis(
             "sampling_transform",
             f"top_p = {sampling.top_p:g} and top_k = {sampling.top_k} leave tokens out, and so raise the log-probabilities of "
             "the others; nothing else differs",
@@ -105,13 +105,13 @@ def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Find
     )
 
 
-def _other_temperature_column(found: Comparison, sampling: SamplingParams) -> Finding | None:
+def _other_temperature_column(found: Comparison, sampling: SamplingParams) -> Diagnosis | None:
     if found.temperature_N is None or not sampling.temperature:
         return None
     used = np.unique(found.temperature_N[np.unique(found.row_K)])
     if np.allclose(used, sampling.temperature, rtol=1e-3, atol=0):
         return None
-    return Finding(
+    return Diagnosis(
         "sampling_transform",
         f"the rollout sampled at temperature {sampling.temperature:g}, but the trainer divides logits by "
         + ", ".join(f"{value:g}" for value in used.tolist()),
@@ -119,10 +119,10 @@ def _other_temperature_column(found: Comparison, sampling: SamplingParams) -> Fi
     )
 
 
-def _raw_agree(found: Comparison, bound: float) -> Finding | None:
+def _raw_agree(found: Comparison, bound: float) -> Diagnosis | None:
     if found.raw_gap_K is None or found.mean(found.raw_gap_K) > bound:
         return None
-    return Finding(
+    return Diagnosis(
         "sampling_transform",
         f"the engine's log-probabilities before sampling agree with the trainer's (mean difference "
         f"{found.mean(found.raw_gap_K):.4f}), those under the sampler don't",
@@ -131,12 +131,12 @@ def _raw_agree(found: Comparison, bound: float) -> Finding | None:
     )
 
 
-def _last_tokens(found: Comparison, bound: float) -> Finding | None:
+def _last_tokens(found: Comparison, bound: float) -> Diagnosis | None:
     last_K = np.diff(found.row_K, append=-1) != 0
     inner, last = found.only(~last_K), found.only(last_K)
     if len(inner.row_K) < len(last.row_K) or inner.judged > min(bound, last.judged / 5):
         return None
-    return Finding(
+    return Diagnosis(
         "sampling_transform",
         f"only the last tokens of the {len(last.row_K):,} samples differ (mean {last.judged:.4f}; the others {inner.judged:.4f})",
         "see what the engine returns for the token that ends a response, and whether `stop`, `stop_token_ids` or "
@@ -144,14 +144,14 @@ def _last_tokens(found: Comparison, bound: float) -> Finding | None:
     )
 
 
-def _one_sign(found: Comparison, sampling: SamplingParams, bound: float) -> Finding | None:
+def _one_sign(found: Comparison, sampling: SamplingParams, bound: float) -> Diagnosis | None:
     if found.raw_gap_K is not None and found.mean(found.raw_gap_K) > bound:
         # Before any transform the two differ as well: leaving tokens out is not what does it.
         return None
     beyond = found.beyond_K[np.abs(found.beyond_K) > NOTICEABLE]
     if len(beyond) < ENOUGH or np.mean(beyond > 0) < ONE_SIGN:
         return None
-    return Finding(
+    return Diagnosis(
         "sampling_transform",
         f"{np.mean(beyond > 0):.1%} of the rollout's differing log-probabilities are the higher ones, as after leaving tokens "
         f"out, more than top_p = {sampling.top_p:g} and top_k = {sampling.top_k} do",
@@ -159,7 +159,7 @@ def _one_sign(found: Comparison, sampling: SamplingParams, bound: float) -> Find
     )
 
 
-def _other_temperature(found: Comparison) -> Finding | None:
+def _other_temperature(found: Comparison) -> Diagnosis | None:
     """Do the differences follow the log-probability as another temperature's do?
 
     With β = 1 / temperature, d log p / d log β = log p + H, H the entropy. Of tokens that compete with one other it is
@@ -180,7 +180,7 @@ def _other_temperature(found: Comparison) -> Finding | None:
     explained = 1 - np.square(residual_K).sum() / total if total else 0.0
     if explained < EXPLAINED:
         return None
-    return Finding(
+    return Diagnosis(
         "sampling_transform",
         f"the differences follow the log-probabilities as they do under another temperature: the rollout's distribution is "
         f"{'sharper' if slope_2[0] > 0 else 'flatter'} than the trainer's ({explained:.0%} of their variation)",
@@ -189,9 +189,9 @@ def _other_temperature(found: Comparison) -> Finding | None:
     )
 
 
-def _numerics(found: Comparison) -> Finding:
+def _numerics(found: Comparison) -> Diagnosis:
     far = found.judged > 0.05 or found.correlation < 0.95
-    return Finding(
+    return Diagnosis(
         "numerics",
         "neither the recorded weight versions nor the sampling settings explain it"
         + (

@@ -16,7 +16,7 @@ Legend: N samples, T response tokens, packed end to end; K of them masked in and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -24,11 +24,12 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError, NumericsError
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.rollout import SamplingParams
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
 from dovetail.numerics.finite import sample_names
-from dovetail.sections.algorithm import GateSection
+from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.stages.algorithm import rollout_is_old, staleness
 from dovetail.stages.logprob_cause import Cause, diagnose
 from dovetail.stages.logprob_comparison import Comparison
@@ -43,30 +44,30 @@ Level = Literal["ok", "warn", "stop"]
 
 
 class LogProbCheck(Stage):
-    """Compares rollout and trainer where both log-probabilities are there, and on the schedule of `algorithm.gate`."""
+    """Compares rollout and trainer where both log-probabilities are there, and on the schedule of `algorithm.logprob_check`."""
 
     name = "logprob_check"
     api = ">=1.0,<2"
     phase = "check"
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"response_mask"} | ({"old_log_probs"} if _actor_scores(facts) else set()))
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if not comparable(facts):
             return None
-        every = facts.config.algorithm.gate.every
+        every = facts.config.algorithm.logprob_check.every
         often = f"at step 1 and every {every} steps" if every else "with the log-probabilities"
         return f"rollout and trainer must agree; {often}"
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return () if _actor_scores(facts) else ("actor",)
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
-        section = facts.config.algorithm.gate
+        section = facts.config.algorithm.logprob_check
         return comparable(facts) if due(number, section) else frozenset()
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
@@ -74,7 +75,7 @@ class LogProbCheck(Stage):
         return "rollout_log_probs" not in batch or not (_actor_scores(step.facts) or scheduled)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        section = step.config.algorithm.gate
+        section = step.config.algorithm.logprob_check
         compared = batch
         if allowed := staleness(step.facts):
             compared = batch.take(~stale_rows(batch, step.weight_version, allowed))
@@ -116,7 +117,7 @@ def _actor_scores(facts: PlanFacts) -> bool:
 
 
 @attrs.frozen(kw_only=True)
-class Verdict:
+class LogProbComparison:
     """What the check found.
 
     Attributes:
@@ -149,7 +150,7 @@ class Verdict:
             raise NumericsError(self.message, hint=self.hint, sample_ids=self.sample_ids)
 
 
-def due(step: int, section: GateSection) -> bool:
+def due(step: int, section: LogProbCheckSection) -> bool:
     """Whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
 
@@ -173,10 +174,10 @@ def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
 
 
 def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
-    """Return the rows of the samples that the trainer scores for the check, int64, spread evenly and in order.
+    """Return the rows of the samples that the trainer scores for the check, int64 [M], spread evenly and in order.
 
     Args:
-        response_mask: of the batch; rows without a masked-in token are passed over.
+        response_mask: bool, ragged [T], of the batch; rows without a masked-in token are passed over.
         samples: how many at most.
     """
     filled = np.flatnonzero(response_mask.sum() > 0)
@@ -189,15 +190,15 @@ def measure(
     log_probs: Ragged,
     *,
     sampling: SamplingParams,
-    section: GateSection,
+    section: LogProbCheckSection,
     weight_version: int | None = None,
-) -> Verdict:
+) -> LogProbComparison:
     """Compare the rollout's log-probabilities with the trainer's.
 
     Args:
         batch: N samples; needs `response_mask` and `rollout_log_probs`. Reads `raw_rollout_log_probs`,
             `token_weight_versions`, `temperature` and `sample_id` where they are there.
-        log_probs: float32, nats, of the same rows by the trainer: full softmax of logits / temperature.
+        log_probs: float32, ragged [T], nats, of the same rows by the trainer: full softmax of logits / temperature.
         sampling: how the rollout sampled.
         section: the bounds.
         weight_version: the version that the trainer holds; tokens of another one are stale, and warned of however
@@ -217,12 +218,12 @@ def measure(
     elif judged > section.warn_above or found.stale_K.any() or broken:
         level = "warn"
     if level == "ok" and found.mean(found.gap_K) <= section.warn_above:
-        return Verdict(level=level, metrics=metrics)
+        return LogProbComparison(level=level, metrics=metrics)
     finding = diagnose(found, sampling, section.warn_above, weight_version, broken)
     worst: list[int] = []
     if level != "ok":
         worst = [*broken_rows.tolist(), *found.worst_rows().tolist()]
-    return Verdict(
+    return LogProbComparison(
         level=level,
         metrics=metrics,
         cause=finding.cause,
@@ -291,7 +292,7 @@ def _metrics(found: Comparison, versions: bool) -> dict[str, Metric]:
     return metrics
 
 
-def _figures(found: Comparison, section: GateSection, level: Level) -> str:
+def _figures(found: Comparison, section: LogProbCheckSection, level: Level) -> str:
     """The measured difference and the bound that it passed."""
     tokens = f"{len(found.train_K):,} tokens"
     mean = found.mean(found.gap_K)
@@ -300,5 +301,5 @@ def _figures(found: Comparison, section: GateSection, level: Level) -> str:
         text += f", {found.judged:.4f} of it beyond what top-p and top-k explain"
     for name, bound in (("stop_above", section.stop_above), ("warn_above", section.warn_above)):
         if level != "ok" and bound is not None and found.judged > bound:
-            return f"{text}, above algorithm.gate.{name} = {bound:g} (below {USUAL:g} is usual)"
+            return f"{text}, above algorithm.logprob_check.{name} = {bound:g} (below {USUAL:g} is usual)"
     return text

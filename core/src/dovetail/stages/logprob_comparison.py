@@ -102,7 +102,7 @@ class Comparison:
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """int64: rows of the samples that differ, by the mean over their tokens, worst first; stale ones before all."""
+        """int64 [M]: rows of the samples that differ, by the mean over their tokens, worst first; stale ones before all."""
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K

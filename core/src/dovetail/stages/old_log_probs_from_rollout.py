@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.stages.algorithm import correction_of, rollout_is_old, staleness
 
@@ -17,15 +16,15 @@ class OldLogProbsFromRollout(Stage):
     phase = "score"
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"rollout_log_probs"})
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"old_log_probs"})
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if not rollout_is_old(facts) or "old_log_probs" not in facts.required:
             return None
         correction = correction_of(facts)

@@ -5,13 +5,14 @@ R'_t = R_t + penalty · [t is the last token with mask 1]. Legend: N samples, T 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 
 if TYPE_CHECKING:
@@ -26,15 +27,15 @@ class OverlongPenalty(Stage):
     phase = "transform"
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"token_rewards", "scores", "response_mask"})
 
     @classmethod
-    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"token_rewards", "scores"})
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         penalty = facts.config.algorithm.overlong_penalty
         if penalty is None:
             return None

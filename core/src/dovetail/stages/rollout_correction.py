@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from dovetail.batch.batch import Batch
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import values
 from dovetail.numerics.rollout_correction import correct_batch
@@ -23,24 +23,24 @@ class CorrectRollout(Stage):
     phase = "transform"
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         correction = correction_of(facts)
         assert correction is not None
         columns = {"old_log_probs", "response_mask", *correction.requires()}
         return dict.fromkeys(sorted(columns), correction.title)
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         correction = correction_of(facts)
         assert correction is not None
         return correction.provides() - cls.rewrites(config, facts)
 
     @classmethod
-    def rewrites(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"loss_mask"}) if filters_mask(facts) else frozenset()
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         correction = correction_of(facts)
         if correction is None or not corrects_before(facts):
             return None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.stages.algorithm import rollout_is_old
 from dovetail.stages.forward_pass import forward
@@ -26,7 +25,7 @@ class ScoreActor(Stage):
     phase = "score"
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         columns = {column for column in OUTPUTS if column in facts.required}
         if rollout_is_old(facts):
             columns.discard("old_log_probs")
@@ -35,7 +34,7 @@ class ScoreActor(Stage):
         return frozenset(columns)
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         columns = sorted(cls.provides(config, facts))
         reasons = [f"{column} required by {facts.required[column]}" for column in columns]
         if "ref_log_probs" in columns:
@@ -43,7 +42,7 @@ class ScoreActor(Stage):
         return "; ".join(reasons) or None
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("actor",)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:

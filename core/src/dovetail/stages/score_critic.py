@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.stages.algorithm import uses_critic
 from dovetail.stages.forward_pass import forward
@@ -21,16 +20,16 @@ class ScoreCritic(Stage):
     phase = "score"
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         able = VALUE_HEAD in facts.engine("critic").cls.capabilities
         return frozenset({"values"}) if able else frozenset()
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         return f"values required by {facts.required['values']}" if uses_critic(facts) else None
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("critic",)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:

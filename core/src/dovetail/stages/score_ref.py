@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.stages.forward_pass import forward
 from dovetail.stages.score_actor import reference_is_actor
@@ -18,17 +17,17 @@ class ScoreRef(Stage):
     phase = "score"
 
     @classmethod
-    def provides(cls, config: Any, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"ref_log_probs"})
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if "ref_log_probs" not in facts.required or reference_is_actor(facts):
             return None
         return f"ref_log_probs required by {facts.required['ref_log_probs']}"
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("ref",)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.plugins.objectives import objective_spec
 from dovetail.stages.algorithm import (
@@ -36,7 +35,7 @@ class UpdateActor(Stage):
     """Of the whole run."""
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         if facts.config.actor.objective is not None:
             title = facts.plugins["actor.objective"].title
             return dict.fromkeys(sorted(actor_objective(facts).requires), title)
@@ -57,7 +56,7 @@ class UpdateActor(Stage):
         return readers
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         because = f"{update_words(facts)}; every step"
         if warmup := _warmup_steps(facts):
             because += f" after the critic's {warmup} steps of warm-up"
@@ -73,7 +72,7 @@ class UpdateActor(Stage):
         return because
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("actor",)
 
     def skips(self, batch: Batch, step: StepContext) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.plugins.objectives import objective_spec
 from dovetail.stages.algorithm import uses_critic
@@ -23,13 +22,13 @@ class UpdateCritic(Stage):
     """Of the whole run."""
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         if facts.config.critic.objective is not None:
             return dict.fromkeys(sorted(critic_objective(facts).requires), "the critic")
         return dict.fromkeys(("values", "returns", "response_mask"), "the critic")
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if not uses_critic(facts):
             return None
         if facts.config.critic.objective is not None:
@@ -40,7 +39,7 @@ class UpdateCritic(Stage):
         return f"the critic follows the returns; {bound}, {aggregation}"
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("critic",)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:

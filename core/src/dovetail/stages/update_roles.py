@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.plugins.objectives import objective_spec
 from dovetail.stages.mini_batches import train_role
@@ -25,7 +24,7 @@ class UpdateRoles(Stage):
     """Of the whole run, by role."""
 
     @classmethod
-    def requires(cls, config: Any, facts: PlanFacts) -> dict[str, str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         return {
             column: facts.plugins[f"roles.{role}.objective"].title
             for role, objective in role_objectives(facts).items()
@@ -33,7 +32,7 @@ class UpdateRoles(Stage):
         }
 
     @classmethod
-    def because(cls, config: Any, facts: PlanFacts) -> str | None:
+    def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         words = (
             f"{role} minimises {with_settings(facts.plugins[f'roles.{role}.objective'])}"
             for role in cls.roles(config, facts)
@@ -41,7 +40,7 @@ class UpdateRoles(Stage):
         return "; ".join(words) or None
 
     @classmethod
-    def roles(cls, config: Any, facts: PlanFacts) -> tuple[str, ...]:
+    def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         roles = facts.config.roles
         return tuple(role for role, section in roles.items() if section.objective is not None)
 

@@ -70,7 +70,7 @@ def kl_words(facts: PlanFacts, place: str) -> str:
     return f"{kl.estimator} {_value(kl.coef)}{moves}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):

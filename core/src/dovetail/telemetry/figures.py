@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 _ACCURACY = r"val/acc@\d+"
 _SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
@@ -159,7 +159,7 @@ def validation_figure(metric: str | None) -> Figure:
     return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite number, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -215,7 +215,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (point - low) / (high - low)))] for point in points)
 
 
-def write_best(best: Any) -> str:
+def write_best(best: object) -> str:
     """The best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
     if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
         return ""

@@ -18,7 +18,7 @@ from dovetail.interfaces.tracker import Tracker
 _LOGGER = logging.getLogger("dovetail.telemetry")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text."""
     if value is None or isinstance(value, bool | int | str):
         return value

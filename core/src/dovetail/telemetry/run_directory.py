@@ -210,10 +210,10 @@ def _already_taken(path: Path) -> RunDirectoryError:
             hint="choose another name with experiment=NAME, or another output_dir=PATH",
         )
     saved = any((path / "checkpoints").glob("step_*"))
-    mend = f"continue it with `dovetail resume {path}`" if saved else f"remove it (rm -r {path})"
+    fix = f"continue it with `dovetail resume {path}`" if saved else f"remove it (rm -r {path})"
     return RunDirectoryError(
         f"{str(path)!r} already holds a run: {_describe(path)}",
-        hint=f"{mend}, or start another with experiment=NAME",
+        hint=f"{fix}, or start another with experiment=NAME",
     )
 
 

@@ -33,7 +33,7 @@ from .objective_factory import (
 )
 from .outputs import check_outputs as check_outputs
 from .parts import (
-    Part as Part,
+    MicroBatchRows as MicroBatchRows,
     Samples as Samples,
     packed_parts as packed_parts,
     padded_parts as padded_parts,
@@ -64,7 +64,7 @@ from .state import (
     was_trained as was_trained,
     write_facts as write_facts,
 )
-from .stored import Stored as Stored
+from .stored import StoredCheckpoint as StoredCheckpoint
 from .ulysses import (
     ScoredShare as ScoredShare,
     to_heads as to_heads,

@@ -156,6 +156,7 @@ def _into_gradient(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < vocabulary
     place = logits + row * stride + column
+    # In place is safe: a logit is read by the program that overwrites it, and by no other.
     z = tl.load(place, mask=inside, other=float("-inf")).to(tl.float32)
     if HAS_BIAS:
         z += tl.load(bias + column, mask=inside, other=0.0)

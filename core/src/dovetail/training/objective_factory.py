@@ -74,7 +74,7 @@ def prepare_mini_batch(
 
 
 def unit_rows(batch: Batch, unit: Unit) -> list[np.ndarray]:
-    """Rows of each unit, int64, rising; units in the order of their first rows.
+    """Rows of each unit, int64 [n] each, rising; units in the order of their first rows.
 
     Args:
         batch: with the unit's column.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.objective import OutputSpec
+from dovetail.interfaces.plugin import PluginConfig
 
 _ENDS = {"lm": "a language model's head", "value": "a value head"}
 _OTHER: dict[str, Literal["lm", "value"]] = {"lm": "value", "value": "lm"}
@@ -19,7 +20,7 @@ _HINTS = {
 
 def check_outputs(
     engine: type[TrainEngine],
-    config: Any,
+    config: PluginConfig,
     head: Literal["lm", "value"],
     role: str,
     wanted: Iterable[str | OutputSpec],

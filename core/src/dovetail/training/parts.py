@@ -81,7 +81,7 @@ class Samples:
         return int(prompts + self.responses_N[self.active].sum())
 
 
-class Part:
+class MicroBatchRows:
     """Rows of one micro-batch, and what it costs in tokens, padding included."""
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class Part:
         self.cost, self.prompts, self.longest_prompt, self.longest = after
 
 
-def rows_of(parts: Sequence[Part], samples: Samples, at_least: int) -> list[np.ndarray]:
-    """Rows of each micro-batch, int64: those of the parts, and empty ones up to `at_least`, of which there is always one.
+def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
+    """Rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
 
     Samples without a scored token are in the last one: they cost nothing, but the caller counts on every sample.
     """
@@ -118,14 +118,14 @@ def rows_of(parts: Sequence[Part], samples: Samples, at_least: int) -> list[np.n
     return rows
 
 
-def padded_parts(samples: Samples, budget: int, at_least: int) -> list[Part]:
+def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
     """Samples with their prompts, longest first; a unit comes where its longest sample does."""
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
 
 
-def shared_parts(samples: Samples, budget: int, at_least: int) -> list[Part]:
+def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
     """Responses to one prompt stay next to each other; prompts with long responses come first."""
     active, prompt_N, lengths_N = samples.active, samples.prompt_N, samples.responses_N
     longest = np.zeros(int(prompt_N.max()) + 1, np.int64)
@@ -163,7 +163,7 @@ def packed_parts(
     return sorted(filled, key=lambda part: -part.weight)
 
 
-class Unit(Part):
+class Unit(MicroBatchRows):
     """Samples that stay together, or a part made of such units."""
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ def _spread(units: Sequence[Unit], count: int, budget: int) -> list[Unit] | None
     return parts
 
 
-def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[Part]:
+def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[MicroBatchRows]:
     """As few parts as the budget and `at_least` allow, and among those cuts the one whose largest part is smallest.
 
     There may be fewer than `at_least` where rows are few or of one length.
@@ -266,12 +266,12 @@ def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[Part]:
     return best
 
 
-def _greedy(rows: Sequence[Rows], budget: int) -> list[Part]:
-    parts: list[Part] = []
+def _greedy(rows: Sequence[Rows], budget: int) -> list[MicroBatchRows]:
+    parts: list[MicroBatchRows] = []
     for own, prompt, prompt_length, length in rows:
         after = parts[-1].with_rows(own, prompt, prompt_length, length) if parts else (budget + 1,)
         if after[0] > budget:
-            parts.append(Part())
+            parts.append(MicroBatchRows())
             after = parts[-1].with_rows(own, prompt, prompt_length, length)
         parts[-1].add(own, prompt, after)
     return parts

@@ -31,7 +31,7 @@ class Scored:
 
     @classmethod
     def of(cls, mask: Ragged) -> Scored:
-        """Where a mask is 1."""
+        """The tokens where a mask, ragged [T] of N samples, is 1."""
         scored_N = scored_lengths(mask)
         active_B = np.flatnonzero(scored_N)
         token_R = np.flatnonzero(mask.values)

@@ -40,7 +40,7 @@ class Sending(ABC):
 
     @abstractmethod
     def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        """The manifest's tensors, each gathered as it is asked for. Collective, one tensor after another."""
+        """The manifest's tensors, in its shapes and dtypes, each gathered as it is asked for. Collective, one tensor after another."""
 
     def manifest(self, version: int) -> WeightManifest:
         """What an update would carry; as receivers need it, where there is a transport.

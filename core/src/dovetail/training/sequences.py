@@ -19,11 +19,12 @@ SHORT = 64
 
 
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor on a device; the host does not wait for what the device has still to do."""
+    """An array as a tensor of its shape and dtype on a device; the host does not wait for what the device has still to do."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    # Memory that is not pinned would be sent only once the device has caught up.
+    # Memory that is not pinned would be sent only once the device has caught up. The pinned copy may be dropped at once:
+    # torch's host allocator gives it to nothing else before the transfer is through.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

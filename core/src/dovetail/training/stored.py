@@ -1,4 +1,4 @@
-"""Stored: the tensors of a Hugging Face checkpoint by name, read from their files as they are asked for, also in part."""
+"""StoredCheckpoint: the tensors of a Hugging Face checkpoint by name, read from their files as they are asked for, also in part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = (
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Stored:
+class StoredCheckpoint:
     """A checkpoint on this machine: a directory, or one of the hub's in its cache.
 
     Used in a with-block: files stay open within it.
@@ -59,13 +59,13 @@ class Stored:
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` (exclusive) of a tensor in safetensors; nothing else is read."""
+        """Rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar whole. Nothing else is read."""
         part = self._slice(name)
         rows: Tensor = part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
         return rows
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, of any file."""
+        """A whole tensor of any file, in its shape and dtype there."""
         if self._files[name].suffix != ".safetensors":
             return _unpickled(self._files[name])[name]
         tensor: Tensor = self._file(name).get_tensor(name)

@@ -29,13 +29,13 @@ class Vocabulary:
         return place_R.masked_fill(~mine_R, 0), mine_R
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The largest over ranks, in place. Collective."""
+        """The largest over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
         if self.group is not None:
             dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, in place. Collective."""
+        """The sum over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
         if self.group is not None:
             dist.all_reduce(values, group=self.group)
         return values

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.transport import (
     WeightManifest,
     WeightReceiver,
@@ -71,7 +71,7 @@ class DiskTransport(WeightTransport):
 @attrs.frozen(eq=False)
 class _Sender(WeightSender):
     directory: Path
-    config: Any
+    config: PluginConfig
     context: PluginContext
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -132,7 +132,7 @@ class _Sender(WeightSender):
 @attrs.frozen(eq=False)
 class _Receiver(WeightReceiver):
     directory: Path
-    config: Any
+    config: PluginConfig
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
         source = _target(self.directory, manifest.version)

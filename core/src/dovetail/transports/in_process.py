@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import attrs
 from torch import Tensor
 
 from dovetail.config.builtin import InProcessTransportConfig
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.transport import (
     WeightManifest,
     WeightReceiver,
@@ -136,7 +135,7 @@ class InProcessTransport(WeightTransport):
 @attrs.frozen(eq=False)
 class _Sender(WeightSender):
     mailbox: Mailbox
-    config: Any
+    config: PluginConfig
     context: PluginContext
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -151,7 +150,7 @@ class _Sender(WeightSender):
 
 
 class _Receiver(WeightReceiver):
-    def __init__(self, mailbox: Mailbox, config: Any) -> None:
+    def __init__(self, mailbox: Mailbox, config: PluginConfig) -> None:
         self._mailbox, self._config = mailbox, config
         mailbox.register(id(self))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from dovetail.errors import CalledOffError
-from dovetail.experience.pool_members import Fault, in_words
+from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.interfaces.plugin import Logger
 
 
 class FirstFailure:
@@ -20,7 +20,7 @@ class FirstFailure:
         logger: told where that fails.
     """
 
-    def __init__(self, tell: Callable[[str], None], logger: Any) -> None:
+    def __init__(self, tell: Callable[[str], None], logger: Logger) -> None:
         self._tell, self._logger = tell, logger
         self._lock = threading.Lock()
         self._error: Exception | None = None
@@ -39,17 +39,17 @@ class FirstFailure:
             # The sender goes on to wait as long as its transport lets it.
             self._logger.warning("weight_sender_not_told", error=in_words(failed))
 
-    def causes(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
         """The faults that were there first: the others came of them."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)
 
 
-class Aside:
+class BackgroundCall:
     """A call in a thread that does not keep the process from ending."""
 
-    def __init__(self, call: Callable[[], Iterable[Fault]]) -> None:
-        self._outcome: tuple[Fault, ...] | BaseException = ()
+    def __init__(self, call: Callable[[], Iterable[ReplicaFault]]) -> None:
+        self._outcome: tuple[ReplicaFault, ...] | BaseException = ()
         self._over = threading.Event()
 
         def run() -> None:
@@ -66,7 +66,7 @@ class Aside:
         """Whether it is over within so long."""
         return self._over.wait(seconds)
 
-    def result(self) -> tuple[Fault, ...]:
+    def result(self) -> tuple[ReplicaFault, ...]:
         """Wait for what it returns, or raise what it raised."""
         self._over.wait()
         if isinstance(self._outcome, BaseException):

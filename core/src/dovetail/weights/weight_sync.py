@@ -12,11 +12,11 @@ import attrs
 
 from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.experience.pool_control import EVERYTHING
-from dovetail.experience.pool_members import Fault, in_words
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.plugins.load import make_plugin
-from dovetail.weights.probe import Probe
-from dovetail.weights.receiving import Aside, FirstFailure
+from dovetail.weights.receiving import BackgroundCall, FirstFailure
+from dovetail.weights.weight_check import WeightCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
-    from dovetail.weights.residency import Residency
+    from dovetail.weights.offload import OffloadManager
 
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""
@@ -43,8 +43,8 @@ class WeightSync:
         plan: of the run; says which transport there is and what the rollout can do.
         actor: the worker group that sends.
         pool: the replicas that receive.
-        probe: compares actor and replicas after an update.
-        residency: which training roles are on the accelerator.
+        weight_check: compares actor and replicas after an update.
+        offload_manager: which training roles are on the accelerator.
         run_directory: where the run writes.
         logger: with the standard methods.
         phase: times a part of the step under a name.
@@ -60,21 +60,21 @@ class WeightSync:
         plan: Plan,
         actor: Any,
         pool: RolloutPool,
-        probe: Probe,
-        residency: Residency,
+        weight_check: WeightCheck,
+        offload_manager: OffloadManager,
         run_directory: Path,
-        logger: Any,
+        logger: Logger,
         phase: Phase,
         metrics: Callable[[], dict[str, float]],
         held: Callable[[Phase], AbstractContextManager[None]],
         score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
     ) -> None:
         self._actor, self._pool, self._logger = actor, pool, logger
-        self._residency = residency
+        self._offload_manager = offload_manager
         self._outer_phase, self._prefix = phase, ""
         self._metrics, self._held, self._score = metrics, held, score
-        self._probe = probe
-        self._rebuilds = config.rollout.rebuilds
+        self._weight_check = weight_check
+        self._max_restarts = config.rollout.max_restarts
         self._rebuilt = 0
         self._offload = config.rollout.offload
         self._discards = "discards_weights" in plan.rollout_capabilities
@@ -87,36 +87,36 @@ class WeightSync:
     """Whether replicas sleep without their weights: only an update brings them back."""
 
     def bring(self, version: int) -> None:
-        """Have every replica take the actor's weights as `version`, and prove by the probe that it computes with them.
+        """Have every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
 
         Replicas that have died or failed are started again, before the update or after it, and then all of them are
         sent the version anew: nobody serves weights in pieces.
 
         Raises:
             WeightSyncError: a replica did not take the version, or computes with other weights, and so often were
-                replicas started again as `rollout.rebuilds` allows.
+                replicas started again as `rollout.max_restarts` allows.
             DovetailError: what the sender raised, where it was the sender that failed.
         """
         faults, doubted = self._pool.lost(), False
-        probing = self._probe.due(version)
+        probing = self._weight_check.due(version)
         while True:
             if faults:
                 self._start_again(faults, version)
-                probing = self._probe.possible
+                probing = self._weight_check.possible
             expected, faults = self._update(version, probing=probing)
             if not faults and probing:
                 with self._phase("probe"):
-                    figures, faults = self._probe.compare(expected, self._score)
+                    figures, faults = self._weight_check.compare(expected, self._score)
                 self._metrics().update(figures)
                 self._logger.info("weights_probed", version=version, **figures)
-                if faults and (doubted or self._rebuilt == self._rebuilds):
+                if faults and (doubted or self._rebuilt == self._max_restarts):
                     raise faults[0].error
                 doubted = bool(faults)
             if not faults:
                 self.discarded = False
                 return
 
-    def rescue(self, lost: Sequence[Fault], version: int) -> None:
+    def rescue(self, lost: Sequence[ReplicaFault], version: int) -> None:
         """Bring replicas back that were all lost in the middle of a rollout. For errors see `bring`."""
         self._prefix = "rollout/"
         try:
@@ -146,7 +146,7 @@ class WeightSync:
         Returns:
             False where only an update brings them back.
         """
-        self._residency.settle()
+        self._offload_manager.settle()
         if not self._offload:
             return True
         if self.discarded:
@@ -156,18 +156,18 @@ class WeightSync:
 
     # -- one update ----------------------------------------------------------------------------
 
-    def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[Fault, ...]]:
-        """Send once; returns what the trainer expects of the probe, and who failed."""
-        faults: tuple[Fault, ...]
+    def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
+        """Send once; returns what the trainer expects of the weight check, and who failed."""
+        faults: tuple[ReplicaFault, ...]
         expected, faults = None, ()
         if self._offload:
             # Also at the start of a run, and with a replica that has just been started: the actor needs the room.
             with self._phase("sleep"):
                 self._sleep()
-        with self._residency.present("actor"):
+        with self._offload_manager.present("actor"):
             if probing:
                 with self._phase("probe"):
-                    expected = self._probe.expect(self._actor)
+                    expected = self._weight_check.expect(self._actor)
             if self._offload:
                 with self._phase("wake"):
                     faults = self._pool.wake(WEIGHTS)
@@ -175,12 +175,12 @@ class WeightSync:
                 with self._held(self._phase), self._phase("weight_sync"):
                     faults = self._transfer(version)
         if self._offload:
-            self._residency.settle()
+            self._offload_manager.settle()
             with self._phase("wake"):
                 faults = faults or self._pool.wake(KV_CACHE)
         return expected, faults
 
-    def _transfer(self, version: int) -> tuple[Fault, ...]:
+    def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
         """Both ends of the transport, and how fast they were."""
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
@@ -191,13 +191,15 @@ class WeightSync:
         self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds
         return faults
 
-    def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[Fault, ...]:
+    def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
         """Send and receive; the sender's own failure is raised as it is."""
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
             return self._pool.receive_weights(version, manifest)
         first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
-        receiving = Aside(lambda: self._pool.receive_weights(version, manifest, first.heard))
+        receiving = BackgroundCall(
+            lambda: self._pool.receive_weights(version, manifest, first.heard)
+        )
         refusal: WeightSyncError | None = None
         try:
             self._actor.send_weights(version, manifest).result()
@@ -221,7 +223,7 @@ class WeightSync:
         context = PluginContext(role="controller", run_directory=self._run_directory)
         return make_plugin(self._transport_ref, context)
 
-    def _receivers_failed(self, receiving: Aside) -> bool:
+    def _receivers_failed(self, receiving: BackgroundCall) -> bool:
         """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
         if not receiving.wait(GRACE_SECONDS):
             return False
@@ -230,23 +232,23 @@ class WeightSync:
 
     # -- replicas that failed ------------------------------------------------------------------
 
-    def _start_again(self, faults: Sequence[Fault], version: int) -> None:
+    def _start_again(self, faults: Sequence[ReplicaFault], version: int) -> None:
         """Start these replicas again.
 
         Raises:
             WeightSyncError: that was done so often in a row already as is allowed.
         """
         if self._offload:
-            self._residency.settle()
+            self._offload_manager.settle()
         while faults:
-            if self._rebuilt == self._rebuilds:
+            if self._rebuilt == self._max_restarts:
                 raise self._refusal(faults, version)
             self._rebuilt += 1
             self._logger.warning(
                 "rollout_replicas_started_again",
                 replicas=[fault.number for fault in faults],
                 cause="; ".join(str(fault) for fault in faults),
-                time=f"{self._rebuilt} of {self._rebuilds} in a row",
+                time=f"{self._rebuilt} of {self._max_restarts} in a row",
                 **({"hint": hint} if (hint := getattr(faults[0].error, "hint", None)) else {}),
             )
             wanted = [fault.number for fault in faults]
@@ -254,7 +256,7 @@ class WeightSync:
                 faults = self._pool.restart(wanted)
             self._count("rollout/rebuilds", len(wanted) - len(faults))
 
-    def _refusal(self, faults: Sequence[Fault], version: int) -> Exception:
+    def _refusal(self, faults: Sequence[ReplicaFault], version: int) -> Exception:
         first = faults[0].error
         if self._pool.size == 1 and isinstance(first, WeightSyncError) and not self._rebuilt:
             return first
@@ -263,7 +265,7 @@ class WeightSync:
             f"{len(faults)} of {self._pool.size} replicas did not take version {version}{tried}: "
             + "; ".join(f"replica {fault.number}: {in_words(fault.error)}" for fault in faults),
             hint=getattr(first, "hint", None)
-            or "rollout.rebuilds says how often in a row replicas are started again",
+            or "rollout.max_restarts says how often in a row replicas are started again",
         )
         error.__cause__ = first
         return error

@@ -44,7 +44,7 @@ def _collect(results: list[Any], parts: list[np.ndarray], division: Division) ->
     return results
 
 
-def _kind(result: Any) -> str:
+def _kind(result: object) -> str:
     if result is None:
         return "None"
     if isinstance(result, Batch):

@@ -38,7 +38,7 @@ class RankFailure:
     """Seconds since the epoch: the rank that failed first says why, the others only lost it."""
 
 
-def run_on_worker(worker: Any, method: str, call: Call) -> Any:
+def run_on_worker(worker: object, method: str, call: Call) -> Any:
     """Run one rank's call, where the worker is: its result, or a RankFailure. Ctrl-C and stopping pass through."""
     args, kwargs = call
     try:
@@ -112,7 +112,7 @@ class WorkerGroup(ABC):
             raise AttributeError(name)
         self._check_registered(name)
 
-        def method(*args: Any, **kwargs: Any) -> Future[Any]:
+        def method(*args: object, **kwargs: object) -> Future[Any]:
             return self.call(name, *args, **kwargs)
 
         method.__name__ = name

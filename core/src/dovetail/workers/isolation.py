@@ -15,7 +15,7 @@ import attrs
 
 from dovetail.interfaces.runtime import WorkerSpec
 from dovetail.plugins.isolation import (
-    Facts,
+    EnvironmentInfo,
     environment_problems,
     facts_here,
     require_environment,
@@ -70,17 +70,17 @@ def check_environment(
     """Compare this process's environment with the controller's.
 
     Args:
-        controller: its `Facts`, as a mapping, for the same plugins.
+        controller: its `EnvironmentInfo`, as a mapping, for the same plugins.
         plugins: entries of its lock that this process loads.
         where: names this process in the error.
 
     Raises:
         PluginNeedsError, PluginIncompatibleError: names every difference with both values.
     """
-    here = Facts(**controller)
+    here = EnvironmentInfo(**controller)
     require_environment(where, environment_problems(here, facts_here(plugins, list(here.packages))))
 
 
-def as_mapping(facts: Facts) -> dict[str, Any]:
+def as_mapping(facts: EnvironmentInfo) -> dict[str, Any]:
     """Facts as they travel: JSON values."""
     return asdict(facts)

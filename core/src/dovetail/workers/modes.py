@@ -99,7 +99,7 @@ class Nd(DispatchMode):
         unit = next((spec.unit for spec in specs), self.config.unit)
         division = divide(batches[0], parts, unit)
 
-        def shares(value: Any) -> list[Any]:
+        def shares(value: object) -> list[Any]:
             return division.shares(value) if isinstance(value, Batch) else [value] * parts
 
         args_K = [shares(value) for value in args]

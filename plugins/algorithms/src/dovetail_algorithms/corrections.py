@@ -6,7 +6,7 @@ Legend: T response tokens, packed end to end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,7 @@ from dovetail.interfaces import (
     Correction,
     CorrectionInputs,
     CorrectionMode,
+    PluginConfig,
     Reduction,
     RolloutCorrection,
 )
@@ -48,19 +49,19 @@ class CorrectionByRatio(RolloutCorrection):
     Config = RolloutCorrectionConfig
 
     @classmethod
-    def mode(cls, config: Any) -> CorrectionMode:
+    def mode(cls, config: PluginConfig) -> CorrectionMode:
         return cast("CorrectionMode", config.mode)
 
     @classmethod
-    def before_update(cls, config: Any) -> bool:
+    def before_update(cls, config: PluginConfig) -> bool:
         return config.mode == "decoupled" and (bool(config.reject) or config.normalize_weights)
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset() if config.mode == "disabled" else frozenset({"rollout_log_probs"})
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         """The columns that a correction before the update adds; within an update there are none."""
         if config.mode != "decoupled":
             return frozenset()

@@ -16,7 +16,7 @@ class _Published(Preset):
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
 
 
-class Ppo(_Published):
+class PpoPreset(_Published):
     """PPO (arXiv 1707.06347) as it is used for language models (1909.08593).
 
     Advantages by GAE from a critic, ratios clipped to 1 ± 0.2, four epochs over each rollout, values clipped to
@@ -31,7 +31,7 @@ class Ppo(_Published):
     Config = configs.PpoPresetConfig
 
 
-class Grpo(_Published):
+class GrpoPreset(_Published):
     """GRPO (DeepSeekMath, arXiv 2402.03300).
 
     Rewards relative to their group in units of its standard deviation, ratios clipped to 1 ± 0.2, the mean over
@@ -43,7 +43,7 @@ class Grpo(_Published):
     Config = configs.GrpoPresetConfig
 
 
-class DrGrpo(_Published):
+class DrGrpoPreset(_Published):
     """Dr. GRPO (arXiv 2503.20783): GRPO without the divisions by a group's spread and by a response's length.
 
     Token losses are summed and divided by the constant data.max_response_length. There is no KL penalty.
@@ -53,7 +53,7 @@ class DrGrpo(_Published):
     Config = configs.DrGrpoPresetConfig
 
 
-class Dapo(_Published):
+class DapoPreset(_Published):
     """DAPO (arXiv 2503.14476): GRPO for long reasoning.
 
     - Clip higher: ratios between 1 − 0.2 and 1 + 0.28.
@@ -72,7 +72,7 @@ class Dapo(_Published):
     Config = configs.DapoPresetConfig
 
 
-class Gspo(_Published):
+class GspoPreset(_Published):
     """GSPO (arXiv 2507.18071): the importance ratio of the whole sequence, clipped to (1 − 3e-4, 1 + 4e-4).
 
     GRPO's advantages, the mean over responses, no KL penalty. With one update a rollout every ratio is 1 and nothing
@@ -83,7 +83,7 @@ class Gspo(_Published):
     Config = configs.GspoPresetConfig
 
 
-class Cispo(_Published):
+class CispoPreset(_Published):
     """CISPO (MiniMax-M1, arXiv 2506.13585): a policy gradient whose importance weights are clipped and detached.
 
     GRPO's advantages, the mean over all tokens, no KL penalty. The paper takes dynamic sampling and a length penalty
@@ -95,7 +95,7 @@ class Cispo(_Published):
     Config = configs.CispoPresetConfig
 
 
-class Sapo(_Published):
+class SapoPreset(_Published):
     """SAPO (arXiv 2511.20347): a sigmoid gate on the ratio of each token in place of clipping.
 
     GRPO's advantages, the mean over responses of the mean over each one's tokens, no KL penalty.
@@ -105,7 +105,7 @@ class Sapo(_Published):
     Config = configs.SapoPresetConfig
 
 
-class Rloo(_Published):
+class RlooPreset(_Published):
     """RLOO (arXiv 2402.14740): REINFORCE with the mean reward of the group's other samples as its baseline.
 
     No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
@@ -117,7 +117,7 @@ class Rloo(_Published):
     Config = configs.RlooPresetConfig
 
 
-class ReinforcePlusPlus(_Published):
+class ReinforcePlusPlusPreset(_Published):
     """REINFORCE++ (arXiv 2501.03262): returns whitened over the batch, without critic or groups.
 
     Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward; its coefficient
@@ -128,7 +128,7 @@ class ReinforcePlusPlus(_Published):
     Config = configs.ReinforcePlusPlusPresetConfig
 
 
-class Remax(_Published):
+class RemaxPreset(_Published):
     """ReMax (arXiv 2310.10505): REINFORCE with the reward of the greedy response as its baseline.
 
     No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
@@ -140,7 +140,7 @@ class Remax(_Published):
     Config = configs.RemaxPresetConfig
 
 
-class Opo(_Published):
+class OpoPreset(_Published):
     """OPO (arXiv 2505.23585): the plain policy gradient with the length-weighted baseline of least variance.
 
     Exactly on-policy: one epoch, one update a rollout. Neither clipping nor a KL penalty. The mean over all tokens has
@@ -151,7 +151,7 @@ class Opo(_Published):
     Config = configs.OpoPresetConfig
 
 
-class Gpg(_Published):
+class GpgPreset(_Published):
     """GPG (arXiv 2504.02546): the plain policy gradient with rewards relative to their group's mean.
 
     Advantages are scaled up by the share of groups that teach nothing, the loss is the mean over all tokens, and
@@ -162,7 +162,7 @@ class Gpg(_Published):
     Config = configs.GpgPresetConfig
 
 
-class Gmpo(_Published):
+class GmpoPreset(_Published):
     """GMPO (arXiv 2507.20673): the geometric mean of a response's token ratios, each clipped to e^±0.4.
 
     GRPO's advantages, the mean over responses, no KL penalty.

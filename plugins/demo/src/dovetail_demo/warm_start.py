@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef
+from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef, Tokenizer
 from dovetail.metrics import values
 from dovetail.plugins import make_plugin, objective_spec
 from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
@@ -46,7 +46,7 @@ def worked_answer(a: int, b: int, *, carries: bool) -> str:
     )
 
 
-def demonstrations(train_file: Path, tokenizer: Any, seed: int) -> Iterator[Batch]:
+def demonstrations(train_file: Path, tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
     """Mini-batches of training problems with worked answers, without end.
 
     Each holds the columns that an engine's update reads: `prompt_ids`, `response_ids` (the end token

@@ -98,7 +98,7 @@ def _content(directory: Path) -> dict[str, Any]:
     }
 
 
-def _known(summary: Any) -> dict[str, Any]:
+def _known(summary: object) -> dict[str, Any]:
     """What `summary.json` tells; entries that it leaves open do not hide what the metrics tell."""
     entries = summary.items() if isinstance(summary, dict) else ()
     return {name: value for name, value in entries if value is not None}

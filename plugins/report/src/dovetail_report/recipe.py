@@ -42,7 +42,7 @@ def algorithm_line(config: str) -> str:
     return " · ".join(template.format(name) for template, name in named if name)
 
 
-def _name(plugin: Any) -> str:
+def _name(plugin: object) -> str:
     """The name of a chosen plugin: a mapping with `name`, or the name alone."""
     name = plugin.get("name") if isinstance(plugin, Mapping) else plugin
     return name if isinstance(name, str) else ""

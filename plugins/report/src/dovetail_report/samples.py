@@ -58,7 +58,7 @@ def _judged(row: Mapping[str, Any]) -> str:
     return f"score {row['score']:.3g}" if figures.is_number(row["score"]) else "score none"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A prompt as text: messages with their roles, a string as it is."""
     if value is None:
         return ""

@@ -83,7 +83,7 @@ class History:
         return found
 
 
-def _is_figure(value: Any) -> bool:
+def _is_figure(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 

@@ -10,7 +10,7 @@ import attrs
 from dovetail.sections import VERBATIM, PluginSection
 
 
-def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str | None) -> None:
+def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
     """Refuse what is not a regular expression."""
     if value is None:
         return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection, Validator
 
-_above_zero: Any = attrs.validators.gt(0)
+_above_zero: Validator = attrs.validators.gt(0)
 
 
 @attrs.frozen(kw_only=True)

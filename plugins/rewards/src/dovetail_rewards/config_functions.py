@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import NOT_NEGATIVE, VERBATIM, PluginSection
+from dovetail.sections import NOT_NEGATIVE, VERBATIM, PluginSection, Validator
 
-_COUNT: Any = attrs.validators.ge(1)
-_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
-_POSITIVE: Any = attrs.validators.gt(0)
+_COUNT: Validator = attrs.validators.ge(1)
+_SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
+_POSITIVE: Validator = attrs.validators.gt(0)
 
 
-def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str | None) -> None:
+def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
     try:
         re.compile(value or "")
     except re.error as error:
@@ -24,7 +24,7 @@ def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str | None) -> N
         ) from error
 
 
-def _not_empty(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+def _not_empty(_: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
     if not value:
         raise ValueError(f"{attribute.name} must name at least one place")
 

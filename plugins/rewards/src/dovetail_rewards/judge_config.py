@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import VERBATIM
+from dovetail.sections import VERBATIM, Validator
 from dovetail_rewards.manager_config import BudgetConfig, is_url
 
-_ABOVE_ZERO: Any = attrs.validators.gt(0)
-_AT_LEAST_ONE: Any = attrs.validators.ge(1)
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
-_OPTIONAL: Any = attrs.validators.optional
+_ABOVE_ZERO: Validator = attrs.validators.gt(0)
+_AT_LEAST_ONE: Validator = attrs.validators.ge(1)
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+_OPTIONAL: Validator = attrs.validators.optional
 
 
-def _is_pattern(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
     """Refuse what is not a regular expression with a part to take."""
     try:
         re.compile(value)

@@ -8,21 +8,21 @@ from typing import Any
 
 import attrs
 
-from dovetail.sections import PluginSection, plugin_field
+from dovetail.sections import PluginSection, Validator, plugin_field
 
-_ABOVE_ZERO: Any = attrs.validators.gt(0)
+_ABOVE_ZERO: Validator = attrs.validators.gt(0)
 _AT_LEAST_ONE = attrs.validators.ge(1)
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
-_LIMIT: Any = attrs.validators.optional(_ABOVE_ZERO)
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+_LIMIT: Validator = attrs.validators.optional(_ABOVE_ZERO)
 
 
-def _is_finite(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+def _is_finite(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     """Refuse what would make every score that it is a part of unusable."""
     if value is not None and not math.isfinite(value):
         raise ValueError(f"{attribute.name}={value} is not a finite number")
 
 
-def is_url(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
     """Refuse what is no address of an HTTP server."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import VERBATIM, PluginSection
+from dovetail.sections import VERBATIM, PluginSection, Validator
 
-_ABOVE_ZERO: Any = attrs.validators.gt(0)
-_AT_LEAST_ONE: Any = attrs.validators.ge(1)
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
+_ABOVE_ZERO: Validator = attrs.validators.gt(0)
+_AT_LEAST_ONE: Validator = attrs.validators.ge(1)
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
 
 
-def _is_finite(_: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+def _is_finite(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
     """Refuse what would make every score unusable."""
     if not math.isfinite(value):
         raise ValueError(f"{attribute.name}={value} is not a finite number")

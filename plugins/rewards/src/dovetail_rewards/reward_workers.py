@@ -27,7 +27,7 @@ class RewardWorkers(PreflightRule):
             )
 
 
-def _asked(key: str, manager: Any) -> Iterator[tuple[str, int]]:
+def _asked(key: str, manager: object) -> Iterator[tuple[str, int]]:
     """Where a manager, or one inside of it, asks for workers, and for how many."""
     if isinstance(manager, RemoteConfig) and manager.workers is not None:
         yield key, manager.workers

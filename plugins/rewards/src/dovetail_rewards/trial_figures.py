@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?", re.IGNORECA
 
 
 @attrs.frozen(kw_only=True)
-class Spread:
+class TrialSpread:
     """Count, mean, spread and extremes of some figures; None where there are no figures."""
 
     count: int
@@ -33,7 +33,7 @@ class Spread:
     high: float | None
 
     @classmethod
-    def of(cls, figures: Sequence[float]) -> Spread:
+    def of(cls, figures: Sequence[float]) -> TrialSpread:
         """The spread of these figures; `std` is that of a population."""
         if not figures:
             return cls(count=0, mean=None, std=None, low=None, high=None)
@@ -55,15 +55,16 @@ def as_json(samples: Sequence[TrialSample]) -> dict[str, Any]:
                 "data_source": source,
                 "function": function,
                 "samples": len(group),
-                "scores": attrs.asdict(Spread.of(scores(group))),
+                "scores": attrs.asdict(TrialSpread.of(scores(group))),
             }
             for (source, function), group in by_source(samples).items()
         ],
         "components": {
-            name: attrs.asdict(Spread.of(figures)) for name, figures in components(samples).items()
+            name: attrs.asdict(TrialSpread.of(figures))
+            for name, figures in components(samples).items()
         },
         "failures": dict(Counter(str(failure.kind) for _, failure in failures(samples))),
-        "seconds": attrs.asdict(Spread.of([sample.seconds for sample in samples])),
+        "seconds": attrs.asdict(TrialSpread.of([sample.seconds for sample in samples])),
         "waiting_included": any(sample.waited for sample in samples),
         "samples": [_row(sample) for sample in samples],
     }
@@ -130,7 +131,7 @@ def _row(sample: TrialSample) -> dict[str, Any]:
     return row
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value where JSON has it, else its text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value

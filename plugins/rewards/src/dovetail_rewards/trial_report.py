@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 from rich.console import Console
@@ -15,7 +14,7 @@ from rich.table import Table
 from dovetail.interfaces import Score
 from dovetail.scoring import TrialSample
 from dovetail_rewards.trial_figures import (
-    Spread,
+    TrialSpread,
     alike_failures,
     by_source,
     components,
@@ -171,12 +170,12 @@ def _table(title: str, *headers: str) -> Table:
 
 
 def _spread(figures: Sequence[float]) -> list[str]:
-    spread = Spread.of(figures)
+    spread = TrialSpread.of(figures)
     shown = (spread.mean, spread.std, spread.low, spread.high)
     return [str(spread.count), *("–" if figure is None else f"{figure:.4g}" for figure in shown)]
 
 
-def _short(value: Any, width: int = _WIDTH, *, end: bool = False) -> str:
+def _short(value: object, width: int = _WIDTH, *, end: bool = False) -> str:
     text = " ".join(str("–" if value is None else value).split())
     if len(text) <= width:
         return text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_rewards.sandbox import Limits, Program, Result, Sandbox, SandboxError
+from dovetail_rewards.sandbox import Program, ProgramLimits, Result, Sandbox, SandboxError
 
 PLAIN = 61_000 + 8 * (os.getpid() % 400)
 """First of the user ids of plain users: one a variant of each test process, so that leftovers tell whose they are."""
@@ -53,7 +53,7 @@ class Box:
     def run(self, source: str, stdin: str = "", **limits: object) -> Result:
         """Run Python source."""
         program = Program(source=source, stdin=stdin.encode())
-        return self.sandbox.run(program, Limits(**limits))  # type: ignore[arg-type]
+        return self.sandbox.run(program, ProgramLimits(**limits))  # type: ignore[arg-type]
 
     def told(self, source: str) -> dict[str, object]:
         """What a program printed as JSON in its last line."""
@@ -157,7 +157,7 @@ def _make(variant: str) -> Sandbox | str:
         user = PLAIN + VARIANTS.index(variant)
     try:
         sandbox = Sandbox(level=level, python=python, user=user, tried=True)
-        sandbox.run(Program(source=""), Limits())
+        sandbox.run(Program(source=""), ProgramLimits())
     except SandboxError as error:
         return error.message
     return sandbox

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dovetail_rewards.sandbox import Limits, Verdict
+from dovetail_rewards.sandbox import ProgramLimits, ProgramVerdict
 
 
 def test_a_fork_bomb_stays_within_the_limit_and_ends(box) -> None:
@@ -26,14 +26,14 @@ def test_a_fork_bomb_stays_within_the_limit_and_ends(box) -> None:
     result = box.run(source, cpu_s=0.2, processes=10)
     done.set()
     counter.join()
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.verdict is ProgramVerdict.TIMEOUT
     assert max(most) <= 10 + 8  # the helper's own processes of the run count with the user's
     assert result.wall_s < 60  # it ends: how soon is up to whoever else uses the cores
 
 
 def test_a_memory_bomb_ends_for_want_of_memory(box) -> None:
     result = box.run("x = bytearray(10**10)", memory=128 << 20)
-    assert result.verdict is Verdict.MEMORY
+    assert result.verdict is ProgramVerdict.MEMORY
     assert result.peak_memory < 128 << 20
 
 
@@ -52,7 +52,7 @@ os.wait()
 """
     result = box.run(source, memory=160 << 20)
     forbidden = b"no processes here" in result.stderr
-    assert forbidden or result.verdict is Verdict.MEMORY
+    assert forbidden or result.verdict is ProgramVerdict.MEMORY
     assert forbidden == (not box.own_processes)
 
 
@@ -77,7 +77,7 @@ while time.monotonic() < end:
 @pytest.mark.parametrize("fd", [1, 2])
 def test_endless_output_is_cut_and_ends_the_program(box, fd) -> None:
     result = box.run(f"import os\nwhile True: os.write({fd}, b'x' * 65536)", output=100_000)
-    assert result.verdict is Verdict.OUTPUT_LIMIT
+    assert result.verdict is ProgramVerdict.OUTPUT_LIMIT
     assert (len(result.stdout), len(result.stderr)) == ((100_000, 0) if fd == 1 else (0, 1 << 14))
     assert (result.stdout_truncated, result.stderr_truncated) == (fd == 1, fd == 2)
 
@@ -85,14 +85,14 @@ def test_endless_output_is_cut_and_ends_the_program(box, fd) -> None:
 def test_a_sleeper_that_ignores_signals_ends_by_the_clock(box) -> None:
     source = "import signal, time\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(60)"
     result = box.run(source, wall_s=0.3)
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.verdict is ProgramVerdict.TIMEOUT
     assert 0.3 <= result.wall_s < 60
-    assert result.cpu_s < Limits().cpu_s
+    assert result.cpu_s < ProgramLimits().cpu_s
 
 
 def test_time_of_all_threads_counts(box) -> None:
     result = box.run("while True: pass", cpu_s=0.3, wall_s=60)
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.verdict is ProgramVerdict.TIMEOUT
     assert 0.25 < result.cpu_s < 10
 
 
@@ -108,7 +108,7 @@ for n in range(10_000):
     if box.own_processes:
         assert b"No space left on device" in result.stderr
     else:
-        assert result.verdict is Verdict.DISK_LIMIT
+        assert result.verdict is ProgramVerdict.DISK_LIMIT
 
 
 def test_the_disk_cannot_be_filled_with_files_that_have_no_name(box) -> None:
@@ -127,7 +127,10 @@ print('filled')
     if unseen:
         assert result.ok  # not seen for a plain user: bounded by open_files times file_size
     else:
-        assert b"No space left on device" in result.stderr or result.verdict is Verdict.DISK_LIMIT
+        assert (
+            b"No space left on device" in result.stderr
+            or result.verdict is ProgramVerdict.DISK_LIMIT
+        )
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
@@ -147,7 +150,7 @@ def test_a_million_files_are_too_many(box) -> None:
     if box.level == "namespaces":
         assert b"No space left on device" in result.stderr
     else:
-        assert result.verdict is Verdict.DISK_LIMIT
+        assert result.verdict is ProgramVerdict.DISK_LIMIT
 
 
 def test_many_files_cannot_be_opened(box) -> None:

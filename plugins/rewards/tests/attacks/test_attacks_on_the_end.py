@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_rewards.sandbox import SandboxUnreachableError, Verdict
+from dovetail_rewards.sandbox import ProgramVerdict, SandboxUnreachableError
 
 
 def test_killing_all_that_can_be_killed_harms_the_program_alone(box) -> None:
@@ -28,7 +28,7 @@ print('still here')
 os.kill(os.getpid(), signal.SIGKILL)
 """
     result = box.run(source)
-    assert (result.verdict, result.signal) == (Verdict.CRASHED, signal.SIGKILL)
+    assert (result.verdict, result.signal) == (ProgramVerdict.CRASHED, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSTOP])
@@ -118,7 +118,7 @@ def test_a_helper_that_is_killed_is_replaced_and_its_runs_fail_or_keep_their_lim
         helper = another.sandbox._helper._process
         os.kill(helper.pid, signal.SIGKILL)
         with contextlib.suppress(SandboxUnreachableError):  # where its supervisor ends with it
-            assert under_way.result().verdict is Verdict.TIMEOUT
+            assert under_way.result().verdict is ProgramVerdict.TIMEOUT
         helper.wait()
         assert another.run("print(1)").ok
 

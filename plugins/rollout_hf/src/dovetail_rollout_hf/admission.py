@@ -10,7 +10,7 @@ import torch
 
 from dovetail.interfaces import RolloutRequest
 from dovetail_rollout_hf.cache import Prefill
-from dovetail_rollout_hf.counts import Counts
+from dovetail_rollout_hf.counts import DecodeCounts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.pictures import pictures_of
 from dovetail_rollout_hf.rows import Row
@@ -41,7 +41,7 @@ class Admission:
         *,
         max_rows: int,
         max_prefill_tokens: int,
-        counts: Counts,
+        counts: DecodeCounts,
     ) -> None:
         self._decoder = decoder
         self._device = device

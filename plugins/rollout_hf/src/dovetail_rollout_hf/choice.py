@@ -11,16 +11,17 @@ from typing import Any, Literal
 import torch
 
 from dovetail.errors import ModelError
+from dovetail.interfaces import Logger
 from dovetail_rollout_hf.cache import Arrival, KvCache, empty_index
 from dovetail_rollout_hf.decoder import Decoder
-from dovetail_rollout_hf.lean import LeanDecoder, why_not_lean
+from dovetail_rollout_hf.fused_decoder import FusedDecoder, why_not_fused
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest difference of logits that proves a decoder, relative to one plus the largest logit."""
 
 
 def choose_decoder(
-    model: Any, wanted: Literal["auto", "lean", "transformers"], logger: Any
+    model: object, wanted: Literal["auto", "fused", "transformers"], logger: Logger
 ) -> Decoder:
     """Make the wanted decoder and prove it against the model's own forward pass.
 
@@ -29,19 +30,19 @@ def choose_decoder(
     """
     from dovetail_rollout_hf.transformers_decoder import TransformersDecoder
 
-    reason = why_not_lean(model) if wanted != "transformers" else "not asked for"
-    if wanted == "lean" and reason:
+    reason = why_not_fused(model) if wanted != "transformers" else "not asked for"
+    if wanted == "fused" and reason:
         raise ModelError(
-            f"decoder `lean` does not fit {type(model).__name__}: {reason}",
+            f"decoder `fused` does not fit {type(model).__name__}: {reason}",
             hint="use rollout.decoder=auto or transformers",
         )
     if not reason:
-        lean = LeanDecoder(model)
-        complaint = _complaint(lean, model)
+        fused = FusedDecoder(model)
+        complaint = _complaint(fused, model)
         if complaint is None:
-            return lean
-        message = f"the lean decoder does not reproduce {type(model).__name__}: {complaint}"
-        if wanted == "lean":
+            return fused
+        message = f"the fused decoder does not reproduce {type(model).__name__}: {complaint}"
+        if wanted == "fused":
             raise ModelError(message, hint="use rollout.decoder=transformers")
         logger.warning("%s; using the transformers decoder", message)
     elif wanted == "auto":
@@ -56,7 +57,7 @@ def choose_decoder(
     return general
 
 
-def _complaint(decoder: Decoder, model: Any) -> str | None:
+def _complaint(decoder: Decoder, model: object) -> str | None:
     """What is wrong with a decoder; None where it is proven."""
     try:
         excess = prove(decoder, model)

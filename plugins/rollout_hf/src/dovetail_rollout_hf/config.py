@@ -14,7 +14,7 @@ from dovetail.sections import RolloutSection
 class HfRolloutConfig(RolloutSection):
     """Generation by a transformers model in this process."""
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             (
                 "enforce_eager",
@@ -43,6 +43,6 @@ class HfRolloutConfig(RolloutSection):
     """Most sequences decoded at once; further requests wait, and enter as rows become free."""
     max_prefill_tokens: int = attrs.field(default=16384, validator=attrs.validators.ge(1))
     """Most prompt tokens, padding included, in one prefill pass (or one prompt)."""
-    decoder: Literal["auto", "lean", "transformers"] = "auto"
-    """`lean` decodes the Llama family by fused kernels and is proven against transformers at start-up;
+    decoder: Literal["auto", "fused", "transformers"] = "auto"
+    """`fused` decodes the Llama family by fused kernels and is proven against transformers at start-up;
     `transformers` runs any architecture; `auto` takes the first where it fits and proves right."""

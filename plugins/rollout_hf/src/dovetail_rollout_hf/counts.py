@@ -1,4 +1,4 @@
-"""What the engine counts while it works, and the figures that come of it."""
+"""What the engine counts while it works, and the metrics that come of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dovetail.metrics import Mean, Metric, Sum
 
 
 @attrs.define(kw_only=True)
-class Counts:
+class DecodeCounts:
     """Counted by the decode thread alone."""
 
     max_rows: int
@@ -20,13 +20,13 @@ class Counts:
     prefill_tokens: int = 0
     """Tokens of prompts, and of samples that went on under new weights, that were run through the model at once."""
 
-    def take(self) -> Counts:
+    def take(self) -> DecodeCounts:
         """What was counted so far; counting begins anew."""
         taken = attrs.evolve(self)
         self.steps = self.generated_tokens = self.prefill_tokens = 0
         return taken
 
-    def figures(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Metric]:
         """Metrics by name; they merge over replicas."""
         return {
             "rollout/generated_tokens": Sum(float(self.generated_tokens)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dovetail.media import ImageInputs
 from dovetail_rollout_hf.cache import KvCache, Prefill
-from dovetail_rollout_hf.pictures import Pictures
+from dovetail_rollout_hf.pictures import RowImages
 
 
 class Decoder(ABC):
@@ -23,7 +23,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def prefill(
-        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: RowImages | None = None
     ) -> Prefill:
         """Run whole prompts.
 

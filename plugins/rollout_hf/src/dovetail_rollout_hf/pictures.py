@@ -13,7 +13,7 @@ from dovetail.media import MediaRef
 
 
 @attrs.frozen(eq=False)
-class Pictures:
+class RowImages:
     """Which images the rows of a pass have, and where in them their prompts stand."""
 
     media: tuple[tuple[MediaRef, ...], ...]
@@ -24,7 +24,7 @@ class Pictures:
 
 def pictures_of(
     requests: Sequence[RolloutRequest], pads: Sequence[int], columns: int, device: torch.device
-) -> Pictures | None:
+) -> RowImages | None:
     """The images of these rows; None where there are none.
 
     Args:
@@ -39,4 +39,4 @@ def pictures_of(
     lengths_P1 = torch.tensor([len(r.prompt_ids) for r in requests], device=device)[:, None]
     columns_L = torch.arange(columns, device=device)
     prompt_PL = (columns_L >= starts_P1) & (columns_L < starts_P1 + lengths_P1)
-    return Pictures(tuple(request.media for request in requests), prompt_PL)
+    return RowImages(tuple(request.media for request in requests), prompt_PL)

@@ -174,7 +174,7 @@ class HfRollout(BaseRollout):
         scheduler.call(commit).result()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As the interface says, between two steps of what is being generated."""
+        """As the interface says, between two steps of what is being generated: int64 [L] each to float32 [L − 1] each."""
         scheduler, vocab_size = self._running(), self._vocab_size
         refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
         if self._asleep:
@@ -182,11 +182,11 @@ class HfRollout(BaseRollout):
         job = scheduler.call(lambda: score_tokens(self._model, sequences, vocab_size))
         return await asyncio.wrap_future(job)
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         """Tokens generated and prefilled, and how full the batch was, since it was last asked."""
         if self._scheduler is None:
             return {}
-        return self._scheduler.call(self._scheduler.take_counts).result().figures()
+        return self._scheduler.call(self._scheduler.take_counts).result().metrics()
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         scheduler = self._running()

@@ -42,7 +42,7 @@ class Row:
 
         Args:
             reason: why it ends.
-            taken: of each of its T tokens, `ids`, and `log_probs` and `raw_log_probs` where the request wants them.
+            taken: of its T tokens, [T] each, `ids`, and `log_probs` and `raw_log_probs` where the request wants them.
         """
         sampling = self.request.sampling
         ids_T = taken["ids"]

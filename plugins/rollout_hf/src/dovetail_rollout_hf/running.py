@@ -12,12 +12,12 @@ from torch import Tensor
 
 from dovetail.interfaces import FinishReason
 from dovetail_rollout_hf.cache import Arrival, KvCache, Prefill, empty_index
-from dovetail_rollout_hf.counts import Counts
+from dovetail_rollout_hf.counts import DecodeCounts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.noise import stream_seeds
 from dovetail_rollout_hf.recompute import recompute
 from dovetail_rollout_hf.rows import Finished, Row
-from dovetail_rollout_hf.sampler import Sampler
+from dovetail_rollout_hf.sampler import TokenSampler
 
 _WORTH_COMPACTING = 0.75
 """Finished rows leave the batch when at most this share of its rows still runs."""
@@ -32,7 +32,7 @@ class RunningBatch:
     """
 
     def __init__(
-        self, decoder: Decoder, device: torch.device, max_prefill_tokens: int, counts: Counts
+        self, decoder: Decoder, device: torch.device, max_prefill_tokens: int, counts: DecodeCounts
     ) -> None:
         self._decoder = decoder
         self._device = device
@@ -52,7 +52,7 @@ class RunningBatch:
         empty_NC = torch.empty((0, 0), device=self._device)
         self._columns = {"ids": empty_NC.long(), "low": empty_NC.int(), "high": empty_NC.int()}
         self._logits_NV: Tensor | None = None
-        self._sampler: Sampler | None = None
+        self._sampler: TokenSampler | None = None
         self._watching = False
 
     def release(self) -> int:
@@ -169,7 +169,7 @@ class RunningBatch:
     def _prepare(self) -> None:
         """Work out all that stays the same until rows next enter or leave."""
         sampling = [row.request.sampling for row in self._rows]
-        self._sampler = Sampler(sampling, self._device)
+        self._sampler = TokenSampler(sampling, self._device)
         wanted = {
             "log_probs": any(s.log_probs for s in sampling),
             "raw_log_probs": any(s.raw_log_probs for s in sampling),

@@ -26,7 +26,7 @@ class Draw(NamedTuple):
     """float32 [N], full softmax of logits / temperature (1 for greedy rows). None where no row asked."""
 
 
-class Sampler:
+class TokenSampler:
     """Draws one token a row by Gumbel-argmax over counter-based noise.
 
     The distribution is softmax(logits / temperature), cut to the `top_k` most likely tokens, then to

@@ -21,11 +21,11 @@ import torch
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PauseMode
 from dovetail_rollout_hf.admission import Admission
-from dovetail_rollout_hf.counts import Counts
+from dovetail_rollout_hf.counts import DecodeCounts
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.rows import Finished
 from dovetail_rollout_hf.running import RunningBatch
-from dovetail_rollout_hf.tickets import Ticket, answer, do, nothing, post, told
+from dovetail_rollout_hf.tickets import Ticket, answer, do, nothing, post, rollout_error
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Scheduler:
         max_batch_size: int,
         max_prefill_tokens: int,
     ) -> None:
-        self._counts = Counts(max_rows=max_batch_size)
+        self._counts = DecodeCounts(max_rows=max_batch_size)
         self._batch = RunningBatch(decoder, device, max_prefill_tokens, self._counts)
         self._tickets: dict[str, Ticket] = {}
         self._waiting = Admission(
@@ -90,7 +90,7 @@ class Scheduler:
             if error is None:
                 return
             if not isinstance(error, RolloutError):
-                error = told("the requests could not be taken", error)
+                error = rollout_error("the requests could not be taken", error)
             post([(ticket, error) for ticket in tickets])
 
         self.call(lambda: self._enter(tickets)).add_done_callback(tell)
@@ -158,9 +158,11 @@ class Scheduler:
         try:
             self._batch.take_over()
         except Exception as error:  # noqa: BLE001 - the weights have arrived, whatever becomes of the requests
-            self._fail(told(f"running samples could not go on under weights {version}", error))
+            self._fail(
+                rollout_error(f"running samples could not go on under weights {version}", error)
+            )
 
-    def take_counts(self) -> Counts:
+    def take_counts(self) -> DecodeCounts:
         """What was counted since this was last called."""
         return self._counts.take()
 
@@ -203,7 +205,7 @@ class Scheduler:
 
     def _break_off(self, error: BaseException) -> None:
         """End a thread that can't go on: whoever waits hears why, and a later call starts a new one."""
-        failure = told("the decode thread broke off", error)
+        failure = rollout_error("the decode thread broke off", error)
         waiting: list[Future[Any]] = []
         try:
             # A broken device may not even let the batch be cleared.
@@ -242,7 +244,7 @@ class Scheduler:
             if self._stepping and self._batch.active:
                 self._deliver(self._batch.step())
         except Exception as error:  # noqa: BLE001 - whatever broke the step, every waiting request must hear of it
-            self._fail(told("decoding failed", error))
+            self._fail(rollout_error("decoding failed", error))
         self._settle()
         return True
 

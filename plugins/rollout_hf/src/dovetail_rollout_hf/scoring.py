@@ -20,7 +20,7 @@ _LOGITS_AT_ONCE = 1 << 26
 def refuse_to_score(
     sequences: Sequence[np.ndarray], *, vocab_size: int, max_positions: int | None
 ) -> None:
-    """Refuse what can't be scored, in words.
+    """Refuse what can't be scored: `sequences` are int64 [L] each.
 
     Raises:
         RolloutError: a sequence has fewer than two tokens, tokens that the model lacks, or more than it has positions.

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces import SamplingParams
+from dovetail.interfaces import SamplingParams, Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4
@@ -32,7 +32,7 @@ class StopRule:
     """The stop strings that `completing` tokens may complete."""
     window: int = 0
     """Tokens that a stop string can span at most."""
-    tokenizer: Any = attrs.field(default=None, eq=False)
+    tokenizer: Tokenizer = attrs.field(default=None, eq=False)
 
     @property
     def watches(self) -> bool:
@@ -53,7 +53,7 @@ class StopRule:
 class StopRules:
     """Makes the stop rule of a request, and remembers it for requests that stop alike."""
 
-    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._eos = frozenset(eos_token_ids)
         self._rules: dict[tuple[Any, ...], StopRule] = {}
@@ -116,7 +116,7 @@ class StopRules:
         return self._texts
 
 
-def eos_token_ids(model: Any, tokenizer: Any) -> set[int]:
+def eos_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
     """End-of-sequence tokens of the tokenizer, the model's config and its generation config."""
     found: set[int] = set()
     sources = (tokenizer, model.config.get_text_config(), getattr(model, "generation_config", None))

@@ -70,7 +70,7 @@ def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
             future.set_exception(error)
 
 
-def told(what: str, cause: BaseException) -> RolloutError:
+def rollout_error(what: str, cause: BaseException) -> RolloutError:
     """The error for those who wait, with what caused it."""
     error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
     error.__cause__ = cause

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from dovetail.media import produced_placeholders
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.decoder import Decoder
-from dovetail_rollout_hf.pictures import Pictures
+from dovetail_rollout_hf.pictures import RowImages
 
 
 class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
@@ -38,8 +38,8 @@ class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
         self,
         key_states: Tensor,
         value_states: Tensor,
-        *_args: Any,
-        **_kwargs: Any,
+        *_args: object,
+        **_kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         self._keys_NHCD[:, :, self._column] = key_states[:, :, 0]
         self._values_NHCD[:, :, self._column] = value_states[:, :, 0]
@@ -67,7 +67,7 @@ class TransformersDecoder(Decoder):
         self._mask_NC: Tensor | None = None
 
     def prefill(
-        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: RowImages | None = None
     ) -> Prefill:
         columns_L = torch.arange(ids_PL.shape[1], device=ids_PL.device)
         mask_PL = positions_PL = None
@@ -95,7 +95,7 @@ class TransformersDecoder(Decoder):
         self,
         ids_PL: Tensor,
         positions_PL: Tensor | None,
-        pictures: Pictures,
+        pictures: RowImages,
         fixed: dict[str, Any],
     ) -> Any:
         """The model's output; positions are the model's own affair where it numbers images."""

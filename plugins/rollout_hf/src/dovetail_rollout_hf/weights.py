@@ -12,7 +12,7 @@ from dovetail.errors import WeightSyncError, nearest
 from dovetail.interfaces import WeightManifest
 
 
-def refuse_misfits(model: Any, manifest: WeightManifest) -> None:
+def refuse_misfits(model: object, manifest: WeightManifest) -> None:
     """Refuse an update that does not fit the model before a byte of it travels.
 
     Raises:
@@ -46,8 +46,8 @@ def refuse_misfits(model: Any, manifest: WeightManifest) -> None:
         )
 
 
-def copy_weights(model: Any, staged: list[tuple[str, Tensor]]) -> None:
-    """Copy staged tensors into the model's parameters, in the model's dtype."""
+def copy_weights(model: object, staged: list[tuple[str, Tensor]]) -> None:
+    """Copy staged tensors, each of its parameter's shape, into the model's parameters, in the model's dtype."""
     parameters = _parameters(model, [name for name, _ in staged])
     with torch.no_grad():
         for name, tensor in staged:
@@ -62,7 +62,7 @@ def _parameters(model: Any, wanted: Sequence[str]) -> dict[str, Tensor]:
     return {**_stored(model, named), **named}
 
 
-def _stored(model: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _stored(model: object, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameters by the names that checkpoints have for them, where only the name differs."""
     from transformers.core_model_loading import revert_weight_conversion
 

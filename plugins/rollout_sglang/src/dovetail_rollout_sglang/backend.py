@@ -17,9 +17,9 @@ from dovetail.serving import (
 from dovetail_rollout_sglang.checks import join
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import server_command
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE, variables
 from dovetail_rollout_sglang.failures import FAILURES
-from dovetail_rollout_sglang.figures import figures
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE, variables
+from dovetail_rollout_sglang.server_metrics import server_metrics
 from dovetail_rollout_sglang.versions import require
 
 
@@ -31,7 +31,7 @@ class SglangBackend(ServerBackend):
 
     def __init__(self, config: SglangRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._figures = figures()
+        self._metrics = server_metrics()
 
     def start_server(self, token: str) -> OwnServer:
         """As the base says.
@@ -62,5 +62,5 @@ class SglangBackend(ServerBackend):
     async def join(self, connection: ServerConnection) -> None:
         await join(connection, self.config, self.context)
 
-    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        return self._figures.since(totals)
+    def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+        return self._metrics.since(totals)

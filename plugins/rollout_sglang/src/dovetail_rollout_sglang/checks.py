@@ -20,7 +20,7 @@ from dovetail.serving import (
 )
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.versions import OLDEST, number_of
 
 
@@ -83,8 +83,8 @@ def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[st
         return []
     since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     what = f"update {held['version']} of another run" if held["whole"] else "no whole weights"
-    said = f"since {since} it holds {what} instead of the weights that it was started with"
-    return [f"{said}, and this run sends no whole ones: it has to be started again"]
+    message = f"since {since} it holds {what} instead of the weights that it was started with"
+    return [f"{message}, and this run sends no whole ones: it has to be started again"]
 
 
 def _engine_problems(

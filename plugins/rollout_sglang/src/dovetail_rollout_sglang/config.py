@@ -16,7 +16,7 @@ from dovetail_rollout_sglang.refusals import refuse_undrivable
 class SglangRolloutConfig(AdaptedSection):
     """Generation by SGLang: a server for every replica, or servers that are there."""
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         "mode": "SGLang's replicas are always servers: leave it out (urls joins those that run already)",
         "pipeline_parallel_size": "updates of weights do not reach SGLang's pipeline stages; use tensor_parallel_size",
         "tp_size": "SGLang's tp_size is tensor_parallel_size here",

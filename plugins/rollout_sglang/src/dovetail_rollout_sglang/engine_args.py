@@ -19,7 +19,7 @@ from dovetail.serving import (
     starts_empty,
 )
 from dovetail_rollout_sglang.config import SglangRolloutConfig
-from dovetail_rollout_sglang.surroundings import joining
+from dovetail_rollout_sglang.environment import joining
 
 MODULE = "dovetail_rollout_sglang.serve"
 """What `python -m` is given; its one argument is a JSON object of SGLang's `ServerArgs`."""

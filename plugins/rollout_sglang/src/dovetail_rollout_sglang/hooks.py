@@ -42,8 +42,8 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
 
     from dovetail_rollout_sglang.worker import worker_of
 
-    said = worker_of(updater).answer(request.serialized_named_tensors[0])
-    return UpdateWeightsFromTensorReqOutput(success=True, message=said)
+    message = worker_of(updater).answer(request.serialized_named_tensors[0])
+    return UpdateWeightsFromTensorReqOutput(success=True, message=message)
 
 
 def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:

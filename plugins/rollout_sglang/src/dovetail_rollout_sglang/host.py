@@ -13,9 +13,9 @@ from typing import Any
 from dovetail.errors import RolloutError
 from dovetail.serving import PROTOCOL, Frame, Host, Outcome, SampleCall, SampleResult, shape_of
 from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, scores_of, scoring
-from dovetail_rollout_sglang.figures import SglangCounters
 from dovetail_rollout_sglang.hooks import LOAD_FORMAT
 from dovetail_rollout_sglang.prefixes import Prefixes
+from dovetail_rollout_sglang.server_metrics import SglangCounters
 from dovetail_rollout_sglang.versions import installed
 
 _logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class SglangHost(Host):
             self._asleep -= due
         return Frame(header={})
 
-    async def figures(self, _: Frame) -> Frame:
+    async def metrics(self, _: Frame) -> Frame:
         return Frame(header=self._counters.totals())
 
     def _note_replaced(self, version: int | None, *, whole: bool) -> None:

@@ -80,7 +80,7 @@ def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
 
 
 def _noting(loader: Callable[..., Any], loaded: dict[str, set[Any]], name: str) -> Any:
-    def noting(parameter: Any, tensor: Tensor, *rest: Any, **named: Any) -> Any:
+    def noting(parameter: object, tensor: Tensor, *rest: object, **named: object) -> Any:
         shards = [one for one in (*rest, *named.values()) if _is_shard(one)]
         loaded.setdefault(name, set()).add(shards[0] if len(shards) == 1 else None)
         return loader(parameter, tensor, *rest, **named)
@@ -88,11 +88,11 @@ def _noting(loader: Callable[..., Any], loaded: dict[str, set[Any]], name: str) 
     return noting
 
 
-def _is_shard(value: Any) -> bool:
+def _is_shard(value: object) -> bool:
     return value in ("q", "k", "v") if isinstance(value, str) else type(value) is int
 
 
-def _undoing(parameter: nn.Parameter, held: str, before: Any) -> Callable[[], None]:
+def _undoing(parameter: nn.Parameter, held: str, before: object) -> Callable[[], None]:
     if before is None:
         return lambda: delattr(parameter, held)
     return lambda: setattr(parameter, held, before)

@@ -9,14 +9,14 @@ import sys
 from typing import Any
 
 from dovetail.serving import PREFIX, Host, Receive, Routes, Scope, Send
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.liveness import Liveness
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
 
 _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 """Paths of SGLang's own that tell and change nothing."""
 
 
-class DovetailRoutes(Routes):
+class SglangRoutes(Routes):
     """Dovetail's routes over the engine of SGLang's application.
 
     SGLang's own paths can replace weights and unpickle what they are sent, so they too want the token.

@@ -19,8 +19,8 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from dovetail.errors import ConfigError, nearest
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
-from dovetail_rollout_sglang.surroundings import TOKEN_VARIABLE
 
 
 def main(argument: str) -> None:
@@ -40,8 +40,8 @@ def main(argument: str) -> None:
     os.environ[SERVED_VARIABLE] = "1"
     # A health check that generates would wait for a scheduler that receives weights, and find the server ill.
     os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false")
-    told = json.loads(argument)
-    if told.get("device") == "cpu":
+    given = json.loads(argument)
+    if given.get("device") == "cpu":
         # SGLang chooses its kernels when it is imported, before it reads this argument.
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     from sglang.srt.plugins import load_plugins
@@ -51,12 +51,12 @@ def main(argument: str) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from dovetail_rollout_sglang.routes import DovetailRoutes
+    from dovetail_rollout_sglang.routes import SglangRoutes
 
-    arguments = server_args(told)
+    arguments = server_args(given)
     # SGLang would ask itself for it over HTTP, before it listens and without the token; the host does when a run connects.
     http_server._freeze_gc_after_server_warmup = lambda *_: None  # noqa: SLF001
-    http_server.app.add_middleware(DovetailRoutes)
+    http_server.app.add_middleware(SglangRoutes)
     try:
         run_server(arguments)
     finally:
@@ -107,7 +107,7 @@ def settled(
     """The arguments of a server in this version's words.
 
     Args:
-        arguments: as they were told.
+        arguments: as they were given.
         known: the names that this version has.
         guarded: whether the server wants a token. SGLang's own warm-up asks without one, is refused, and ends the server: it
             is left out then.

@@ -25,7 +25,7 @@ _INSTALL = "pip install 'dovetail-rollout-sglang[engine]'"
 
 
 @attrs.frozen
-class Release:
+class SglangRelease:
     """An installed SGLang."""
 
     version: str
@@ -49,15 +49,15 @@ def number_of(version: str) -> Version:
         return Version("0")
 
 
-def installed() -> Release | None:
+def installed() -> SglangRelease | None:
     """The SGLang of this environment, found without importing it; None where there is none."""
     try:
-        return Release(importlib.metadata.version("sglang"))
+        return SglangRelease(importlib.metadata.version("sglang"))
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def require() -> Release:
+def require() -> SglangRelease:
     """The SGLang of this environment, where it is one that this plugin drives.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Worker: what Dovetail asks of each of SGLang's schedulers: to receive weights, verify and load them, and to count memory."""
+"""SchedulerWorker: what Dovetail asks of each of SGLang's schedulers: to receive weights, verify and load them, and to count memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dovetail.serving import (
 from dovetail_rollout_sglang.adapters import Adapters
 from dovetail_rollout_sglang.loading import load
 
-_workers: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
+_workers: WeakKeyDictionary[Any, SchedulerWorker] = WeakKeyDictionary()
 
 
-def worker_of(updater: Any) -> Worker:
+def worker_of(updater: Any) -> SchedulerWorker:
     """The worker of a scheduler, which is made at the first question.
 
     Args:
@@ -38,11 +38,11 @@ def worker_of(updater: Any) -> Worker:
     model = runner.model
     if model not in _workers:
         adapters = Adapters(getattr(runner, "lora_manager", None))
-        _workers[model] = Worker(model, updater.tp_cpu_group, adapters)
+        _workers[model] = SchedulerWorker(model, updater.tp_cpu_group, adapters)
     return _workers[model]
 
 
-class Worker:
+class SchedulerWorker:
     """One scheduler's part of a model.
 
     Args:
@@ -69,14 +69,16 @@ class Worker:
             JSON: an `Outcome` of all ranks together, with `free_bytes` beside it. It never raises: a scheduler that does ends its
             server.
         """
-        told = json.loads(command)
+        request = json.loads(command)
         acts: Mapping[str, Callable[[], None]] = {
-            "connect": lambda: self._connect(told["info"]),
-            "load": lambda: self._load(told["manifest"], told["adapter"], told["in_force"]),
+            "connect": lambda: self._connect(request["info"]),
+            "load": lambda: self._load(
+                request["manifest"], request["adapter"], request["in_force"]
+            ),
             "free_bytes": lambda: None,
         }
         self._changed = False
-        outcome = self._outcome(acts[told["do"]])
+        outcome = self._outcome(acts[request["do"]])
         return json.dumps(self._together(outcome, free_bytes(self._device)))
 
     def _connect(self, info: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.metrics import Max, Mean, Metric, Sum
 from dovetail.serving import (
     Backend,
+    CounterDelta,
     Counters,
-    Growth,
     LoopThread,
     OwnServer,
     SampleCall,
@@ -62,7 +62,7 @@ class TrtllmBackend(Backend):
         self._served: str | None = None if context.weights_follow else model_of(context).path
         self._asleep: frozenset[str] = frozenset()
         self._counters = Counters("new_tokens", "samples")
-        self._growth = Growth("rollout/trtllm/", "samples", _metrics)
+        self._delta = CounterDelta("rollout/trtllm/", "samples", _metrics)
 
     def start(self) -> None:
         config, context = self._config, self._context
@@ -169,8 +169,8 @@ class TrtllmBackend(Backend):
     def alive(self) -> bool:
         return self._connection is None or self._connection.alive
 
-    def figures(self) -> Mapping[str, Metric]:
-        return self._growth.since(self._counters.totals())
+    def metrics(self) -> Mapping[str, Metric]:
+        return self._delta.since(self._counters.totals())
 
     def close(self) -> None:
         self._stop()

@@ -86,10 +86,12 @@ class TokenStream:
                 if self._at_stop_string():
                     self._reason = FinishReason.STOP
                     return False
-            said = choice["finish_reason"]
-            if said is not None and said not in _REASONS:
-                raise RolloutError(f"finish_reason is {said!r}; expected {', '.join(_REASONS)}")
-            self._reason = _REASONS.get(said, self._reason)
+            finish_reason = choice["finish_reason"]
+            if finish_reason is not None and finish_reason not in _REASONS:
+                raise RolloutError(
+                    f"finish_reason is {finish_reason!r}; expected {', '.join(_REASONS)}"
+                )
+            self._reason = _REASONS.get(finish_reason, self._reason)
         return True
 
     def result(self) -> SampleResult:

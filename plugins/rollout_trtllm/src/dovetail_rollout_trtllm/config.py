@@ -18,7 +18,7 @@ class TrtllmRolloutConfig(ServingSection):
     Written from TensorRT-LLM's source; it has not run on the real engine.
     """
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         "mode": "a TensorRT-LLM replica is always a server that the run starts: leave it out",
         "gpu_memory_utilization": "TensorRT-LLM takes a share of what the weights leave: kv_cache_memory",
         "free_gpu_memory_fraction": "TensorRT-LLM's free_gpu_memory_fraction is kv_cache_memory here",

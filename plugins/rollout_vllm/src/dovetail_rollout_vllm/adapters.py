@@ -45,7 +45,7 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
     Args:
         worker: vLLM's.
         manifest: of the adapter.
-        tensors: all of them, verified.
+        tensors: all of them, in the manifest's shapes, verified.
 
     Returns:
         vLLM's number of it: the version, counted from 1.

@@ -23,7 +23,7 @@ def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
 class VllmRolloutConfig(AdaptedSection):
     """Generation by vLLM: an engine of its own for every replica, a server for every replica, or servers that are there."""
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         "expert_parallel_size": "vLLM spreads experts over all of its ranks: engine_args={enable_expert_parallel: true}",
         "max_num_batched_tokens": "vLLM's own arguments are given in engine_args: {max_num_batched_tokens: …}",
     }

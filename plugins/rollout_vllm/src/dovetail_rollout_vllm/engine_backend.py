@@ -24,11 +24,11 @@ from dovetail.workers import await_turn
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver
+from dovetail_rollout_vllm.engine_metrics import EngineMetrics, stat_logger
+from dovetail_rollout_vllm.environment import print_to, process_environment, turn_of
 from dovetail_rollout_vllm.failures import death, start_failure
-from dovetail_rollout_vllm.figures import Figures, stat_logger
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
-from dovetail_rollout_vllm.surroundings import print_to, surroundings, turn_of
 from dovetail_rollout_vllm.unfinished import end, engine_processes
 from dovetail_rollout_vllm.versions import require
 
@@ -50,11 +50,11 @@ class EngineBackend(Backend):
 
     def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
         self._config, self._context = config, context
-        self._figures = Figures()
+        self._metrics = EngineMetrics()
         self._loop: LoopThread | None = None
         self._engine: Any = None
         self._driver: EngineDriver | None = None
-        self._metrics: MetricsEndpoint | None = None
+        self._endpoint: MetricsEndpoint | None = None
 
     def start(self) -> None:
         release, context = require(), self._context
@@ -67,10 +67,10 @@ class EngineBackend(Backend):
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
         self.log = log_path("vllm", context)
         limit, turn = self._config.start_timeout, turn_of(context)
-        with surroundings(self._config, context, self.log):
+        with process_environment(self._config, context, self.log):
             if self._config.metrics_port is not None:
                 # First of all: a port that is taken should not cost the start of an engine.
-                self._metrics = MetricsEndpoint(self._config.metrics_port + context.rank)
+                self._endpoint = MetricsEndpoint(self._config.metrics_port + context.rank)
             self._loop = LoopThread(f"vllm-{context.rank}")
             others = engine_processes()
             try:
@@ -88,8 +88,8 @@ class EngineBackend(Backend):
                 told = start_failure(cause, self.log, self._config)
                 raise told from None if told is error else error
         self._driver = EngineDriver(self._engine)
-        if self._metrics is not None:
-            context.logger.info("vLLM's metrics are served at %s", self._metrics.url)
+        if self._endpoint is not None:
+            context.logger.info("vLLM's metrics are served at %s", self._endpoint.url)
         if context.transport is not None:
             self._connect(context)
 
@@ -148,14 +148,14 @@ class EngineBackend(Backend):
     def alive(self) -> bool:
         return not self._dead()
 
-    def figures(self) -> Mapping[str, Metric]:
-        return self._figures.take()
+    def metrics(self) -> Mapping[str, Metric]:
+        return self._metrics.take()
 
     def close(self) -> None:
-        loop, engine, metrics = self._loop, self._engine, self._metrics
-        self._loop = self._engine = self._driver = self._metrics = None
-        if metrics is not None:
-            metrics.close()
+        loop, engine, endpoint = self._loop, self._engine, self._endpoint
+        self._loop = self._engine = self._driver = self._endpoint = None
+        if endpoint is not None:
+            endpoint.close()
         if loop is None:
             return
         if engine is not None:
@@ -169,7 +169,7 @@ class EngineBackend(Backend):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         print_to(self.log)
-        loggers = [stat_logger(self._figures)]
+        loggers = [stat_logger(self._metrics)]
         if self._config.metrics_port is not None:
             loggers.append(prometheus_logger())
         engine = AsyncLLM.from_engine_args(

@@ -15,7 +15,7 @@ from dovetail.media import takes_images
 from dovetail.serving import Outcome, SampleCall, SampleResult, merged_outcomes
 from dovetail_rollout_vllm.adapters import adapter_name
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
-from dovetail_rollout_vllm.pictures import Pictures
+from dovetail_rollout_vllm.pictures import VllmImagePrompts
 from dovetail_rollout_vllm.versions import free_kv_cache
 
 _RESET_SECONDS = 30.0
@@ -38,7 +38,7 @@ class EngineDriver:
         self._asleep: frozenset[str] = frozenset()
         self._along: frozenset[str] = frozenset()
         self._updating = asyncio.Lock()
-        self._made_pictures: Pictures | None = None
+        self._made_pictures: VllmImagePrompts | None = None
 
     @property
     def running(self) -> Collection[str]:
@@ -166,7 +166,7 @@ class EngineDriver:
             await self._engine.wake_up(sorted(due, reverse=True))
             self._asleep -= due
 
-    def _pictures(self) -> Pictures:
+    def _pictures(self) -> VllmImagePrompts:
         """What makes prompts with images, made for the first of them.
 
         Raises:
@@ -179,11 +179,11 @@ class EngineDriver:
                     f"a prompt has images, and the model ({type(config).__name__}) takes none",
                     hint="set model.path to a vision-language model, or leave the rows with images out",
                 )
-            self._made_pictures = Pictures(config)
+            self._made_pictures = VllmImagePrompts(config)
         return self._made_pictures
 
     async def _request(
-        self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: Any
+        self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: object
     ) -> Any:
         """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes."""
         from vllm.inputs import tokens_input

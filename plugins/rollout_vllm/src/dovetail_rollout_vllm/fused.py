@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -22,7 +21,7 @@ _SHOWN = 3
 _Place = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
-def parts_of(model: Any) -> dict[str, list[str]]:
+def parts_of(model: object) -> dict[str, list[str]]:
     """What a model inside vLLM puts together from several tensors of a checkpoint.
 
     Returns:

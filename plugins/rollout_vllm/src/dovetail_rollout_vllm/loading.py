@@ -42,7 +42,7 @@ class Counted(Iterator[Named]):
 
 
 @torch.no_grad()
-def load(model: nn.Module, model_config: Any, tensors: Counted) -> None:
+def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
     """Load a whole set of weights.
 
     Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
@@ -85,7 +85,7 @@ def stored_as_they_come(model: nn.Module) -> bool:
     return True
 
 
-def _load_by_layers(model: nn.Module, model_config: Any, tensors: Counted) -> None:
+def _load_by_layers(model: nn.Module, model_config: object, tensors: Counted) -> None:
     """Let vLLM process (quantise, prepack, shard) each layer when all of its tensors have come.
 
     It copies the result over the old one, where CUDA graphs look for it.
@@ -140,7 +140,7 @@ def _names_of(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters() if "scale" not in name.rpartition(".")[2]}
 
 
-def _refuse_missing(expected: set[str], loaded: Any) -> None:
+def _refuse_missing(expected: set[str], loaded: object) -> None:
     """What a model's `load_weights` says that it loaded is held against its parameters, where it says so at all."""
     if isinstance(loaded, set):
         refuse_missing_weights(sorted(expected - loaded))

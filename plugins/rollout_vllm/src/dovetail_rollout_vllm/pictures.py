@@ -15,7 +15,7 @@ KEPT = 64
 """Decoded pictures that are kept: the samples of a group ask for the same ones."""
 
 
-class Pictures:
+class VllmImagePrompts:
     """Makes vLLM's prompts of calls with images, and sees that vLLM understood them as the trainer does.
 
     Args:

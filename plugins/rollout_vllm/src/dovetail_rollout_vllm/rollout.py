@@ -40,9 +40,9 @@ class VllmRollout(ServingRollout):
 
     def make_backend(self) -> Backend:
         if self.config.mode == "server":
-            from dovetail_rollout_vllm.server_backend import ServerBackend
+            from dovetail_rollout_vllm.server_backend import VllmServerBackend
 
-            return ServerBackend(self.config, self.context)
+            return VllmServerBackend(self.config, self.context)
         from dovetail_rollout_vllm.engine_backend import EngineBackend
 
         return EngineBackend(self.config, self.context)

@@ -1,6 +1,6 @@
 """What a vLLM server serves for Dovetail: an ASGI middleware, named on vLLM's command line.
 
-`--middleware dovetail_rollout_vllm.server_app.DovetailRoutes` adds paths below `/dovetail/v1/` to vLLM's own. They drive the
+`--middleware dovetail_rollout_vllm.server_app.VllmRoutes` adds paths below `/dovetail/v1/` to vLLM's own. They drive the
 engine that the server runs, and answer only those who know the token in the variable `DOVETAIL_VLLM_TOKEN`, where the
 server was started with one.
 """
@@ -8,11 +8,11 @@ server was started with one.
 from __future__ import annotations
 
 from dovetail.serving import Host, Routes, Scope
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_host import ServerHost
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 
 
-class DovetailRoutes(Routes):
+class VllmRoutes(Routes):
     """Dovetail's routes over the engine of vLLM's application."""
 
     token_variable = TOKEN_VARIABLE

@@ -1,4 +1,4 @@
-"""ServerBackend: vLLM behind HTTP, a server of the replica's own or one that was started by hand."""
+"""VllmServerBackend: vLLM behind HTTP, a server of the replica's own or one that was started by hand."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import Metric
-from dovetail.serving import OwnServer, ServerBackend as AnyServerBackend, ServerConnection
+from dovetail.serving import OwnServer, ServerBackend, ServerConnection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.fused import Parts
-from dovetail_rollout_vllm.server_figures import server_figures
+from dovetail_rollout_vllm.server_metrics import server_metrics
 from dovetail_rollout_vllm.server_start import join, start_server
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 
 
-class ServerBackend(AnyServerBackend):
+class VllmServerBackend(ServerBackend):
     """One vLLM server."""
 
     engine = "vLLM"
@@ -22,7 +22,7 @@ class ServerBackend(AnyServerBackend):
 
     def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._figures = server_figures()
+        self._metrics = server_metrics()
 
     def start_server(self, token: str) -> OwnServer:
         return start_server(self.config, self.context, token)
@@ -35,5 +35,5 @@ class ServerBackend(AnyServerBackend):
         found: Parts = self._ask("describe")["parts"]
         return found
 
-    def figures_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        return self._figures.since(totals)
+    def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+        return self._metrics.since(totals)

@@ -12,7 +12,7 @@ from dovetail.interfaces import PluginContext
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 
-ROUTES = "dovetail_rollout_vllm.server_app.DovetailRoutes"
+ROUTES = "dovetail_rollout_vllm.server_app.VllmRoutes"
 """What vLLM's argument `--middleware` is given."""
 
 # `vllm serve` looks up a distribution of the name vllm, which its CPU builds do not have.

@@ -63,7 +63,7 @@ class ServerHost(Host):
         self._gauges["samples"] = 0.0
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """One sample; the figures note that the engine is at work."""
+        """One sample; the metrics note that the engine is at work."""
         if self._busy_since is None:
             self._busy_since = time.monotonic()
             self._sampler = asyncio.create_task(self._sample())
@@ -152,7 +152,7 @@ class ServerHost(Host):
         await self._driver.wake(frozenset(frame.header["tags"]))
         return Frame(header={})
 
-    async def figures(self, _: Frame) -> Frame:
+    async def metrics(self, _: Frame) -> Frame:
         """Totals since the server started; who asks subtracts what it saw before. Highest gauges start anew."""
         if self._driver.running:
             self._rest()

@@ -14,10 +14,10 @@ from dovetail.serving import (
     port_for,
 )
 from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE, turn_of, variables
 from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.server_checks import fitting, refuse_unfit
 from dovetail_rollout_vllm.server_command import ROUTES, server_command
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE, turn_of, variables
 from dovetail_rollout_vllm.versions import require
 
 

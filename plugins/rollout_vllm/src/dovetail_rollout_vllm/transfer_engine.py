@@ -78,7 +78,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         """Receive a full update, verify and load it.
 
         Args:
-            update_info: the manifest.
+            update_info: the manifest, with every tensor's shape.
             load_weights: 0.24's way into the model, which is not taken: it holds no more than one layer at a time only
                 where the caller knows how the model stores its weights.
 
@@ -114,7 +114,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         return self._made().taking(manifest)
 
     def receive_whole(self, manifest: WeightManifest) -> list[tuple[str, Tensor]]:
-        """All tensors of an update that is not loaded by the model itself, such as an adapter's.
+        """All tensors, in the manifest's shapes, of an update that the model does not load itself, such as an adapter's.
 
         Raises:
             WeightSyncError: it did not come whole.

@@ -24,7 +24,7 @@ NEWEST_TRIED = (0, 32)
 
 
 @attrs.frozen
-class Release:
+class VllmRelease:
     """An installed vLLM."""
 
     distribution: str
@@ -42,17 +42,17 @@ class Release:
         return self.number > NEWEST_TRIED
 
 
-def installed() -> Release | None:
+def installed() -> VllmRelease | None:
     """The vLLM of this environment, found without importing it; None where there is none."""
     for distribution in DISTRIBUTIONS:
         try:
-            return Release(distribution, importlib.metadata.version(distribution))
+            return VllmRelease(distribution, importlib.metadata.version(distribution))
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
 
 
-def require() -> Release:
+def require() -> VllmRelease:
     """The vLLM of this environment, where it is one that this plugin drives.
 
     Raises:
@@ -80,7 +80,7 @@ def require() -> Release:
 # -- inside vLLM's processes ------------------------------------------------------------------
 
 
-def model_config_of(engine: Any, model: nn.Module) -> Any:
+def model_config_of(engine: object, model: nn.Module) -> Any:
     """The config that finishing a layerwise reload takes.
 
     0.24 gives a weight-transfer engine no model config; finishing reads nothing of it but the dtype.

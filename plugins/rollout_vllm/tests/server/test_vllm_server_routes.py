@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.serving import MEDIA_TYPE
 from dovetail.serving.frames import pack, unpack
-from dovetail_rollout_vllm.server_app import DovetailRoutes
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
+from dovetail_rollout_vllm.server_app import VllmRoutes
 
 
 class Engine:
@@ -36,7 +36,7 @@ def ask(path: str, content: bytes = b"", media_type: str = MEDIA_TYPE, **headers
 
     headers["content-type"] = media_type
 
-    routes = DovetailRoutes(vllms_own)
+    routes = VllmRoutes(vllms_own)
     state = SimpleNamespace(engine_client=Engine(), args=SimpleNamespace())
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

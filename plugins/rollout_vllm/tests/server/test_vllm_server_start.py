@@ -14,9 +14,9 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces import PluginContext
 from dovetail_rollout_vllm import server_start
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.server_backend import ServerBackend
+from dovetail_rollout_vllm.server_backend import VllmServerBackend
 from dovetail_rollout_vllm.server_command import ROUTES, command_by_hand, server_command
-from dovetail_rollout_vllm.versions import Release
+from dovetail_rollout_vllm.versions import VllmRelease
 
 FITTING: dict[str, Any] = {
     "protocol": 1,
@@ -49,13 +49,13 @@ def started_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(program: str) -> None:
         command = [sys.executable, "-c", program]
         monkeypatch.setattr(server_start, "server_command", lambda *_, **__: command)
-        monkeypatch.setattr(server_start, "require", lambda: Release("vllm", "0.24.0"))
+        monkeypatch.setattr(server_start, "require", lambda: VllmRelease("vllm", "0.24.0"))
 
     return use
 
 
 def failure(context: PluginContext, **config: Any) -> DovetailError:
-    backend = ServerBackend(VllmRolloutConfig(name="vllm", mode="server", **config), context)
+    backend = VllmServerBackend(VllmRolloutConfig(name="vllm", mode="server", **config), context)
     with pytest.raises(DovetailError) as found:
         backend.start()
     assert not backend.alive()
@@ -111,7 +111,7 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(
         "/dovetail/v1/describe": answers.frame(FITTING),
     }
     config = VllmRolloutConfig(name="vllm", mode="server", urls=(f"{fake.url}/",))
-    backend = ServerBackend(config, context)
+    backend = VllmServerBackend(config, context)
     backend.start()
     assert backend.alive()
     backend.close()
@@ -171,7 +171,7 @@ def test_weights_of_another_run_are_refused_where_none_follow(
     assert "2023-11-1" in error.message
     assert "DOVETAIL_VLLM_TOKEN=" in str(error.hint)
     config = VllmRolloutConfig(name="vllm", mode="server", urls=(fake.url,))
-    backend = ServerBackend(config, attrs.evolve(context, weights_follow=True))
+    backend = VllmServerBackend(config, attrs.evolve(context, weights_follow=True))
     backend.start()
     backend.close()
 

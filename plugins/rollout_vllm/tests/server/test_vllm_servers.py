@@ -29,9 +29,9 @@ from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 from dovetail.serving import ServerProcess, free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.surroundings import TOKEN_VARIABLE
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
@@ -196,7 +196,7 @@ class TestVllmServer(RolloutConformance):
             RolloutError, match=r"vLLM has died: the server at .* ended with status"
         ):
             self.generate(fresh, self.request(0))
-        assert victim.figures() == dict[str, Metric]()
+        assert victim.metrics() == dict[str, Metric]()
 
     def test_an_engine_that_dies_inside_its_server_ends_all_requests(
         self, joined: BaseRollout, by_hand: ByHand

@@ -17,6 +17,7 @@ import ray
 from ray._private import worker
 
 from dovetail.errors import PlacementError, nearest
+from dovetail.interfaces import Logger
 from dovetail_runtime_ray import sweeper
 from dovetail_runtime_ray.capacity import Node
 from dovetail_runtime_ray.config import RayConfig
@@ -53,7 +54,7 @@ class Cluster:
         directory: a private directory on this machine, while connected to a local cluster.
     """
 
-    def __init__(self, config: RayConfig, cpus: int, logger: Any) -> None:
+    def __init__(self, config: RayConfig, cpus: int, logger: Logger) -> None:
         """Connect.
 
         Args:
@@ -186,7 +187,7 @@ def _keyword_hint(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _given(config: RayConfig, logger: Any) -> dict[str, Any]:
+def _given(config: RayConfig, logger: Logger) -> dict[str, Any]:
     """The config's keywords for `ray.init`, without those that are not its to set."""
     given = dict(config.ray_init)
     refused = {name: "runtime.address says where" for name in _OURS if name in given}
@@ -227,7 +228,7 @@ def _nothing() -> None:
     """Nothing was routed."""
 
 
-def _routed(logger: Any) -> Callable[[], None]:
+def _routed(logger: Logger) -> Callable[[], None]:
     """Send what Ray's own processes tell to the log instead of the terminal; returns what undoes it.
 
     Ray prints the loss of a worker among other things, which the error of the run says in one place.
@@ -235,7 +236,7 @@ def _routed(logger: Any) -> Callable[[], None]:
     module: Any = worker
     before = module.print_to_stdstream
 
-    def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    def log(data: Mapping[str, Any], *_: object, **__: object) -> None:
         logger.info("ray_message", text=" ".join(str(line) for line in data.get("lines", ())))
 
     def undo() -> None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import numpy as np
 
-from dovetail.batch import Batch, Ragged, RaggedRows, Store, Stored
+from dovetail.batch import Batch, Ragged, RaggedRows, Store, StoredArray
 from dovetail.interfaces import Call
 
 ALONG = 1 << 16
@@ -78,7 +78,9 @@ class Chunks:
                     _, first = np.unique(absent, return_index=True)
                     new.append((placed, placed.claim(column, absent[np.sort(first)])))
             try:
-                stored = Stored.put(self._store, [rows.values for _, rows in new]) if new else []
+                stored = (
+                    StoredArray.put(self._store, [rows.values for _, rows in new]) if new else []
+                )
             except BaseException:
                 for column, _ in wanted:  # claimed, but not there
                     self._held.pop(column, None)
@@ -105,7 +107,7 @@ class Chunks:
 class _Placement:
     """Where the rows of one column lie in the store."""
 
-    chunks: list[Stored]
+    chunks: list[StoredArray]
     chunk_N: np.ndarray
     """int64 [N], -1 for a row that is not there."""
     start_N: np.ndarray
@@ -188,7 +190,7 @@ class BatchCodec:
         here = {
             name: rows
             for name, rows in ragged.items()
-            if not any(isinstance(source, Stored) for source in rows.sources)
+            if not any(isinstance(source, StoredArray) for source in rows.sources)
         }
         if sum(rows.nbytes for rows in here.values()) >= self._along:
             here = {}
@@ -215,7 +217,7 @@ class BatchCodec:
 
     def _unpack_column(self, packed: PackedColumn) -> RaggedRows:
         chunks = [
-            Stored(self._store, reference, dtype=dtype, shape=shape, finite=finite)
+            StoredArray(self._store, reference, dtype=dtype, shape=shape, finite=finite)
             for reference, dtype, shape, finite in packed.chunks
         ]
         count = len(packed.offsets) - 1
@@ -235,7 +237,7 @@ class _Parts:
     """The rows of one share by where they lie: in the store already, or in columns of this process."""
 
     rows: RaggedRows
-    stored: list[tuple[Stored, np.ndarray]]
+    stored: list[tuple[StoredArray, np.ndarray]]
     """Stored arrays, and int64 [K] which rows of the share lie in each."""
     local: list[tuple[Ragged, np.ndarray, np.ndarray]]
     """Columns, int64 [K] rows of theirs, and int64 [K] which rows of the share those are."""
@@ -248,7 +250,7 @@ class _Parts:
             at_K = np.flatnonzero((rows.source_N == number) & filled_M)
             if not at_K.size:
                 continue
-            if isinstance(source, Stored):
+            if isinstance(source, StoredArray):
                 parts.stored.append((source, at_K))
             else:
                 # No two rows that hold something begin at the same place.
@@ -260,7 +262,7 @@ class _Parts:
         self, placed: Iterator[_Placement], once: Callable[[np.ndarray], np.ndarray]
     ) -> PackedColumn:
         """The column by reference, with the placements of its local rows, which come next."""
-        chunks: list[Stored] = []
+        chunks: list[StoredArray] = []
         # Empty rows lie anywhere.
         chunk_M, start_M = np.zeros(len(self.rows), np.int64), self.rows.start_N.copy()
         for source, at_K in self.stored:
@@ -290,7 +292,7 @@ def _mapped(call: Call, convert: Callable[[Any], Any], kind: type) -> Call:
     )
 
 
-def _walked(value: Any, convert: Callable[[Any], Any], kind: type) -> Any:
+def _walked(value: object, convert: Callable[[Any], Any], kind: type) -> Any:
     """The value with what is of this kind converted: itself, or within tuples."""
     if isinstance(value, kind):
         return convert(value)

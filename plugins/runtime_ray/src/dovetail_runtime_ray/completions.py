@@ -18,7 +18,7 @@ _REASONS = tuple(FinishReason)
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Packed:
+class PackedCompletions:
     """C completions as columns."""
 
     request_ids: tuple[str, ...]
@@ -47,7 +47,7 @@ class Packed:
             )
 
 
-def pack(completions: Sequence[Completion]) -> Packed:
+def pack(completions: Sequence[Completion]) -> PackedCompletions:
     """Join completions into columns; dtypes stay as they are."""
     columns, missing = {}, {}
     for name in _COLUMNS:
@@ -58,7 +58,7 @@ def pack(completions: Sequence[Completion]) -> Packed:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         joined = np.concatenate(present) if present else np.zeros(0, dtype=np.float32)
         columns[name] = (joined, offsets)
-    return Packed(
+    return PackedCompletions(
         request_ids=tuple(completion.request_id for completion in completions),
         samples_C=np.array([completion.sample for completion in completions], dtype=np.int32),
         reasons_C=np.array(
@@ -74,7 +74,7 @@ def pack(completions: Sequence[Completion]) -> Packed:
 class Message:
     """What a rollout process tells of the requests of one submission since the last message."""
 
-    completions: Packed | None
+    completions: PackedCompletions | None
     ended: tuple[str, ...] = ()
     """Requests that have no more samples."""
     failed: tuple[tuple[str, WireFailure], ...] = ()

@@ -15,6 +15,7 @@ from dovetail.sections import (
     VERBATIM,
     Pool,
     RuntimeSection,
+    Validator,
     check_environments,
 )
 
@@ -34,7 +35,7 @@ METHODS_OF_REPLICAS = (
     "check_manifest",
     "receive_weights",
     "score",
-    "figures",
+    "metrics",
     "sleep",
     "wake",
     "abort",
@@ -45,12 +46,12 @@ METHODS_OF_REPLICAS = (
 """What a run calls on workers; a limit for anything else would hold for nothing."""
 
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
-_EACH_ABOVE_ZERO: Any = attrs.validators.deep_mapping(
+_EACH_ABOVE_ZERO: Validator = attrs.validators.deep_mapping(
     attrs.validators.instance_of(str), attrs.validators.gt(0)
 )
 
 
-def _each_a_method(_: Any, field: attrs.Attribute[Any], limits: dict[str, float]) -> None:
+def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, float]) -> None:
     known = METHODS_OF_ENGINES + METHODS_OF_REPLICAS
     for name in limits:
         if name not in known:
@@ -191,11 +192,11 @@ class RayConfig(RuntimeSection):
             training = [role for role in pool.roles if role != "rollout"]
             named = [self.environments.get(r) or self.runtime_envs.get(r) for r in training]
             if any(each != named[0] for each in named):
-                told = ", ".join(
+                listed = ", ".join(
                     f"{r}: {n or 'the own'}" for r, n in zip(training, named, strict=True)
                 )
                 raise PlanError(
-                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but not an environment ({told})",
+                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but not an environment ({listed})",
                     hint="name the same for all of them in runtime.environments, or give them pools of their own",
                 )
 

@@ -11,7 +11,7 @@ import ray
 from dovetail.errors import PlacementError
 from dovetail.plugins import (
     ISOLATED,
-    Facts,
+    EnvironmentInfo,
     environment_problems,
     facts_here,
     facts_of,
@@ -41,7 +41,7 @@ class Environments:
     def __init__(self, config: RayConfig, lock: Mapping[str, Any] | None) -> None:
         self._config = config
         self._locked: list[Mapping[str, Any]] = list(lock["plugins"]) if lock else []
-        self._here: dict[tuple[str, ...], Facts] = {}
+        self._here: dict[tuple[str, ...], EnvironmentInfo] = {}
 
     def of(self, *roles: str) -> Environment:
         """The environment of processes that hold these roles, all of which the config puts into the same one."""
@@ -102,7 +102,7 @@ class Environments:
     def _names(self, role: str) -> bool:
         return role in self._config.environments or role in self._config.runtime_envs
 
-    def _facts(self, roles: Sequence[str]) -> Facts:
+    def _facts(self, roles: Sequence[str]) -> EnvironmentInfo:
         key = tuple(roles)
         if key not in self._here:
             self._here[key] = facts_here(plugins_of_roles(roles, self._locked), PACKAGES)
@@ -110,7 +110,7 @@ class Environments:
 
     def _examined(
         self, home: Reserved, path: str, key: str, wanted: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[Facts, str]]:
+    ) -> list[tuple[EnvironmentInfo, str]]:
         """The facts of an interpreter on each of a pool's machines, and which machine in words."""
         mine = ray.get_runtime_context().get_node_id()
         found = []
@@ -131,7 +131,7 @@ class Environments:
                 raise PlacementError(
                     f"{node.host} ({node.address}) did not examine {key}={path!r} within {_EXAMINE_SECONDS:g} seconds"
                 ) from error
-            found.append((Facts(**facts), f" on {node.host} ({node.address})"))
+            found.append((EnvironmentInfo(**facts), f" on {node.host} ({node.address})"))
         return found
 
 

@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import Task, TaskSpec, TaskWorker, load_target
+from dovetail.interfaces import Logger, Task, TaskSpec, TaskWorker, load_target
 from dovetail.telemetry import get_logger
 from dovetail.workers import check_plugins
 from dovetail_runtime_ray.capacity import EPSILON, Node
@@ -22,7 +22,7 @@ from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import CLOSE_SECONDS
 from dovetail_runtime_ray.process import CONTROL, Process
-from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 _MANY_CALLS = 100_000
 """Most calls under way in one process."""
@@ -31,11 +31,11 @@ _MANY_CALLS = 100_000
 class TaskProcess(Process):
     """What runs in the process: the task on an event loop, so that no call keeps another waiting."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
         self._task: Task | None = None
 
-    async def start(self, target: str, given: bytes) -> tuple[Facts, Reply]:
+    async def start(self, target: str, given: bytes) -> tuple[ProcessInfo, Reply]:
         """Make the task."""
 
         def act() -> None:
@@ -62,15 +62,15 @@ class TaskProcess(Process):
 
 
 @attrs.frozen(kw_only=True)
-class TaskSurroundings:
+class TaskSettings:
     """What every task worker shares."""
 
-    setup: Callable[[int], Setup]
+    setup: Callable[[int], ProcessSetup]
     """The setup of a process, from its number."""
     nodes: Callable[[], list[Node]]
     """The living machines."""
     health: Health
-    logger: Any
+    logger: Logger
     ending: ExitStack
     """Ends them with the runtime."""
     run_directory: str | None
@@ -80,7 +80,7 @@ class TaskSurroundings:
 class TaskWorkers:
     """The task workers of one spec."""
 
-    def __init__(self, spec: TaskSpec, around: TaskSurroundings) -> None:
+    def __init__(self, spec: TaskSpec, around: TaskSettings) -> None:
         self._spec, self._around = spec, around
         self._given = ray.put(spec.setup)
         self._homes: dict[int, Node] = {}
@@ -162,7 +162,7 @@ class TaskWorkers:
             .remote(setup)
         )
 
-    def _ready(self, numbers: Sequence[int], refs: Sequence[Any]) -> list[Facts]:
+    def _ready(self, numbers: Sequence[int], refs: Sequence[Any]) -> list[ProcessInfo]:
         spec = self._spec
         _, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=spec.start_timeout)
         if waiting:
@@ -200,9 +200,9 @@ class RayTaskWorker(TaskWorker):
         self,
         number: int,
         actor: Any,
-        facts: Facts,
+        facts: ProcessInfo,
         spec: TaskSpec,
-        around: TaskSurroundings,
+        around: TaskSettings,
         start_again: Callable[[int], TaskWorker],
     ) -> None:
         self.where = f"{spec.label} worker {number} ({facts.described()})"

@@ -116,7 +116,7 @@ def why_lost(error: BaseException) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class CallTimeouts:
     """How long calls may take, in seconds."""
 
     default: float

@@ -8,10 +8,10 @@ import ray
 
 from dovetail_runtime_ray.process import CONTROL, CONTROL_THREADS, HostProcess
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Setup
+from dovetail_runtime_ray.wire import ProcessSetup
 
 
-def rank(reserved: Reserved, number: int, parts: int, setup: Setup) -> Any:
+def rank(reserved: Reserved, number: int, parts: int, setup: ProcessSetup) -> Any:
     """Start the process of a training rank; returns its handle at once.
 
     Args:

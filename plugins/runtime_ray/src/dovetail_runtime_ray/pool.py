@@ -15,15 +15,15 @@ import ray
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import WorkerSpec
+from dovetail.interfaces import Logger, WorkerSpec
 from dovetail.sections import Pool
 from dovetail.telemetry import process_context
 from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
-from dovetail_runtime_ray.health import Health, Limits, why_lost
+from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
 from dovetail_runtime_ray.logs import FOLDER, last_printed
 from dovetail_runtime_ray.process import CONTROL
-from dovetail_runtime_ray.wire import Facts, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, WireFailure
 
 STACKS_SECONDS = 5.0
 """How long a silent process may take to say what it does."""
@@ -52,8 +52,8 @@ class PoolProcesses:
         pool: Pool,
         actors: Sequence[Any],
         health: Health,
-        limits: Limits,
-        logger: Any,
+        limits: CallTimeouts,
+        logger: Logger,
         run_directory: str | None,
         label: str = "",
         *,
@@ -63,7 +63,7 @@ class PoolProcesses:
         self.health = health
         self.limits = limits
         self.logger = logger
-        self.facts: list[Facts] = []
+        self.facts: list[ProcessInfo] = []
         self.roles: list[str] = []
         self._actors = list(actors)
         self._run_directory = run_directory
@@ -87,12 +87,12 @@ class PoolProcesses:
         """R."""
         return len(self._actors)
 
-    def begin(self, timeout: float, meeting: str | None) -> None:
+    def begin(self, timeout: float, rendezvous: str | None) -> None:
         """Wait until every process is up, and join them to one process group.
 
         Args:
             timeout: seconds for all of it.
-            meeting: a file's address that only these processes share; None lets rank 0 listen.
+            rendezvous: a file's address that only these processes share; None lets rank 0 listen.
 
         Raises:
             PlacementError: they did not come up in time.
@@ -123,7 +123,7 @@ class PoolProcesses:
             )
         address = None
         if self.size > 1:
-            address = meeting or ray.get(self._actors[0].address.remote())
+            address = rendezvous or ray.get(self._actors[0].address.remote())
         left = max(deadline - time.monotonic(), 1.0)
         # A collective may wait as long as the longest call may take.
         patience = max(self.limits.longest, left)
@@ -144,6 +144,8 @@ class PoolProcesses:
 
     def everywhere(self, what: str, send: Callable[[Any], Any], timeout: float) -> list[Any]:
         """Send the same to every rank and wait; raises the first failing rank's own error."""
+        # Ray keeps the order of calls to one actor only. Two threads that send at once could reach ranks in different orders,
+        # and the collectives of one call would wait for those of the other.
         with self._order:
             refs = {rank: send(actor) for rank, actor in enumerate(self._actors)}
         results = Gather(self, what, refs, timeout).results(None)

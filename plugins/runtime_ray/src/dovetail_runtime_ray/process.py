@@ -29,7 +29,7 @@ from dovetail.workers import (
 )
 from dovetail_runtime_ray.codec import worker_codec
 from dovetail_runtime_ray.logs import WorkerLogs
-from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 CONTROL = "control"
 """The concurrency group whose methods run while a call is under way."""
@@ -39,7 +39,7 @@ CONTROL_THREADS = 3
 class Process:
     """What every worker process has in common: its surroundings, its log files, and a way to be looked into."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         self.setup = setup
         if Path(setup.working_directory).is_dir():
             os.chdir(setup.working_directory)
@@ -52,13 +52,13 @@ class Process:
         self.logs = WorkerLogs(setup.run_directory, setup.label, setup.rank)
         self._checked = False
 
-    def facts(self) -> Facts:
+    def facts(self) -> ProcessInfo:
         """Where this process runs."""
         import ray
 
         context = ray.get_runtime_context()
         ids = context.get_accelerator_ids()
-        return Facts(
+        return ProcessInfo(
             pid=os.getpid(),
             host=socket.gethostname(),
             node=node_address(),
@@ -120,7 +120,7 @@ class Process:
 class HostProcess(Process):
     """One rank of a pool: holds a worker of every training role that lives there."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
         self._host: WorkerHost | None = None
         self._codec = worker_codec()

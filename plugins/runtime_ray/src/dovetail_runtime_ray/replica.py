@@ -15,6 +15,7 @@ from dovetail.errors import RolloutError, WorkerError
 from dovetail.interfaces import (
     BaseRollout,
     Completion,
+    Logger,
     PauseMode,
     RolloutRequest,
     WeightManifest,
@@ -22,12 +23,12 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail_runtime_ray.gather import LOOK_SECONDS
-from dovetail_runtime_ray.health import Health, Limits, stopped, why_lost
+from dovetail_runtime_ray.health import CallTimeouts, Health, stopped, why_lost
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import BUSY_SECONDS, CLOSE_SECONDS, STACKS_SECONDS
 from dovetail_runtime_ray.process import CONTROL
-from dovetail_runtime_ray.streams import Streams
-from dovetail_runtime_ray.wire import Facts, Reply, WireFailure
+from dovetail_runtime_ray.streams import RequestStreams
+from dovetail_runtime_ray.wire import ProcessInfo, Reply, WireFailure
 
 _ALIVE_SECONDS = 30.0
 """How long a replica may take to say that it lives."""
@@ -58,10 +59,10 @@ class RayReplica(BaseRollout):
         spec: WorkerSpec,
         actor: Any,
         number: int,
-        facts: Facts,
+        facts: ProcessInfo,
         health: Health,
-        limits: Limits,
-        logger: Any,
+        limits: CallTimeouts,
+        logger: Logger,
         receivers: int = 1,
     ) -> None:
         super().__init__(spec.plugin.config, spec.context)
@@ -71,7 +72,7 @@ class RayReplica(BaseRollout):
         self._health, self._limits, self._logger = health, limits, logger
         self._dead: str | None = None
         self._closed = False
-        self._streams: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Streams] = (
+        self._streams: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RequestStreams] = (
             weakref.WeakKeyDictionary()
         )
         health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
@@ -132,8 +133,8 @@ class RayReplica(BaseRollout):
         found: list[np.ndarray] = await self._control("score", sequences)
         return found
 
-    def figures(self) -> Mapping[str, Metric]:
-        found: Mapping[str, Metric] = self._blocking("figures")
+    def metrics(self) -> Mapping[str, Metric]:
+        found: Mapping[str, Metric] = self._blocking("metrics")
         return found
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
@@ -186,7 +187,7 @@ class RayReplica(BaseRollout):
                 hint="raise runtime.time_limits.submit if a response takes that long",
             )
 
-    async def _control(self, method: str, *args: Any) -> Any:
+    async def _control(self, method: str, *args: object) -> Any:
         self._check_alive()
         ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, {})
         try:
@@ -195,7 +196,9 @@ class RayReplica(BaseRollout):
             raise self._gone(error) from error
         return self._opened(method, reply)
 
-    def _blocking(self, method: str, *args: Any, within: float | None = None, **named: Any) -> Any:
+    def _blocking(
+        self, method: str, *args: object, within: float | None = None, **named: object
+    ) -> Any:
         self._check_alive()
         limit = within or self._limits.of(method)
         ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, named)
@@ -269,8 +272,8 @@ class RayReplica(BaseRollout):
         except (ray.exceptions.RayError, TimeoutError):
             return ", not even about its stacks"
 
-    def _streams_here(self) -> Streams:
+    def _streams_here(self) -> RequestStreams:
         loop = asyncio.get_running_loop()
         if loop not in self._streams:
-            self._streams[loop] = Streams(self._actor, self.title)
+            self._streams[loop] = RequestStreams(self._actor, self.title)
         return self._streams[loop]

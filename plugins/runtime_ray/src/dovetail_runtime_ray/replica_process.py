@@ -13,7 +13,7 @@ from dovetail.interfaces import BaseRollout, Completion, RolloutRequest, WorkerS
 from dovetail.workers import WorkerHost, stacks
 from dovetail_runtime_ray.completions import Message, pack
 from dovetail_runtime_ray.process import Process
-from dovetail_runtime_ray.wire import Facts, Reply, Setup, WireFailure
+from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 GATHER_SECONDS = 0.005
 """How long a message waits for further completions: few messages cost less than many."""
@@ -22,7 +22,7 @@ CONTROL_METHODS = (
     "check_manifest",
     "receive_weights",
     "score",
-    "figures",
+    "metrics",
     "alive",
     "sleep",
     "wake",
@@ -36,13 +36,13 @@ CONTROL_METHODS = (
 class ReplicaProcess(Process):
     """One replica of a generation engine. Every method is a coroutine: none keeps another waiting."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
         self._engine: BaseRollout | None = None
         self._host: WorkerHost | None = None
         self._streams: dict[str, asyncio.Task[None]] = {}
 
-    async def whereabouts(self) -> Facts:
+    async def whereabouts(self) -> ProcessInfo:
         """Where this process runs."""
         return self.facts()
 

@@ -11,29 +11,29 @@ import attrs
 import ray
 
 from dovetail.errors import DispatchError, RolloutError
-from dovetail.interfaces import WorkerSpec
-from dovetail_runtime_ray.health import Health, Limits, why_lost
+from dovetail.interfaces import Logger, WorkerSpec
+from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
 from dovetail_runtime_ray.launch import actor_class
 from dovetail_runtime_ray.logs import last_printed
 from dovetail_runtime_ray.pool import PoolProcesses, travelling
 from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replica_process import ReplicaProcess
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Reply, Setup, WireFailure
+from dovetail_runtime_ray.wire import ProcessSetup, Reply, WireFailure
 
 _MANY_REQUESTS = 100_000
 """Most calls under way in one replica's event loop."""
 
 
 @attrs.frozen(kw_only=True)
-class Surroundings:
+class ReplicaSettings:
     """What every replica shares."""
 
-    setup: Callable[[str, int], Setup]
+    setup: Callable[[str, int], ProcessSetup]
     """The setup of a process, from its label and number."""
     health: Health
-    limits: Limits
-    logger: Any
+    limits: CallTimeouts
+    logger: Logger
     timeout: float
     """Seconds for all of them to start."""
     ending: ExitStack
@@ -66,7 +66,7 @@ class Replicas:
         count: int,
         reserved: Reserved,
         ranks: PoolProcesses | None,
-        around: Surroundings,
+        around: ReplicaSettings,
     ) -> None:
         self._spec, self._count, self._reserved, self._around = spec, count, reserved, around
         self._parts = 2 if ranks is not None else 1

@@ -98,12 +98,12 @@ def _wait(groups: Sequence[PlacementGroup], shares: Sequence[Share], nodes: Sequ
     if not waiting:
         return
     missing = sorted(refs[ref] for ref in waiting)
-    told = "; ".join(
+    listed = "; ".join(
         f"pool {shares[i].pool.name!r}: {_needs(shares[i].needs)} on {nodes[i].described()}"
         for i in missing
     )
     raise PlacementError(
-        f"Ray did not reserve within {RESERVE_SECONDS:g} seconds what was free a moment ago ({told})",
+        f"Ray did not reserve within {RESERVE_SECONDS:g} seconds what was free a moment ago ({listed})",
         hint="another job may have taken it; see `ray status`, and try again",
     )
 

@@ -27,13 +27,13 @@ from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.codec import DriverCodec, driver_codec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.environments import Environments
-from dovetail_runtime_ray.executor import TaskSurroundings, TaskWorkers
+from dovetail_runtime_ray.executor import TaskSettings, TaskWorkers
 from dovetail_runtime_ray.group import RayGroup
-from dovetail_runtime_ray.health import Health, Limits
+from dovetail_runtime_ray.health import CallTimeouts, Health
 from dovetail_runtime_ray.logs import remove_empty
 from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.replica import RayReplica
-from dovetail_runtime_ray.replicas import Replicas, Surroundings
+from dovetail_runtime_ray.replicas import Replicas, ReplicaSettings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
 from dovetail_runtime_ray.setups import Setups
 from dovetail_runtime_ray.timeline import write_timeline
@@ -55,7 +55,7 @@ class RayRuntime(Runtime):
         super().__init__(config, context)
         self._logger = context.logger
         self._health = Health()
-        self._limits = Limits(
+        self._limits = CallTimeouts(
             default=config.time_limit, methods=config.time_limits, grace=config.failure_grace
         )
         self._ending = ExitStack()
@@ -133,7 +133,7 @@ class RayRuntime(Runtime):
             count,
             reserved,
             self._processes.get(reserved.pool.name),
-            Surroundings(
+            ReplicaSettings(
                 setup=lambda label, rank: setups.of_rank(label, rank, reserved, place),
                 health=self._health,
                 limits=self._limits,
@@ -175,7 +175,7 @@ class RayRuntime(Runtime):
         """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
         if self._cluster is None or self._setups is None:
             raise DispatchError(f"{spec.label} workers were asked for before pools were placed")
-        around = TaskSurroundings(
+        around = TaskSettings(
             setup=partial(self._setups.of_task, spec),
             nodes=self._cluster.nodes,
             health=self._health,
@@ -253,8 +253,8 @@ class RayRuntime(Runtime):
         self._processes[name] = processes
         self._ending.callback(processes.close)
         directory = self._cluster.directory if self._cluster is not None else None
-        meeting = None if directory is None else f"file://{directory}/meeting-{name}"
-        processes.begin(self.config.start_timeout, meeting)
+        rendezvous = None if directory is None else f"file://{directory}/rendezvous-{name}"
+        processes.begin(self.config.start_timeout, rendezvous)
 
 
 def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.interfaces import TaskSpec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Environment, Setup
+from dovetail_runtime_ray.wire import Environment, ProcessSetup
 
 _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG"
 """Set by the controller where kernels must be deterministic; workers need the same."""
@@ -40,7 +40,7 @@ class Setups:
         self._config, self._reserved = config, reserved
         self._run_directory, self._plugins, self._local = run_directory, plugins, local
 
-    def of_rank(self, label: str, rank: int, home: Reserved, place: Environment) -> Setup:
+    def of_rank(self, label: str, rank: int, home: Reserved, place: Environment) -> ProcessSetup:
         """Of a training rank or a rollout replica.
 
         Args:
@@ -64,7 +64,7 @@ class Setups:
             spread=len({node.node_id for r in self._reserved.values() for node in r.nodes}) > 1,
         )
 
-    def of_task(self, spec: TaskSpec, number: int) -> Setup:
+    def of_task(self, spec: TaskSpec, number: int) -> ProcessSetup:
         """Of a process beside the pools, the one with this number."""
         return setup_of(
             self._config,
@@ -108,15 +108,15 @@ def setup_of(
     plugins: dict[str, Any] | None = None,
     place: Environment | None = None,
     spread: bool = False,
-) -> Setup:
-    """What a process is told; for the fields see `Setup`."""
+) -> ProcessSetup:
+    """What a process is told; for the fields see `ProcessSetup`."""
     # Nobody sees a progress bar there: it would only fill the log files.
     environment = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
     if loopback:
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if deterministic and _DETERMINISTIC in os.environ:
         environment[_DETERMINISTIC] = os.environ[_DETERMINISTIC]
-    return Setup(
+    return ProcessSetup(
         label=label,
         rank=rank,
         accelerator=accelerator,

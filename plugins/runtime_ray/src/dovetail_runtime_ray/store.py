@@ -38,7 +38,7 @@ class RayStore:
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Place]:
-        """Copy arrays into the store: small ones together, as one object, and large ones alone."""
+        """Copy arrays of any shape into the store: small ones together, as one object, and large ones alone."""
         places: list[Place | None] = [None] * len(arrays)
         small = [number for number, array in enumerate(arrays) if array.nbytes < TOGETHER]
         large = [number for number, array in enumerate(arrays) if array.nbytes >= TOGETHER]
@@ -51,7 +51,7 @@ class RayStore:
         return [place for place in places if place is not None]
 
     def get(self, references: Sequence[Place]) -> list[np.ndarray]:
-        """Read-only views; objects of other machines are copied to this one first, together.
+        """Read-only views, in the shapes in which the arrays were put; objects of other machines are copied to this one first, together.
 
         Raises:
             WorkerError: one is lost: its owner has ended, or the store had no room left for it.

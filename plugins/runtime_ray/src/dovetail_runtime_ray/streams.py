@@ -15,7 +15,7 @@ Item = Completion | Exception | None
 """A sample; what went wrong; or None at the end."""
 
 
-class Streams:
+class RequestStreams:
     """The running requests of one event loop.
 
     Args:

@@ -24,13 +24,13 @@ class Environment:
     env_vars: Mapping[str, str] = attrs.field(factory=dict)
     """Variables on top of those of every process."""
     controller: Mapping[str, Any] | None = None
-    """The controller's `Facts`, which the process compares with its own."""
+    """The controller's `ProcessInfo`, which the process compares with its own."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """Entries of the run's lock that the processes load."""
 
 
 @attrs.frozen(kw_only=True)
-class Setup:
+class ProcessSetup:
     """What a process is told before it does anything."""
 
     label: str
@@ -64,7 +64,7 @@ class Setup:
 
 
 @attrs.frozen(kw_only=True)
-class Facts:
+class ProcessInfo:
     """Where a process runs."""
 
     pid: int

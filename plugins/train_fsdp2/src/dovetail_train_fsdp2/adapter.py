@@ -1,4 +1,4 @@
-"""Adapter: LoRA on a model through peft (arXiv 2106.09685). The base stays frozen, and is the reference policy.
+"""PeftAdapter: LoRA on a model through peft (arXiv 2106.09685). The base stays frozen, and is the reference policy.
 
 A layer's weight becomes W + s · B A, with A [rank, in] drawn at random, B [out, rank] from 0, and s = alpha / rank
 (alpha / √rank where rank-stabilised, arXiv 2312.03732). With DoRA (arXiv 2402.09353) it becomes
@@ -39,7 +39,7 @@ BASE = "base_layer."
 """Where peft keeps the layer that it wraps."""
 
 
-class Adapter:
+class PeftAdapter:
     """The low-rank layers that were put into one model.
 
     Attributes:
@@ -111,7 +111,7 @@ class Adapter:
 
         Args:
             name: without the adapter.
-            weight: whole, on any device.
+            weight: whole, on any device: of an adapted layer [out, in], or [in, out] where the model keeps it so; else of any shape.
         """
         layer = self._by_weight.get(name)
         if layer is None:
@@ -135,7 +135,9 @@ class Adapter:
         return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The adapter's own tensors, possibly in shards, by the names that they have in peft's checkpoints."""
+        """The adapter's own tensors, A [r, in] and B [out, r] of each layer, possibly in shards, by their names in peft's
+        checkpoints; with DoRA, magnitudes [out] too.
+        """
         return {
             wire_name(f"{prefix}.{name}"): tensor
             for prefix, layer in self._layers.items()
@@ -173,7 +175,7 @@ def _transposed(layer: Any) -> bool:
     )
 
 
-def _norms(weight: Tensor, layer: Any) -> Tensor:
+def _norms(weight: Tensor, layer: object) -> Tensor:
     """‖weight‖ of every output, [out]."""
     norms: Tensor = torch.linalg.norm(weight, dim=0 if _transposed(layer) else 1)
     return norms

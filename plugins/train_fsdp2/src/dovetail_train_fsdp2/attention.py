@@ -1,7 +1,7 @@
 """The attention of packed micro-batches, in the form in which transformers lets a model be given one.
 
 A model that runs under `PACKED` makes no mask; it hands its queries, keys and values to `packed_attention`, together with
-the `Pack` that its caller passed as the argument `pack`.
+the `AttentionPack` that its caller passed as the argument `pack`.
 Legend: F tokens of the pack, H query heads, K key and value heads, D head size, E head size of the values.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -28,7 +28,7 @@ PACKED = "dovetail_packed"
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Pack:
+class AttentionPack:
     """What attention must know of a packed micro-batch."""
 
     sequences: Sequences
@@ -48,10 +48,10 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001
     *,
-    pack: Pack,
+    pack: AttentionPack,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Attention of one layer over a pack.
 
@@ -90,7 +90,7 @@ def _attended(
     query_FHD: Tensor,
     key_FKD: Tensor,
     value_FKE: Tensor,
-    pack: Pack,
+    pack: AttentionPack,
     scale: float,
     window: int | None,
 ) -> Tensor:
@@ -104,7 +104,7 @@ def _attended(
     return attend_shared(*states, pack.sequences, pack.prompts, pack.responses, scale=scale)
 
 
-def register(name: str, attention: Any, mask: Any = None) -> None:
+def register(name: str, attention: object, mask: object = None) -> None:
     """Make an attention function known to transformers, and what it wants in place of a mask (nothing, by default)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

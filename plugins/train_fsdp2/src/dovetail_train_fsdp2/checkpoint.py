@@ -16,12 +16,13 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
+from dovetail.interfaces import Tokenizer
 from dovetail.training import (
     MOMENTS,
     WEIGHTS,
@@ -35,20 +36,24 @@ from dovetail.training import (
 )
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.model import quietly
-from dovetail_train_fsdp2.optim import Optimizer
+from dovetail_train_fsdp2.optim import ShardedOptimizer
 from dovetail_train_fsdp2.shards import whole
 from dovetail_train_fsdp2.value_model import ValueModel, export_value_model
 from dovetail_train_fsdp2.weights import gathered
 
 if TYPE_CHECKING:
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 FILE_BYTES = 2 * 2**30
 """Size of a file of one rank, at most, or that of one tensor's shard."""
 
 
 def save(
-    directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks, random: RandomState
+    directory: Path,
+    runner: ModelRunner,
+    optimizer: ShardedOptimizer | None,
+    ranks: Ranks,
+    random: RandomState,
 ) -> None:
     """Write weights, optimizer and random state below the directory, which is made. Collective.
 
@@ -67,7 +72,7 @@ def save(
             save_file(random.tensors, directory / random_file(ranks.rank))
         except OSError as error:
             raise unwritable(directory, error) from error
-    _write(directory / WEIGHTS, _kept(scorer), ranks)
+    _write(directory / WEIGHTS, _kept(runner), ranks)
     moments = optimizer.moments() if optimizer is not None else {}
     if moments:
         _write(directory / MOMENTS, moments, ranks)
@@ -80,13 +85,17 @@ def save(
 
 
 def load(
-    directory: Path, scorer: Scorer, optimizer: Optimizer | None, ranks: Ranks, random: RandomState
+    directory: Path,
+    runner: ModelRunner,
+    optimizer: ShardedOptimizer | None,
+    ranks: Ranks,
+    random: RandomState,
 ) -> None:
     """Restore what `save` wrote, on as many ranks as there are now. Collective.
 
     Args:
         directory: seen by every rank.
-        scorer: filled in place.
+        runner: filled in place.
         optimizer: filled in place; None where the checkpoint holds none.
         ranks: those of now; they need not be as many as those that wrote.
         random: restored where this rank's was kept.
@@ -96,7 +105,7 @@ def load(
     """
     with ranks.together():
         facts = read_facts(directory)
-        kept = _kept(scorer)
+        kept = _kept(runner)
         _check_fits(directory, WEIGHTS, kept)
         moments: dict[str, Tensor] = {}
         if optimizer is not None and (trained := facts["optimizer"]) is not None:
@@ -111,7 +120,7 @@ def load(
     random.restore(stored_state)
 
 
-def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> None:
+def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ranks) -> None:
     """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
 
     Collective; rank 0 gathers the whole model in its host's memory and writes it.
@@ -120,23 +129,23 @@ def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> Non
         CheckpointError: it can't be written; on every rank.
     """
     cpu = torch.device("cpu")
-    in_memory = tensors_of(scorer.trunk, scorer.adapter)
+    in_memory = tensors_of(runner.trunk, runner.adapter)
     narrow: dict[str, Tensor] = {}
-    for name, tensor in gathered(in_memory, scorer.adapter, scorer.dtype, scorer.device):
+    for name, tensor in gathered(in_memory, runner.adapter, runner.dtype, runner.device):
         if ranks.first:
             narrow[name] = tensor.to(cpu)
-    model = scorer.model
+    model = runner.model
     head: dict[str, Tensor] = {}
     if isinstance(model, ValueModel):
         head = {
-            name: whole(parameter, scorer.device).to(cpu)
+            name: whole(parameter, runner.device).to(cpu)
             for name, parameter in model.value_head.named_parameters()
         }
     with ranks.together():
         if ranks.first:
             try:
                 with quietly():
-                    _write_model(directory, scorer, narrow, head, tokenizer)
+                    _write_model(directory, runner, narrow, head, tokenizer)
             except OSError as error:
                 raise CheckpointError(
                     f"the model can't be exported to {directory}: {error}",
@@ -146,29 +155,29 @@ def export(directory: Path, scorer: Scorer, tokenizer: Any, ranks: Ranks) -> Non
 
 def _write_model(
     directory: Path,
-    scorer: Scorer,
+    runner: ModelRunner,
     narrow: dict[str, Tensor],
     head: dict[str, Tensor],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
 ) -> None:
-    if isinstance(scorer.model, ValueModel):
-        export_value_model(directory, scorer.model, narrow, head)
+    if isinstance(runner.model, ValueModel):
+        export_value_model(directory, runner.model, narrow, head)
     else:
-        scorer.trunk.save_pretrained(str(directory), state_dict=narrow)
+        runner.trunk.save_pretrained(str(directory), state_dict=narrow)
     config = directory / "config.json"
     # transformers writes the dtype of the weights in memory, which are float32.
-    described = json.loads(config.read_text()) | {"dtype": str(scorer.dtype).removeprefix("torch.")}
+    described = json.loads(config.read_text()) | {"dtype": str(runner.dtype).removeprefix("torch.")}
     config.write_text(json.dumps(described, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save_pretrained(str(directory))
 
 
-def _kept(scorer: Scorer) -> dict[str, Tensor]:
+def _kept(runner: ModelRunner) -> dict[str, Tensor]:
     """Every tensor that a checkpoint keeps, once."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
-    for name, tensor in scorer.model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen and (scorer.adapter is None or tensor.requires_grad):
+    for name, tensor in runner.model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen and (runner.adapter is None or tensor.requires_grad):
             seen.add(id(tensor))
             kept[name] = tensor.detach()
     return kept

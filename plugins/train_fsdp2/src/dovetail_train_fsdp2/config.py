@@ -32,7 +32,7 @@ Recompute = bool | Literal["auto", "selective"]
 class Fsdp2Config(EngineSection):
     """PyTorch's own means: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         "context_parallel_size": "fsdp2 has sequence_parallel_size for ranks that share each sequence",
         **dict.fromkeys(
             ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -33,13 +33,13 @@ from dovetail.training import (
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.failures import all_failing_rows, traced
-from dovetail_train_fsdp2.forward import Scorer
+from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
-from dovetail_train_fsdp2.optim import Optimizer
-from dovetail_train_fsdp2.packing import Cut, cut
-from dovetail_train_fsdp2.sending import ScorerSending
+from dovetail_train_fsdp2.optim import ShardedOptimizer
+from dovetail_train_fsdp2.packing import MicroBatchPlan, cut
+from dovetail_train_fsdp2.sending import RunnerSending
 from dovetail_train_fsdp2.sharding import Sharding
-from dovetail_train_fsdp2.start import load_scorer, ranks_of
+from dovetail_train_fsdp2.start import load_runner, ranks_of
 from dovetail_train_fsdp2.vision import MEDIA, has_images, padded
 
 
@@ -60,14 +60,14 @@ class Fsdp2Engine(TrainEngine):
 
     _ranks: Ranks
     _random: RandomState
-    _scorer: Scorer | None = None
+    _runner: ModelRunner | None = None
     _sharding: Sharding | None = None
-    _optimizer: Optimizer | None = None
-    _sending: ScorerSending | None = None
+    _optimizer: ShardedOptimizer | None = None
+    _sending: RunnerSending | None = None
     _offloaded = False
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         """`ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())
@@ -85,19 +85,19 @@ class Fsdp2Engine(TrainEngine):
         seed = stream_seed(self.context.seed, "torch", self._role, self.context.rank)
         self._random = RandomState(torch.device(self.context.device), seed)
         with self._random.in_force():
-            self._scorer, self._sharding = load_scorer(self.config, self.context, self._ranks)
+            self._runner, self._sharding = load_runner(self.config, self.context, self._ranks)
 
     def close(self) -> None:
         if self._sending is not None:
             self._sending.close()
-        self._scorer = self._sharding = self._optimizer = self._sending = None
+        self._runner = self._sharding = self._optimizer = self._sending = None
         if torch.device(self.context.device).type != "cpu":
             # Sharded modules and their hooks refer to each other: only the collector frees them.
             gc.collect()
             torch.accelerator.empty_cache()
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
-        scorer = self._ready("forward")
+        runner = self._ready("forward")
         with self._ranks.together():
             self._check_outputs(outputs)
             check_columns(batch)
@@ -111,7 +111,7 @@ class Fsdp2Engine(TrainEngine):
                     micro_batch = batch.take(part.rows_B)
                     layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
                     places = token_places(mask.offsets, part.rows_B)
-                    for name, values_T in scorer(layout, frozenset(outputs)).items():
+                    for name, values_T in runner(layout, frozenset(outputs)).items():
                         columns[name][places] = values_T.float().cpu().numpy()
         except BaseException:
             self._recover()
@@ -128,7 +128,7 @@ class Fsdp2Engine(TrainEngine):
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
             ConfigError: the objective is of another head than the model's.
         """
-        scorer = self._ready("update")
+        runner = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
             self._check_outputs(objective.outputs)
@@ -142,7 +142,7 @@ class Fsdp2Engine(TrainEngine):
             cuts = self._cut(prepared, unit=objective.unit)
         cuts = self._cut_alike(prepared, cuts, objective.unit)
         # One rank's images are every rank's: the gradients of the vision tower are reduced together.
-        scorer.vision_everywhere = self._ranks.size > 1 and bool(
+        runner.vision_everywhere = self._ranks.size > 1 and bool(
             self._ranks.largest(int(has_images(prepared)))
         )
         optimizer = self._made_optimizer()
@@ -153,7 +153,7 @@ class Fsdp2Engine(TrainEngine):
                 for number, part in enumerate(cuts, start=1):
                     micro_batch = prepared.take(part.rows_B)
                     layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-                    scores = scorer(layout, objective.output_names)
+                    scores = runner(layout, objective.output_names)
                     term = goal.term(scores, micro_batch, denominators, objective.scalars)
                     self._backward(term.loss, scores, last=number == len(cuts))
                     parts.append(term.metrics)
@@ -167,7 +167,7 @@ class Fsdp2Engine(TrainEngine):
             norm, lr = optimizer.step(torch.stack(finite).all())
         except NumericsError as error:
             with self._random.in_force():
-                rows = all_failing_rows(scorer, goal, objective, prepared, denominators, cuts)
+                rows = all_failing_rows(runner, goal, objective, prepared, denominators, cuts)
             self._free()
             samples = self._ranks.every(sample_names(mini_batch, rows))
             raise traced(error, samples) from None
@@ -210,11 +210,11 @@ class Fsdp2Engine(TrainEngine):
         Raises:
             CheckpointError: a file is missing or unreadable, or of another model.
         """
-        scorer = self._started()
+        runner = self._started()
         with self._ranks.together():
             trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else None
-        checkpoint.load(Path(directory), scorer, optimizer, self._ranks, self._random)
+        checkpoint.load(Path(directory), runner, optimizer, self._ranks, self._random)
         self._optimizer = optimizer
 
     def export(self, directory: Path) -> None:
@@ -234,15 +234,17 @@ class Fsdp2Engine(TrainEngine):
     def _training(self) -> TrainingSection:
         return self.context.training or TrainingSection()
 
-    def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[Cut]:
-        scorer = self._started()
+    def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[MicroBatchPlan]:
+        runner = self._started()
         budget = self._training.max_tokens_per_micro_batch
-        means = scorer.means(self.config)
+        means = runner.means(self.config)
         if has_images(batch):
             means = padded(means, together=self.config.sequence_parallel_size)
         return cut(batch, budget, means, at_least, unit)
 
-    def _cut_alike(self, batch: Batch, cuts: list[Cut], unit: Unit = "sample") -> list[Cut]:
+    def _cut_alike(
+        self, batch: Batch, cuts: list[MicroBatchPlan], unit: Unit = "sample"
+    ) -> list[MicroBatchPlan]:
         """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
         most = self._ranks.largest(len(cuts))
         return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)
@@ -268,10 +270,10 @@ class Fsdp2Engine(TrainEngine):
         if self._sharding is not None:
             self._sharding.recover()
 
-    def _made_optimizer(self) -> Optimizer:
+    def _made_optimizer(self) -> ShardedOptimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""
         if self._optimizer is None:
-            self._optimizer = Optimizer(
+            self._optimizer = ShardedOptimizer(
                 self._started().model,
                 self._training,
                 self.context.total_steps,
@@ -280,18 +282,18 @@ class Fsdp2Engine(TrainEngine):
             )
         return self._optimizer
 
-    def _started(self) -> Scorer:
-        if self._scorer is None:
+    def _started(self) -> ModelRunner:
+        if self._runner is None:
             raise DispatchError("the training engine has no model yet", hint="call start() first")
-        return self._scorer
+        return self._runner
 
-    def _with_sending(self) -> ScorerSending:
-        scorer = self._started()
+    def _with_sending(self) -> RunnerSending:
+        runner = self._started()
         if self._sending is None:
-            self._sending = ScorerSending(self.context, self._ranks, scorer)
+            self._sending = RunnerSending(self.context, self._ranks, runner)
         return self._sending
 
-    def _ready(self, method: str) -> Scorer:
+    def _ready(self, method: str) -> ModelRunner:
         if self._offloaded:
             raise DispatchError(
                 f"{method}() was called while the model is offloaded", hint="call onload() first"
@@ -300,14 +302,15 @@ class Fsdp2Engine(TrainEngine):
 
     def _move(self, device: torch.device, *, offloaded: bool) -> None:
         """Parameters, buffers and moments to a device; on a CPU there is nowhere else to be."""
-        scorer = self._started()
+        runner = self._started()
         if torch.device(self.context.device).type == "cpu":
             return
         kept = self._sharding.state_device if self._sharding is not None else device
         if kept.type != "cpu":
-            scorer.to(device)
+            runner.to(device)
             if self._optimizer is not None:
                 self._optimizer.move(device)
         self._offloaded = offloaded
         if offloaded:
+            # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
             torch.accelerator.empty_cache()

@@ -11,24 +11,24 @@ from dovetail.errors import NumericsError
 from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.numerics import listed
 from dovetail.training import failing_rows
-from dovetail_train_fsdp2.forward import Scorer
+from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
-from dovetail_train_fsdp2.packing import Cut
+from dovetail_train_fsdp2.packing import MicroBatchPlan
 
 
 @torch.no_grad()
 def all_failing_rows(
-    scorer: Scorer,
+    runner: ModelRunner,
     goal: Objective,
     spec: ObjectiveSpec,
     mini_batch: Batch,
     denominators: Mapping[str, float],
-    parts: Sequence[Cut],
+    parts: Sequence[MicroBatchPlan],
 ) -> list[int]:
     """Positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
 
     Args:
-        scorer: with the weights of the update, which were not changed by it.
+        runner: with the weights of the update, which were not changed by it.
         goal: the objective.
         spec: that it was built from.
         mini_batch: prepared.
@@ -39,7 +39,7 @@ def all_failing_rows(
     for part in parts:
         micro_batch = mini_batch.take(part.rows_B)
         layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-        scores = scorer(layout, spec.output_names)
+        scores = runner(layout, spec.output_names)
         found = failing_rows(goal, spec, micro_batch, scores, denominators)
         failing += part.rows_B[found].tolist()
     return sorted(failing)

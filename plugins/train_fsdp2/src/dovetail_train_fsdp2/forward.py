@@ -1,4 +1,4 @@
-"""Scorer: a laid-out micro-batch through one model, and the scores of its tokens out.
+"""ModelRunner: a laid-out micro-batch through one model, and the scores of its tokens out.
 
 Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens.
 """
@@ -18,21 +18,21 @@ from dovetail.media import ImageInputs
 from dovetail.sections import ModelSection
 from dovetail_train_fsdp2.architecture import has_plain_head, quadratic, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
-from dovetail_train_fsdp2.layout import DUMMY, Layout, Packed, Shared
+from dovetail_train_fsdp2.layout import DUMMY, MicroBatchLayout, PackedSequences, Shared
 from dovetail_train_fsdp2.packing import Means
-from dovetail_train_fsdp2.probing import Packs, probe_packing
+from dovetail_train_fsdp2.probing import PackingSupport, probe_packing
 from dovetail_train_fsdp2.trunk import Trunk, flat
 from dovetail_train_fsdp2.ulysses import SequenceParallel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.adapter import Adapter
+    from dovetail_train_fsdp2.adapter import PeftAdapter
     from dovetail_train_fsdp2.config import Fsdp2Config
     from dovetail_train_fsdp2.value_model import ValueModel
 
 
-class Scorer(nn.Module):
+class ModelRunner(nn.Module):
     """Runs one model. What it may do with the architecture is found out once, by trying.
 
     It is a module so that it can be the root of sharding: the weights that no block owns (embedding, last norm,
@@ -54,7 +54,7 @@ class Scorer(nn.Module):
     head: ClassVar[str]
     """What the model ends in, in words."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, adapter: Adapter | None) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, adapter: PeftAdapter | None) -> None:
         super().__init__()
         self.model = model
         self.dtype = dtype
@@ -63,7 +63,7 @@ class Scorer(nn.Module):
         self.sharded = False
         self.can_share_prompts = False
         self.parallel: SequenceParallel | None = None
-        self.packs = Packs(why_not="nothing was tried yet")
+        self.packs = PackingSupport(why_not="nothing was tried yet")
         self.room: Callable[[], int] = lambda: 0
         self.section: ModelSection | None = None
         self.vision_everywhere = False
@@ -81,7 +81,7 @@ class Scorer(nn.Module):
     def probe(self) -> None:
         """Find out by trying what the architecture allows.
 
-        Called when the scorer is made, unless its weights are on the meta device: then again once they are loaded.
+        Called when the runner is made, unless its weights are on the meta device: then again once they are loaded.
         Collective where the model is sharded.
 
         Raises:
@@ -120,7 +120,7 @@ class Scorer(nn.Module):
         )
 
     def forward(
-        self, layout: Layout | None, outputs: frozenset[str]
+        self, layout: MicroBatchLayout | None, outputs: frozenset[str]
     ) -> dict[str, Float32[Tensor, "T"]]:
         """Score the micro-batch's tokens.
 
@@ -140,7 +140,7 @@ class Scorer(nn.Module):
         if not len(layout.token_R) and not self.sharded:
             return {name: torch.zeros(layout.tokens, device=self.device) for name in outputs}
         fed = layout if len(layout.token_R) else DUMMY
-        if self.parallel is not None and isinstance(fed.fed, Packed):
+        if self.parallel is not None and isinstance(fed.fed, PackedSequences):
             part = self.parallel.part(fed)
             scores = self.parallel.whole(self._scores(part.layout, outputs), part)
         else:
@@ -158,17 +158,17 @@ class Scorer(nn.Module):
         """Set what depends on the architecture."""
 
     @abstractmethod
-    def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def _scores(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
         """float32 [R] for each output."""
 
 
-class PolicyScorer(Scorer):
+class PolicyRunner(ModelRunner):
     """Of a language model: log-probabilities, and what else its logits tell."""
 
     head = "a language model's head"
 
     def __init__(
-        self, model: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None
+        self, model: PreTrainedModel, dtype: torch.dtype, adapter: PeftAdapter | None = None
     ) -> None:
         self._plain_head = False
         super().__init__(model, dtype, adapter)
@@ -181,7 +181,7 @@ class PolicyScorer(Scorer):
         self._plain_head = has_plain_head(self.trunk)
         self.can_share_prompts = self._plain_head and shares_prompts(self.trunk)
 
-    def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def _scores(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
         own = outputs - {"ref_log_probs"}
         scores = self._scores_of_tokens(layout, own) if own else {}
         if "ref_log_probs" in outputs:
@@ -191,7 +191,9 @@ class PolicyScorer(Scorer):
             scores["ref_log_probs"] = of_base["log_probs"]
         return scores
 
-    def _scores_of_tokens(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def _scores_of_tokens(
+        self, layout: MicroBatchLayout, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
         source_R = self._runner.tensor(layout.source_R)
         targets_R = self._runner.tensor(layout.targets_R)
         temperature_R = (
@@ -215,7 +217,7 @@ class PolicyScorer(Scorer):
 
     def _scores_of_any_head(
         self,
-        layout: Layout,
+        layout: MicroBatchLayout,
         source_R: Tensor,
         targets_R: Tensor,
         temperature_R: Tensor | None,
@@ -231,13 +233,13 @@ class PolicyScorer(Scorer):
         return scores_of_logits(logits_RV, targets_R, outputs)
 
 
-class ValueScorer(Scorer):
+class ValueRunner(ModelRunner):
     """Of a value model: the value of the state before each token, by the hidden state that would predict it."""
 
     head = "a value head"
 
     def __init__(
-        self, model: ValueModel, dtype: torch.dtype, adapter: Adapter | None = None
+        self, model: ValueModel, dtype: torch.dtype, adapter: PeftAdapter | None = None
     ) -> None:
         super().__init__(model, dtype, adapter)
 
@@ -248,7 +250,7 @@ class ValueScorer(Scorer):
     def _probe(self) -> None:
         self.can_share_prompts = shares_prompts(self.trunk)
 
-    def _scores(self, layout: Layout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def _scores(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
         source_R = self._runner.tensor(layout.source_R)
         states_RH = self._runner.states(layout).index_select(0, source_R)
         head = cast("ValueModel", self.model).value_head

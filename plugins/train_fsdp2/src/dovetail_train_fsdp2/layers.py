@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError
 from dovetail.training import CHUNK_BYTES
 from dovetail_train_fsdp2.attention import PACKED, make_known, packed_attention, register
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.memory import DeviceMemory
+from dovetail_train_fsdp2.memory import MemoryBudget
 from dovetail_train_fsdp2.recompute import SLACK, How, Recompute, tokens_of
 from dovetail_train_fsdp2.sharding import blocks_of
 
@@ -73,7 +73,7 @@ def prepare_layers(
     return Recompute(
         layers,
         how,
-        memory=DeviceMemory(device, config.memory_limit_gib) if how is None else None,
+        memory=MemoryBudget(device, config.memory_limit_gib) if how is None else None,
         outside=_outside(trunk),
         offload=config.offload_activations,
         agreed=agreed or (lambda number: number),
@@ -86,7 +86,7 @@ def room_for_logits(
     """What tells how many bytes of logits fit beside what the layers have kept; 0 where none is to be kept."""
     if device.type == "cpu" or not config.keep_logits:
         return lambda: 0
-    memory, outside = DeviceMemory(device, config.memory_limit_gib), _outside(trunk)
+    memory, outside = MemoryBudget(device, config.memory_limit_gib), _outside(trunk)
     return lambda: max(0, int(memory.free() * (1 - SLACK)) - outside)
 
 
@@ -128,7 +128,7 @@ def compile_layers(layers: list[nn.Module]) -> None:
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(forward, dynamic=True, backend=BACKEND)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         # Every layer has a place of its own in a cache, which would make every layer's code another; and
         # probes and dummies are not worth a version.
         as_it_is = (

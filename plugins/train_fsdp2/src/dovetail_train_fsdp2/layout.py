@@ -54,7 +54,7 @@ class Shared:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Packed:
+class PackedSequences:
     """S sequences end to end, each attending to itself alone."""
 
     ids_F: np.ndarray
@@ -69,10 +69,10 @@ class Packed:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Layout:
+class MicroBatchLayout:
     """One micro-batch as the model sees it, and where its scores come from."""
 
-    fed: Padded | Shared | Packed
+    fed: Padded | Shared | PackedSequences
     """What the model is given. Rows without a scored token are left out."""
     source_R: np.ndarray
     """int64 [R]: where the hidden state that predicts each scored token lies: an index into the flattened [B, L]
@@ -87,7 +87,7 @@ class Layout:
     """T, masked tokens and rows without a scored token included."""
 
 
-DUMMY = Layout(
+DUMMY = MicroBatchLayout(
     fed=Padded(ids_BL=np.zeros((1, 1), np.int64)),
     source_R=np.zeros(1, np.int64),
     targets_R=np.zeros(1, np.int64),
@@ -98,7 +98,7 @@ DUMMY = Layout(
 """One token, for a model that must run although there is nothing to score."""
 
 
-def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -> Layout:
+def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -> MicroBatchLayout:
     """Lay out a micro-batch, and note where each scored token's prediction will lie.
 
     Args:
@@ -113,7 +113,7 @@ def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -
     make = (_shared_pack if shared else _pack) if packed else (_shared if shared else _padded)
     fed, source_R = make(samples, row_R, scored.step_R)
     temperature_N = micro_batch["temperature"].astype(np.float32)
-    return Layout(
+    return MicroBatchLayout(
         fed=fed,
         source_R=source_R.astype(np.int64),
         targets_R=responses.values[token_R].astype(np.int64),
@@ -170,11 +170,13 @@ def _shared(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[S
     return fed, np.where(step_R == 0, at_prompt_R, at_response_R)
 
 
-def _pack(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Packed, np.ndarray]:
+def _pack(
+    samples: _Samples, row_R: np.ndarray, step_R: np.ndarray
+) -> tuple[PackedSequences, np.ndarray]:
     rows = samples.whole()
     lengths_B = samples.prompt_lengths_B + samples.response_lengths_B
     starts_B = np.cumsum(lengths_B) - lengths_B
-    fed = Packed(
+    fed = PackedSequences(
         ids_F=_end_to_end(rows),
         positions_F=_end_to_end(np.arange(n) for n in lengths_B),
         lengths_S=lengths_B,
@@ -184,7 +186,7 @@ def _pack(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Pac
 
 def _shared_pack(
     samples: _Samples, row_R: np.ndarray, step_R: np.ndarray
-) -> tuple[Packed, np.ndarray]:
+) -> tuple[PackedSequences, np.ndarray]:
     _, first_G, prompt_of_B = np.unique(samples.prompt_B, return_index=True, return_inverse=True)
     prompt_lengths_G = samples.prompt_lengths_B[first_G]
     prompt_ends_G = np.cumsum(prompt_lengths_G)
@@ -197,7 +199,7 @@ def _shared_pack(
     positions = [np.arange(n) for n in prompt_lengths_G]
     positions += [b + np.arange(n) for b, n in zip(begins_B, lengths_B[order_B], strict=True)]
     lengths_S = np.concatenate([prompt_lengths_G, lengths_B[order_B]])
-    fed = Packed(
+    fed = PackedSequences(
         ids_F=_end_to_end([*(samples.prompts[i] for i in first_G), *responses]),
         positions_F=_end_to_end(positions),
         lengths_S=lengths_S[lengths_S > 0],

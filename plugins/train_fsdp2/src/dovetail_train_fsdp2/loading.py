@@ -16,20 +16,20 @@ from torch import Tensor
 
 from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, Stored
+from dovetail.training import Ranks, StoredCheckpoint
 from dovetail_train_fsdp2.model import load_model, load_trunk
 from dovetail_train_fsdp2.shards import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.adapter import Adapter
+    from dovetail_train_fsdp2.adapter import PeftAdapter
 
 
-def tensors_of(model: PreTrainedModel, adapter: Adapter | None = None) -> dict[str, Tensor]:
+def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
     """Every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
 
-    A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
+    Each has its shape in memory, of a shard where it is sharded. A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
     """
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
@@ -42,7 +42,7 @@ def tensors_of(model: PreTrainedModel, adapter: Adapter | None = None) -> dict[s
 
 
 def stored_places(
-    model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: Stored
+    model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: StoredCheckpoint
 ) -> dict[str, str] | None:
     """Under which name the checkpoint holds each of the trunk's tensors, where it holds all of them as they are.
 
@@ -80,14 +80,14 @@ def stored_places(
 def read_shards(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
 ) -> None:
-    """Fill this rank's shards from the checkpoint's files.
+    """Fill this rank's shards from the checkpoint's files, whose tensors have the whole shapes.
 
     Raises:
         ModelError: a file can't be read.
     """
     from safetensors import SafetensorError
 
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         try:
             for name, tensor in tensors.items():
                 place = places[name]
@@ -112,7 +112,7 @@ def give_out(
 
     Args:
         trunk: sharded; takes from rank 0 what transformers remembers of the form that it was stored in.
-        tensors: of `tensors_of`.
+        tensors: of `tensors_of`, in the shapes of this rank's shards.
         section: names the checkpoint.
         ranks: all of them.
         device: where tensors travel.

@@ -13,7 +13,7 @@ OFFLOAD_AT_LEAST = 2**20
 """Smaller tensors stay: moving them costs more than they take, bytes."""
 
 
-class DeviceMemory:
+class MemoryBudget:
     """Of one accelerator.
 
     Args:

@@ -16,7 +16,7 @@ from dovetail.training import Ranks, learning_rate
 from dovetail_train_fsdp2.shards import local
 
 
-class Optimizer:
+class ShardedOptimizer:
     """One optimizer with its place in the schedule.
 
     AdamW (arXiv 1711.05101), or gradient descent without momentum: w ← w − lr · (g + weight_decay · w), whose decay
@@ -109,7 +109,9 @@ class Optimizer:
                     state[key] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments by `kind.parameter`, such as `exp_avg.model.norm.weight`; they share the optimizer's memory."""
+        """The moments by `kind.parameter`, such as `exp_avg.model.norm.weight`, each float32 and of its parameter's shape; they
+        share the optimizer's memory.
+        """
         return {
             f"{kind}.{name}": value
             for name, parameter in self._named.items()

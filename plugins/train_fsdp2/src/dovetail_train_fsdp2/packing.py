@@ -14,7 +14,14 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.training import Part, Samples, packed_parts, padded_parts, rows_of, shared_parts
+from dovetail.training import (
+    MicroBatchRows,
+    Samples,
+    packed_parts,
+    padded_parts,
+    rows_of,
+    shared_parts,
+)
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
@@ -44,7 +51,7 @@ class Means:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Cut:
+class MicroBatchPlan:
     """The samples of one micro-batch, and how to lay them out."""
 
     rows_B: np.ndarray
@@ -57,7 +64,7 @@ class Cut:
 
 def cut(
     batch: Batch, budget: int, means: Means, at_least: int = 1, unit: Unit = "sample"
-) -> list[Cut]:
+) -> list[MicroBatchPlan]:
     """Cut a batch into micro-batches of balanced cost, each within the budget.
 
     Args:
@@ -75,12 +82,12 @@ def cut(
         means = attrs.evolve(means, share="never", share_packed="never")
     parts, shared, packed = _chosen(samples, budget, means, at_least)
     rows = rows_of(parts, samples, at_least)
-    return [Cut(rows_B=rows_B, shared=shared, packed=packed) for rows_B in rows]
+    return [MicroBatchPlan(rows_B=rows_B, shared=shared, packed=packed) for rows_B in rows]
 
 
 def _chosen(
     samples: Samples, budget: int, means: Means, at_least: int
-) -> tuple[Sequence[Part], bool, bool]:
+) -> tuple[Sequence[MicroBatchRows], bool, bool]:
     """The parts, whether they share prompts, and whether they are packed."""
     packs = means.packing != "never"
     if not len(samples.active):

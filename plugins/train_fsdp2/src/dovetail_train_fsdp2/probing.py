@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.training import Sequences
-from dovetail_train_fsdp2.attention import PACKED, Pack, attending_by, make_known, register
+from dovetail_train_fsdp2.attention import PACKED, AttentionPack, attending_by, make_known, register
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +52,7 @@ class _Notes:
 
 
 @attrs.frozen(kw_only=True)
-class Packs:
+class PackingSupport:
     """What a model allows of packing."""
 
     why_not: str | None = None
@@ -61,7 +61,7 @@ class Packs:
     """Whether the prompts of a pack can be there once: no layer has a window."""
 
 
-def probe_packing(model: PreTrainedModel) -> Packs:
+def probe_packing(model: PreTrainedModel) -> PackingSupport:
     """Find out whether a model can be fed packed.
 
     It can where every layer mixes tokens by causal attention alone, with or without a sliding window, and says so
@@ -69,7 +69,9 @@ def probe_packing(model: PreTrainedModel) -> Packs:
     """
     notes = _Notes()
     why_not = _why_not(model, notes)
-    return Packs(why_not=why_not, with_shared_prompts=why_not is None and not notes.windowed)
+    return PackingSupport(
+        why_not=why_not, with_shared_prompts=why_not is None and not notes.windowed
+    )
 
 
 @torch.no_grad()
@@ -98,7 +100,7 @@ def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
     """What is wrong with the hidden states of a pack, if anything."""
     base, count = model.base_model, ids_BL.numel()
     apart = base(input_ids=ids_BL, use_cache=False).last_hidden_state.flatten(0, 1)
-    pack = Pack(sequences=Sequences([_LENGTH, _LENGTH], ids_BL.device))
+    pack = AttentionPack(sequences=Sequences([_LENGTH, _LENGTH], ids_BL.device))
     positions = (torch.arange(count, device=ids_BL.device) % _LENGTH)[None]
 
     def packed(ids: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ def _probe_attention(
     return value.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
 
 
-def _probe_mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Reach:
+def _probe_mask(*, mask_function: Callable[..., Tensor], **_: object) -> Reach:
     """See how far back a mask function lets tokens look: the same for each, or it is no window."""
     reaches = {_reach(mask_function, at) for at in (FAR - 1, FAR, FAR + 37)}
     return Reach(reaches.pop() if len(reaches) == 1 else None)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from dovetail_train_fsdp2.memory import DeviceMemory, offloading
+from dovetail_train_fsdp2.memory import MemoryBudget, offloading
 
 How = Literal["nothing", "cheap", "everything"]
 Forward = Callable[..., Any]
@@ -60,7 +60,7 @@ class Recompute:
         layers: Sequence[nn.Module],
         how: How | None,
         *,
-        memory: DeviceMemory | None = None,
+        memory: MemoryBudget | None = None,
         outside: int = 0,
         offload: bool = False,
         agreed: Callable[[int], int] = lambda keeping: keeping,
@@ -82,7 +82,7 @@ class Recompute:
         return self._keeping
 
     def _wrapped(self, index: int, forward: Forward) -> Forward:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             # What goes into a cache once must not go into it again.
             cached = kwargs.get("past_key_values") is not None
             if cached or not torch.is_grad_enabled():
@@ -110,7 +110,7 @@ class Recompute:
 
     def _measured(self, forward: Forward, args: Any, kwargs: Any) -> Any:
         """The first layer's first pass, which tells what a layer keeps."""
-        memory = cast("DeviceMemory", self._memory)
+        memory = cast("MemoryBudget", self._memory)
         before = memory.allocated()
         result = forward(*args, **kwargs)
         kept = memory.allocated() - before
@@ -118,13 +118,13 @@ class Recompute:
         self._decide(args, kwargs, running=1)
         return result
 
-    def _decide(self, args: Any, kwargs: Any, running: int = 0) -> None:
+    def _decide(self, args: object, kwargs: object, running: int = 0) -> None:
         """How many layers of this micro-batch keep their activations; `running` of them do already."""
         assert self._bytes_a_token is not None
         a_layer = self._bytes_a_token * tokens_of(args, kwargs)
         states = _states(args, kwargs)
         inputs = states.numel() * states.element_size()
-        free = cast("DeviceMemory", self._memory).free() * (1 - SLACK)
+        free = cast("MemoryBudget", self._memory).free() * (1 - SLACK)
         left = self._count - running
         room = free - self._outside - WORKING_LAYERS * a_layer - left * inputs
         fits = left if a_layer <= inputs else int(room // (a_layer - inputs))
@@ -136,7 +136,7 @@ def _states(args: Any, kwargs: Any) -> Tensor:
     return cast("Tensor", args[0] if args else kwargs["hidden_states"])
 
 
-def tokens_of(args: Any, kwargs: Any) -> int:
+def tokens_of(args: object, kwargs: object) -> int:
     """How many tokens a layer is given, padding included."""
     rows, length = _states(args, kwargs).shape[:2]
     return int(rows * length)

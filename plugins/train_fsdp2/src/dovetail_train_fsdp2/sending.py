@@ -1,4 +1,4 @@
-"""What this engine sends in a weight update: the scorer's tensors."""
+"""What this engine sends in a weight update: the runner's tensors."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.training import Ranks, Sending
-from dovetail_train_fsdp2.forward import PolicyScorer, Scorer
+from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner
 from dovetail_train_fsdp2.weights import manifest_of, outgoing
 
 
-class ScorerSending(Sending):
-    """One rank's sender of a scorer's weights, or of its adapter's."""
+class RunnerSending(Sending):
+    """One rank's sender of a runner's weights, or of its adapter's."""
 
-    def __init__(self, context: PluginContext, ranks: Ranks, scorer: Scorer) -> None:
+    def __init__(self, context: PluginContext, ranks: Ranks, runner: ModelRunner) -> None:
         super().__init__(
-            context, ranks, critic=None if isinstance(scorer, PolicyScorer) else scorer.head
+            context, ranks, critic=None if isinstance(runner, PolicyRunner) else runner.head
         )
-        self._scorer = scorer
+        self._runner = runner
 
     def described(self, version: int) -> WeightManifest:
-        return manifest_of(self._scorer, version)
+        return manifest_of(self._runner, version)
 
     def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        return outgoing(self._scorer, manifest)
+        return outgoing(self._runner, manifest)

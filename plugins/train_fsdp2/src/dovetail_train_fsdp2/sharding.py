@@ -1,6 +1,6 @@
-"""Sharding one scorer over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
+"""Sharding one runner over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
 
-Every decoder layer is a unit, the scorer is the root: within its forward pass the weights that no layer owns
+Every decoder layer is a unit, the runner is the root: within its forward pass the weights that no layer owns
 (embedding, last norm, output layer) are whole. Masters, gradients and moments are float32 and lie in shards; layers
 compute in the compute dtype. Gradients are sums over all ranks, never means: objectives are divided already.
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 
 class Sharding:
-    """How one scorer is sharded, and the switches of its communication.
+    """How one runner is sharded, and the switches of its communication.
 
     Attributes:
         replicas: groups of ranks that each hold all shards.
@@ -60,29 +60,29 @@ class Sharding:
             # Between CPU processes communication is what costs.
             self._reshards = shards > 1 and device.type != "cpu"
         self._mesh = _device_mesh(device, self.replicas, shards)
-        self._scorer: Scorer | None = None
+        self._runner: ModelRunner | None = None
 
-    def apply(self, scorer: Scorer) -> None:
-        """Shard the scorer in place. Its weights may be on the meta device.
+    def apply(self, runner: ModelRunner) -> None:
+        """Shard the runner in place. Its weights may be on the meta device.
 
         Raises:
             ModelError: no decoder layer is found in the model.
         """
-        for block in blocks_of(scorer.trunk):
-            self._shard(block, scorer.dtype)
-        if isinstance(scorer.model, ValueModel):
+        for block in blocks_of(runner.trunk):
+            self._shard(block, runner.dtype)
+        if isinstance(runner.model, ValueModel):
             # Values are float32 whatever the layers compute in.
-            self._shard(scorer.model.value_head, torch.float32)
-        self._shard(scorer, scorer.dtype)
-        scorer.sharded = True
-        self._scorer = scorer
+            self._shard(runner.model.value_head, torch.float32)
+        self._shard(runner, runner.dtype)
+        runner.sharded = True
+        self._runner = runner
 
     def materialise(self) -> None:
         """Give weights that are on the meta device memory, whose content is undefined; buffers keep theirs."""
-        scorer = self._sharded()
-        buffers = {name: buffer.clone() for name, buffer in scorer.named_buffers()}
-        scorer.to_empty(device=self.state_device)
-        for name, buffer in scorer.named_buffers():
+        runner = self._sharded()
+        buffers = {name: buffer.clone() for name, buffer in runner.named_buffers()}
+        runner.to_empty(device=self.state_device)
+        for name, buffer in runner.named_buffers():
             buffer.data = buffers[name].to(self._device)
 
     def before_backward(self, *, last: bool) -> None:
@@ -110,9 +110,9 @@ class Sharding:
             if isinstance(module, FSDPModule):
                 _drop_gathered_gradients(module)
 
-    def _sharded(self) -> Scorer:
-        assert self._scorer is not None
-        return self._scorer
+    def _sharded(self) -> ModelRunner:
+        assert self._runner is not None
+        return self._runner
 
     def _shard(self, module: nn.Module, dtype: torch.dtype) -> None:
         pinned = self._device.type != "cpu"

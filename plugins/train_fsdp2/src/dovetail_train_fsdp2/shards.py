@@ -14,13 +14,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard, which shares the tensor's memory; outside autograd."""
+    """This rank's shard, [rows here, …] of [rows, …], which shares the tensor's memory; outside autograd."""
     shard = tensor.detach()
     return shard.to_local() if isinstance(shard, DTensor) else shard
 
 
 def rows_here(tensor: Tensor) -> tuple[int, int]:
-    """The first row (dim 0) of this rank's shard, and the one after its last."""
+    """The first row of this rank's shard of a tensor [rows, …], and the one after its last."""
     rows = tensor.shape[0]
     if not isinstance(tensor, DTensor):
         return 0, rows
@@ -36,7 +36,8 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
     Args:
         tensor: changed in place; of any number of dimensions.
-        read: gives rows `first` to `last` (exclusive) of the whole, of any dtype and device; called at most once.
+        read: gives rows `first` to `last` (exclusive) of the whole, [last − first, …], of any dtype and device; called at
+            most once.
     """
     if not tensor.dim():
         tensor.copy_(read(0, 1).reshape(()))
@@ -47,7 +48,7 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
 
 def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """The whole tensor, outside autograd. Collective where it is spread: every rank of its mesh must call it.
+    """The whole tensor, in the shape that it has over all shards, outside autograd. Collective where it is spread: every rank of its mesh must call it.
 
     Args:
         tensor: any.

@@ -1,4 +1,4 @@
-"""From a context to a Scorer: the model of a role, its head, its adapter, its shards, and what they may not be."""
+"""From a context to a ModelRunner: the model of a role, its head, its adapter, its shards, and what they may not be."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, Stored
-from dovetail_train_fsdp2.adapter import Adapter, narrow_frozen
+from dovetail.training import Ranks, StoredCheckpoint
+from dovetail_train_fsdp2.adapter import PeftAdapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.forward import PolicyScorer, Scorer, ValueScorer
+from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner
 from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
 from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
 from dovetail_train_fsdp2.model import base_of, empty_model, load_model
@@ -52,9 +52,9 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
     return Ranks(mesh, context.rank)
 
 
-def load_scorer(
+def load_runner(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
-) -> tuple[Scorer, Sharding | None]:
+) -> tuple[ModelRunner, Sharding | None]:
     """Load the context's model onto its device. One that is not trained gets no adapter.
 
     One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
@@ -72,37 +72,39 @@ def load_scorer(
             "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
             hint="use model.dtype=bfloat16",
         )
-    scorer: Scorer
+    runner: ModelRunner
     sharding: Sharding | None = None
     if ranks.size > 1 or torch.device(context.device).type != "cpu":
-        scorer, sharding = _sharded(config, context, section, ranks)
+        runner, sharding = _sharded(config, context, section, ranks)
     else:
-        scorer = _in_one_piece(config, context, section)
-    scorer.section = section
-    return scorer, sharding
+        runner = _in_one_piece(config, context, section)
+    runner.section = section
+    return runner, sharding
 
 
-def _in_one_piece(config: Fsdp2Config, context: PluginContext, section: ModelSection) -> Scorer:
+def _in_one_piece(
+    config: Fsdp2Config, context: PluginContext, section: ModelSection
+) -> ModelRunner:
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
-    scorer: Scorer
+    runner: ModelRunner
     if context.head == "value":
         value_model = load_value_model(section, device, context.logger)
-        scorer = ValueScorer(value_model, dtype, _adapter(value_model.trunk, config, context))
+        runner = ValueRunner(value_model, dtype, _adapter(value_model.trunk, config, context))
     else:
         trunk = load_model(section, device)
-        scorer = PolicyScorer(trunk, dtype, _adapter(trunk, config, context))
+        runner = PolicyRunner(trunk, dtype, _adapter(trunk, config, context))
     if config.freeze_vision:
-        freeze_vision(scorer.trunk)
-    if scorer.adapter is not None and dtype != torch.float32:
-        narrow_frozen(scorer.trunk, dtype)
-    _prepare(scorer, config, device, None)
-    _after_probing(scorer, config, context)
-    return scorer
+        freeze_vision(runner.trunk)
+    if runner.adapter is not None and dtype != torch.float32:
+        narrow_frozen(runner.trunk, dtype)
+    _prepare(runner, config, device, None)
+    _after_probing(runner, config, context)
+    return runner
 
 
 def _sharded(
     config: Fsdp2Config, context: PluginContext, section: ModelSection, ranks: Ranks
-) -> tuple[Scorer, Sharding]:
+) -> tuple[ModelRunner, Sharding]:
     """Build the model without weights, shard it, and fill the shards: no rank ever holds the whole."""
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
     with ranks.together():
@@ -115,19 +117,19 @@ def _sharded(
         adapter = _adapter(trunk, config, context)
         if adapter is not None and readable:
             _narrow(tensors_of(trunk, adapter), narrow, dtype)
-        scorer: Scorer = (
-            ValueScorer(empty_value_model(model), dtype, adapter)
+        runner: ModelRunner = (
+            ValueRunner(empty_value_model(model), dtype, adapter)
             if valued
-            else PolicyScorer(trunk, dtype, adapter)
+            else PolicyRunner(trunk, dtype, adapter)
         )
         if config.freeze_vision:
             freeze_vision(trunk)
-        _prepare(scorer, config, device, ranks)
-    scorer.parallel = sequence_parallel(context.mesh, context.rank, trunk)
+        _prepare(runner, config, device, ranks)
+    runner.parallel = sequence_parallel(context.mesh, context.rank, trunk)
     sharding = Sharding(config, ranks, device)
-    sharding.apply(scorer)
+    sharding.apply(runner)
     sharding.materialise()
-    scorer.device = device
+    runner.device = device
     tensors = tensors_of(trunk, adapter)
     if readable and places is not None:
         with ranks.together():
@@ -141,18 +143,18 @@ def _sharded(
         adapter.reset()
     if valued:
         with ranks.together():
-            fill_head(cast("ValueModel", scorer.model).value_head, section, context.logger)
-    scorer.probe()
-    _after_probing(scorer, config, context)
+            fill_head(cast("ValueModel", runner.model).value_head, section, context.logger)
+    runner.probe()
+    _after_probing(runner, config, context)
     sharding.free()
-    return scorer, sharding
+    return runner, sharding
 
 
 def _places(
     model: PreTrainedModel, trunk: PreTrainedModel, section: ModelSection, dtype: torch.dtype
 ) -> tuple[dict[str, str] | None, frozenset[str]]:
     """Where the checkpoint holds each tensor (see `stored_places`), and which of them it holds in `dtype`."""
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         places = stored_places(model, trunk, checkpoint)
         stored = (places or {}).items()
         narrow = frozenset(name for name, place in stored if checkpoint.dtype(place) == dtype)
@@ -167,24 +169,26 @@ def _narrow(tensors: Mapping[str, Tensor], names: frozenset[str], dtype: torch.d
 
 
 def _prepare(
-    scorer: Scorer, config: Fsdp2Config, device: torch.device, ranks: Ranks | None
+    runner: ModelRunner, config: Fsdp2Config, device: torch.device, ranks: Ranks | None
 ) -> None:
     # Layers that talk to other ranks do so again when they compute again: all ranks must do the same.
     talking = ranks is not None and config.sequence_parallel_size > 1
     agreed = ranks.smallest if ranks is not None and talking else None
-    prepare_layers(scorer.trunk, config, device, agreed)
-    scorer.room = room_for_logits(scorer.trunk, config, device)
+    prepare_layers(runner.trunk, config, device, agreed)
+    runner.room = room_for_logits(runner.trunk, config, device)
 
 
-def _after_probing(scorer: Scorer, config: Fsdp2Config, context: PluginContext) -> None:
+def _after_probing(runner: ModelRunner, config: Fsdp2Config, context: PluginContext) -> None:
     if config.gradient_checkpointing in (True, "selective"):
         # Layers that compute their activations again keep no keys and values.
-        scorer.can_share_prompts = False
-    if config.packing != "never" and scorer.packs.why_not is not None:
-        context.logger.info(f"samples are padded, not packed: {scorer.packs.why_not}")
+        runner.can_share_prompts = False
+    if config.packing != "never" and runner.packs.why_not is not None:
+        context.logger.info(f"samples are padded, not packed: {runner.packs.why_not}")
 
 
-def _adapter(trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext) -> Adapter | None:
+def _adapter(
+    trunk: PreTrainedModel, config: Fsdp2Config, context: PluginContext
+) -> PeftAdapter | None:
     if config.lora is None or not context.trained:
         return None
-    return Adapter(trunk, config.lora, seed=context.seed)
+    return PeftAdapter(trunk, config.lora, seed=context.seed)

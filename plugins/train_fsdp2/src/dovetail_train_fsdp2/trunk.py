@@ -16,38 +16,38 @@ from torch import Tensor
 from dovetail.media import produced_placeholders
 from dovetail.training import Sequences, sent
 from dovetail_train_fsdp2.architecture import select_prompts
-from dovetail_train_fsdp2.attention import PACKED, Pack, attend_by, make_known
-from dovetail_train_fsdp2.layout import Layout, Packed, Padded, Shared
+from dovetail_train_fsdp2.attention import PACKED, AttentionPack, attend_by, make_known
+from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences, Padded, Shared
 from dovetail_train_fsdp2.vision import vision_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 """Attention implementations that take a mask to be added to the scores."""
 
 
 class Trunk:
-    """Runs the base of a scorer's model, in the compute dtype."""
+    """Runs the base of a runner's model, in the compute dtype."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         make_known()
-        self._scorer = scorer
-        self._own_attention: str = scorer.trunk.config._attn_implementation  # noqa: SLF001 - no public name
+        self._runner = runner
+        self._own_attention: str = runner.trunk.config._attn_implementation  # noqa: SLF001 - no public name
 
     @property
     def model(self) -> PreTrainedModel:
         """What transformers made."""
-        return self._scorer.trunk
+        return self._runner.trunk
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self._scorer.device
+        return self._runner.device
 
-    def states(self, layout: Layout) -> Tensor:
+    def states(self, layout: MicroBatchLayout) -> Tensor:
         """The hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
         with self.autocast():
             if isinstance(layout.fed, Shared):
@@ -61,17 +61,17 @@ class Trunk:
 
         Ranks reduce the gradients of the tower together: who has no image owes them zeros.
         """
-        if not (self._scorer.vision_everywhere and torch.is_grad_enabled()):
+        if not (self._runner.vision_everywhere and torch.is_grad_enabled()):
             return output
         trained = (p for p in vision_parameters(self.model) if p.requires_grad)
         return output + sum(0 * p.reshape(-1)[0].to(output.dtype) for p in trained)
 
     @contextmanager
-    def inputs(self, fed: Padded | Packed) -> Iterator[dict[str, Any]]:
+    def inputs(self, fed: Padded | PackedSequences) -> Iterator[dict[str, Any]]:
         """What the model is given within the block: ids [B, L], and what its images take besides; or [1, F] with
-        positions [1, F] and a `Pack`.
+        positions [1, F] and a `AttentionPack`.
         """
-        if isinstance(fed, Packed):
+        if isinstance(fed, PackedSequences):
             yield self._packed(fed)
             return
         attend_by(self.model, self._own_attention)
@@ -80,14 +80,14 @@ class Trunk:
             # Padding is on the right, so that causal attention needs no mask.
             yield {"input_ids": ids_BL}
             return
-        images = self._scorer.images()
+        images = self._runner.images()
         columns_L = torch.arange(ids_BL.shape[1], device=self.device)
         prompt_BL = columns_L < self.tensor(fed.images.prompt_lengths_B)[:, None]
         inputs = images.of(ids_BL, prompt_BL, fed.images.media_B)
         with produced_placeholders(self.model, ids_BL, prompt_BL, images.image_token) as given_BL:
             yield {"input_ids": given_BL, **inputs}
 
-    def _packed(self, fed: Packed) -> dict[str, Any]:
+    def _packed(self, fed: PackedSequences) -> dict[str, Any]:
         attend_by(self.model, PACKED)
         return {
             "input_ids": self.tensor(fed.ids_F)[None],
@@ -95,13 +95,13 @@ class Trunk:
             "pack": self._pack(fed),
         }
 
-    def _pack(self, fed: Packed) -> Pack:
+    def _pack(self, fed: PackedSequences) -> AttentionPack:
         sequences = Sequences(fed.lengths_S.tolist(), self.device)
-        parallel = self._scorer.parallel
+        parallel = self._runner.parallel
         if fed.responses_G is None:
-            return Pack(sequences=sequences, parallel=parallel)
+            return AttentionPack(sequences=sequences, parallel=parallel)
         prompts = fed.lengths_S[: len(fed.responses_G)].tolist()
-        return Pack(
+        return AttentionPack(
             sequences=sequences,
             prompts=Sequences(prompts, self.device),
             responses=Sequences(fed.responses_G.tolist(), self.device),
@@ -110,12 +110,12 @@ class Trunk:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute in the compute dtype. Weights that are sharded come in it already."""
-        dtype = self._scorer.dtype
-        enabled = dtype != torch.float32 and not self._scorer.sharded
+        dtype = self._runner.dtype
+        enabled = dtype != torch.float32 and not self._runner.sharded
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """An array as a tensor on the model's device."""
+        """An array as a tensor of its shape and dtype on the model's device."""
         return sent(array, self.device)
 
     def _shared(self, fed: Shared) -> Tensor:
@@ -164,9 +164,9 @@ class Trunk:
             ],
             dim=-1,
         )
-        lowest = torch.finfo(self._scorer.dtype).min
+        lowest = torch.finfo(self._runner.dtype).min
         return torch.zeros(
-            allowed.shape, dtype=self._scorer.dtype, device=self.device
+            allowed.shape, dtype=self._runner.dtype, device=self.device
         ).masked_fill_(~allowed, lowest)
 
 

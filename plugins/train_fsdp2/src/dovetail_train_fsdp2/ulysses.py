@@ -16,7 +16,7 @@ from torch import Tensor
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
 from dovetail.training import ScoredShare
-from dovetail_train_fsdp2.layout import Layout, Packed
+from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,10 +26,10 @@ AXIS = "cp"
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Part:
+class RankLayout:
     """What one rank computes of a packed layout."""
 
-    layout: Layout
+    layout: MicroBatchLayout
     """With the rank's F / C tokens, the lengths of all sequences, and M scored tokens: its own, and stand-ins."""
     share: ScoredShare
     """Which of the whole's scored tokens those are."""
@@ -48,10 +48,10 @@ class SequenceParallel:
         self.size = dist.get_world_size(group)
         self.index = dist.get_rank(group)
 
-    def part(self, layout: Layout) -> Part:
+    def part(self, layout: MicroBatchLayout) -> RankLayout:
         """This rank's part of a packed layout, padded at its end by a sequence of its own where C does not divide F."""
         fed = layout.fed
-        assert isinstance(fed, Packed)
+        assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)
         more = count * self.size - len(fed.ids_F)
         responses_G = fed.responses_G
@@ -61,7 +61,7 @@ class SequenceParallel:
         mine = slice(self.index * count, (self.index + 1) * count)
         share = ScoredShare.of(layout.source_R, count, rank=self.index, ranks=self.size)
         temperature_R = layout.temperature_R
-        return Part(
+        return RankLayout(
             layout=attrs.evolve(
                 layout,
                 fed=attrs.evolve(
@@ -78,7 +78,7 @@ class SequenceParallel:
             share=share,
         )
 
-    def whole(self, scores: dict[str, Tensor], part: Part) -> dict[str, Tensor]:
+    def whole(self, scores: dict[str, Tensor], part: RankLayout) -> dict[str, Tensor]:
         """Every rank's scores, float32 [R] each, from this rank's [M]. Collective."""
         names = sorted(scores)
         whole_NR = part.share.whole(torch.stack([scores[name] for name in names]), self.group)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dovetail.errors import ModelError
+from dovetail.interfaces import Logger
 from dovetail.sections import ModelSection
-from dovetail.training import Stored
+from dovetail.training import StoredCheckpoint
 from dovetail_train_fsdp2.model import base_of, load_trunk
 from dovetail_train_fsdp2.shards import fill
 
@@ -35,7 +36,7 @@ class ValueModel(nn.Module):
         self.value_head = head
 
 
-def load_value_model(section: ModelSection, device: torch.device, logger: Any) -> ValueModel:
+def load_value_model(section: ModelSection, device: torch.device, logger: Logger) -> ValueModel:
     """Load the base of any Hugging Face causal language model, or of a classifier of its family, and a value head.
 
     Raises:
@@ -59,7 +60,7 @@ def empty_value_model(model: PreTrainedModel) -> ValueModel:
         return ValueModel(trunk, _head(trunk)).eval()
 
 
-def fill_head(head: nn.Linear, section: ModelSection, logger: Any) -> None:
+def fill_head(head: nn.Linear, section: ModelSection, logger: Logger) -> None:
     """Give a value head the checkpoint's own weights, or 0 where it has none, which the log says.
 
     Args:
@@ -93,7 +94,7 @@ def export_value_model(
         directory: is made where it does not exist.
         model: gives the config.
         weights: of the base, by its own names, as they are to be written.
-        head: `weight` and `bias` of the value head, which are written in float32.
+        head: `weight` [1, H] and `bias` [1] of the value head, which are written in float32.
     """
     skeleton, prefix, name = _classifier(model)
     state = {f"{prefix}{key}": tensor for key, tensor in weights.items()}
@@ -123,11 +124,13 @@ def _classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
 
 def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
     """`weight` and, where there is one, `bias` of the checkpoint's own head; nothing where it has none."""
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         return _head_in(checkpoint, section, hidden_size)
 
 
-def _head_in(checkpoint: Stored, section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
+def _head_in(
+    checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
+) -> dict[str, Tensor]:
     names = checkpoint.names
     name = next((name for name in HEADS if f"{name}.weight" in names), None)
     if name is None:

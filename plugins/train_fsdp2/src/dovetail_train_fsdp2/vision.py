@@ -52,7 +52,7 @@ def language_of(trunk: PreTrainedModel) -> nn.Module:
 
 
 def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
-    """What turns pixels into embeddings: all parameters but those of the language model and its head.
+    """What turns pixels into embeddings: all parameters, of any shape, but those of the language model and its head.
 
     They are looked up at every call, since sharding puts other tensors in their place.
     """

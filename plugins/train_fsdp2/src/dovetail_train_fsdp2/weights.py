@@ -19,19 +19,19 @@ from dovetail_train_fsdp2.shards import whole
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from dovetail_train_fsdp2.adapter import Adapter
-    from dovetail_train_fsdp2.forward import Scorer
+    from dovetail_train_fsdp2.adapter import PeftAdapter
+    from dovetail_train_fsdp2.forward import ModelRunner
 
 
-def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
+def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
     """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
-    adapter = scorer.adapter
+    adapter = runner.adapter
     alone = adapter is not None and adapter.section.sync == "adapter"
     if adapter is not None and alone:
-        tensors = _empty(adapter.tensors(), scorer.dtype)
+        tensors = _empty(adapter.tensors(), runner.dtype)
     else:
-        in_memory = _empty(tensors_of(scorer.trunk, adapter), scorer.dtype)
-        tensors = dict(_stored(scorer.trunk, in_memory.items(), in_memory))
+        in_memory = _empty(tensors_of(runner.trunk, adapter), runner.dtype)
+        tensors = dict(_stored(runner.trunk, in_memory.items(), in_memory))
     return WeightManifest(
         version=version,
         kind="adapter" if alone else "full",
@@ -43,33 +43,35 @@ def manifest_of(scorer: Scorer, version: int) -> WeightManifest:
     )
 
 
-def outgoing(scorer: Scorer, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """The manifest's tensors, each gathered, merged with its adapter and cast as it is asked for.
+def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+    """The manifest's tensors, in its shapes, each gathered, merged with its adapter and cast as it is asked for.
 
     Collective where the model is sharded, one tensor after another: a rank that stops half-way keeps the others
     waiting. Every rank holds one whole tensor at a time, or all that the architecture stores together.
     """
-    adapter = scorer.adapter
+    adapter = runner.adapter
     if manifest.kind == "adapter":
         assert adapter is not None
         for name, tensor in adapter.tensors().items():
-            yield name, whole(tensor, scorer.device).to(_wire_dtype(tensor, scorer.dtype))
+            yield name, whole(tensor, runner.device).to(_wire_dtype(tensor, runner.dtype))
         return
-    in_memory = tensors_of(scorer.trunk, adapter)
+    in_memory = tensors_of(runner.trunk, adapter)
     yield from _stored(
-        scorer.trunk,
-        gathered(in_memory, adapter, scorer.dtype, scorer.device),
-        _empty(in_memory, scorer.dtype),
+        runner.trunk,
+        gathered(in_memory, adapter, runner.dtype, runner.device),
+        _empty(in_memory, runner.dtype),
     )
 
 
 def gathered(
     in_memory: Mapping[str, Tensor],
-    adapter: Adapter | None,
+    adapter: PeftAdapter | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors by their names in memory, merged in float32 and then cast; collective as `outgoing`."""
+    """Whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast;
+    collective as `outgoing`.
+    """
     for name, tensor in in_memory.items():
         found = whole(tensor, device)
         merged = found if adapter is None else adapter.merged(name, found)

@@ -1,4 +1,4 @@
-"""Adapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
+"""MegatronAdapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
 
 Names, shapes and the start (A at random from the seed, layer by layer, B from 0) are those that the engine `fsdp2` gives a
 peft adapter, so that states and tensors go from one engine to the other.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AdapterSpec
 from dovetail.training import MAGNITUDE, LoraSection, described, drawn_a, state_name
-from dovetail_train_megatron.low_rank import LowRank
+from dovetail_train_megatron.low_rank import LowRankUpdate
 from dovetail_train_megatron.magnitudes import Magnitudes
 from dovetail_train_megatron.targets import chosen, linear_layers, places
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail_train_megatron.network import Network
 
 
-class Adapter:
+class MegatronAdapter:
     """The updates that were put into one rank's modules.
 
     Attributes:
@@ -46,7 +46,7 @@ class Adapter:
         architecture, parallel = network.architecture, network.parallel
         every = linear_layers(architecture)
         self._adapted = chosen(section, every, architecture)
-        self._updates: dict[int, LowRank] = {}
+        self._updates: dict[int, LowRankUpdate] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         for name, parameter in network.module.named_parameters():
             parameter.requires_grad_(requires_grad=name.startswith("value_head."))
@@ -55,7 +55,7 @@ class Adapter:
                 names = [n.name for n in place.linears if n.name in self._adapted]
                 if not names:
                     continue
-                updates = LowRank(
+                updates = LowRankUpdate(
                     place.linears,
                     names,
                     place.fuse,
@@ -99,7 +99,7 @@ class Adapter:
                 updates.on = True
 
     def merged(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's part of a weight with its layer's update added in float32, in the weight's dtype; any other as it is.
+        """This rank's part of a weight, [out, in], with its layer's update added in float32, in the weight's dtype; any other as it is.
 
         Collective over tensor-parallel ranks where magnitudes are learnt.
         """
@@ -148,7 +148,7 @@ class Adapter:
                 mine.copy_(start)
 
 
-def _attach(base: nn.Module, updates: LowRank, magnitudes: Magnitudes | None) -> None:
+def _attach(base: nn.Module, updates: LowRankUpdate, magnitudes: Magnitudes | None) -> None:
     """Let a layer of Megatron's add its updates to what it gives out."""
 
     def added(_: nn.Module, given: tuple[Any, ...], found: tuple[Tensor, Any]) -> Any:
@@ -173,7 +173,7 @@ def _let_gradients_start(network: Network) -> None:
     if network.architecture.transformer.recompute_granularity != "full":
         return
 
-    def required(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+    def required(_: nn.Module, __: object, embedded: Tensor) -> Tensor:
         return embedded.requires_grad_() if torch.is_grad_enabled() else embedded
 
     network.module.embedding.register_forward_hook(required)

@@ -66,7 +66,7 @@ class Architecture:
         return int(self.bridge.padded_vocab_size)
 
     def frequencies(self) -> Tensor:
-        """Rotary frequencies, float32 [half a head's size], as transformers works them out for this model."""
+        """Rotary frequencies, float32 [D / 2] with D of a head, as transformers works them out for this model."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         parameters = dict(getattr(self.hf, "rope_parameters", None) or {})

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dovetail.training import Sequences, attend, sent, to_heads, to_tokens
-from dovetail_train_megatron.packs import Pack
+from dovetail_train_megatron.packs import PackedMicroBatch
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -38,7 +38,7 @@ class Fed:
     """The same of sines."""
 
 
-class Packs:
+class PackRegistry:
     """The packs that are on their way through one model, by number."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class Packs:
         self._frequencies, self._dtype, self._device = frequencies.to(device), dtype, device
         self._fed: dict[int, Fed] = {}
 
-    def add(self, pack: Pack, mine: slice) -> Tensor:
+    def add(self, pack: PackedMicroBatch, mine: slice) -> Tensor:
         """Keep a pack until `clear`: int64 [1] on the CPU, the number to pass for a mask.
 
         Args:
@@ -84,7 +84,7 @@ class PackedAttention(nn.Module):
     Megatron makes it with its own arguments; `packs` and `cp_group` are set once the model is there.
     """
 
-    packs: Packs
+    packs: PackRegistry
 
     def __init__(
         self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any

@@ -30,18 +30,18 @@ from dovetail.training import (
     unwritable,
     write_facts,
 )
-from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
+from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.optim import Optimizer
-from dovetail_train_megatron.shelf import Shelf, Writer
+from dovetail_train_megatron.optim import MegatronOptimizer
+from dovetail_train_megatron.safetensors_store import SafetensorsStore, SafetensorsWriter
 from dovetail_train_megatron.weights import gathered, tied_copy
 
 
 def save(
     directory: Path,
     network: Network,
-    table: Table,
-    optimizer: Optimizer | None,
+    table: TensorTable,
+    optimizer: MegatronOptimizer | None,
     ranks: Ranks,
     random: RandomState,
 ) -> None:
@@ -70,7 +70,7 @@ def save(
     for kind in kinds:
         folder = directory / (WEIGHTS if kind == "weight" else MOMENTS)
         prefix = "" if kind == "weight" else f"{kind}."
-        writer = Writer(folder, f"{prefix}{ranks.rank:05}")
+        writer = SafetensorsWriter(folder, f"{prefix}{ranks.rank:05}")
         # Tensors are gathered to the end, whatever becomes of the files: other ranks wait for it.
         for name, tensor in _gathered(network, table, optimizer, kind, ranks):
             writer.add(prefix + kept_name(name, network), tensor)
@@ -91,8 +91,8 @@ def save(
 def load(
     directory: Path,
     network: Network,
-    table: Table,
-    optimizer: Optimizer | None,
+    table: TensorTable,
+    optimizer: MegatronOptimizer | None,
     ranks: Ranks,
     random: RandomState,
 ) -> None:
@@ -103,9 +103,9 @@ def load(
     """
     with ranks.together():
         facts = read_facts(directory)
-        shelf = Shelf(directory / WEIGHTS)
+        shelf = SafetensorsStore(directory / WEIGHTS)
         shelf.check(_expected(network, table))
-        moments: Shelf | None = None
+        moments: SafetensorsStore | None = None
         trained = facts["optimizer"]
         if (
             optimizer is not None
@@ -123,7 +123,7 @@ def load(
                     f"checkpoint {directory} is of an optimizer without moments (sgd), and adamw goes on from its own",
                     hint="resume with actor.optim.optimizer=sgd, or start anew from an exported model",
                 )
-            moments = Shelf(directory / MOMENTS)
+            moments = SafetensorsStore(directory / MOMENTS)
             moments.check(_expected(network, table, optimizer.kinds))
         stored_state = stored_random_state(directory, ranks.rank)
         # From here on the state in force is written over: whatever does not fit was refused above.
@@ -152,7 +152,11 @@ def kept_name(name: str, network: Network) -> str:
 
 
 def _gathered(
-    network: Network, table: Table, optimizer: Optimizer | None, kind: str, ranks: Ranks
+    network: Network,
+    table: TensorTable,
+    optimizer: MegatronOptimizer | None,
+    kind: str,
+    ranks: Ranks,
 ) -> Iterator[tuple[str, Tensor]]:
     def values(entry: Entry, parameter: nn.Parameter) -> Tensor:
         if optimizer is None:
@@ -162,7 +166,7 @@ def _gathered(
     return gathered(network, table, table.kept, ranks.rank, values, to=None)
 
 
-def _own(network: Network, table: Table) -> Iterator[tuple[Entry, nn.Parameter]]:
+def _own(network: Network, table: TensorTable) -> Iterator[tuple[Entry, nn.Parameter]]:
     for entry in table.kept:
         if entry.name in table.parameters:
             yield entry, table.parameters[entry.name]
@@ -170,12 +174,12 @@ def _own(network: Network, table: Table) -> Iterator[tuple[Entry, nn.Parameter]]
         yield copy
 
 
-def _part(table: Table, network: Network, entry: Entry, tensors: list[Tensor]) -> Tensor:
+def _part(table: TensorTable, network: Network, entry: Entry, tensors: list[Tensor]) -> Tensor:
     return table.from_hf(entry, tensors, network.parallel.tp, network.parallel.tp_rank)
 
 
 def _expected(
-    network: Network, table: Table, kinds: tuple[str, ...] = ("",)
+    network: Network, table: TensorTable, kinds: tuple[str, ...] = ("",)
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of what a part of the checkpoint must hold."""
     shapes = {}

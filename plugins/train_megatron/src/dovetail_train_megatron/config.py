@@ -27,7 +27,7 @@ def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
 class MegatronConfig(EngineSection):
     """Megatron-Core: tensor, pipeline, context and expert parallelism, with its distributed optimizer."""
 
-    lacks: ClassVar[Mapping[str, str]] = {
+    unsupported_keys: ClassVar[Mapping[str, str]] = {
         "sequence_parallel_size": "megatron has context_parallel_size for ranks that share each sequence",
         "shard_size": "megatron divides parameters by tensor_parallel_size and pipeline_parallel_size",
     }

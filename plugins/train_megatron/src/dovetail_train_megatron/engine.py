@@ -6,14 +6,14 @@ import gc
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec, TrainEngine, WeightManifest
+from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -32,12 +32,12 @@ from dovetail.training import (
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
-from dovetail_train_megatron.names import Table
+from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.optim import Optimizer
+from dovetail_train_megatron.offload import TensorOffloader
+from dovetail_train_megatron.optim import MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
-from dovetail_train_megatron.residency import Residency
-from dovetail_train_megatron.scoring import Cuts, all_failing_rows, packed, scored
+from dovetail_train_megatron.scoring import PackedMicroBatches, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
 from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
@@ -59,13 +59,13 @@ class MegatronEngine(TrainEngine):
     _random: RandomState
     _parallel: Parallel | None = None
     _network: Network | None = None
-    _table: Table
-    _residency: Residency
-    _optimizer: Optimizer | None = None
+    _table: TensorTable
+    _offloader: TensorOffloader
+    _optimizer: MegatronOptimizer | None = None
     _sending: NetworkSending | None = None
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         """`ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())
@@ -100,7 +100,7 @@ class MegatronEngine(TrainEngine):
             parallel.leave()
         self._network = self._optimizer = self._sending = None
         self.__dict__.pop("_table", None)
-        self.__dict__.pop("_residency", None)
+        self.__dict__.pop("_offloader", None)
         if torch.device(self.context.device).type != "cpu":
             # Modules and their hooks refer to each other: only the collector frees them.
             gc.collect()
@@ -189,11 +189,11 @@ class MegatronEngine(TrainEngine):
 
     def offload(self) -> None:
         self._started()
-        self._residency.offload(self._optimizer)
+        self._offloader.offload(self._optimizer)
 
     def onload(self) -> None:
         self._started()
-        self._residency.onload(self._optimizer)
+        self._offloader.onload(self._optimizer)
 
     def save(self, directory: Path) -> None:
         network = self._ready("save")
@@ -234,7 +234,7 @@ class MegatronEngine(TrainEngine):
             network, self._table = load_network(
                 self.config, self.context, section, parallel, self._ranks, seed
             )
-        self._network, self._residency = network, Residency(network)
+        self._network, self._offloader = network, TensorOffloader(network)
 
     @property
     def _role(self) -> str:
@@ -259,15 +259,15 @@ class MegatronEngine(TrainEngine):
     def _check_device(self) -> None:
         check_device(self.context)
 
-    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> Cuts:
+    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> PackedMicroBatches:
         budget = self._training.max_tokens_per_micro_batch
         return packed(network, batch, budget, self._ranks, unit)
 
-    def _made_optimizer(self) -> Optimizer:
+    def _made_optimizer(self) -> MegatronOptimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""
         if self._optimizer is None:
             network = self._started()
-            self._optimizer = Optimizer(
+            self._optimizer = MegatronOptimizer(
                 network,
                 self._training,
                 self.context.total_steps,
@@ -299,7 +299,7 @@ class MegatronEngine(TrainEngine):
 
     def _ready(self, method: str) -> Network:
         network = self._started()
-        if self._residency.offloaded:
+        if self._offloader.offloaded:
             raise DispatchError(
                 f"{method}() was called while the model is offloaded", hint="call onload() first"
             )

@@ -6,14 +6,14 @@ import copy
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import CheckpointError
+from dovetail.interfaces import Tokenizer
 from dovetail.sections import ModelSection
 from dovetail.training import Ranks
-from dovetail_train_megatron.names import VALUE_HEAD, Table
+from dovetail_train_megatron.names import VALUE_HEAD, TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.shelf import Writer
+from dovetail_train_megatron.safetensors_store import SafetensorsWriter
 from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."
@@ -23,9 +23,9 @@ HEAD = "score."
 def export(
     directory: Path,
     network: Network,
-    table: Table,
+    table: TensorTable,
     section: ModelSection,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     ranks: Ranks,
 ) -> None:
     """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one. Collective.
@@ -43,7 +43,7 @@ def export(
                     old.unlink()
             except OSError as error:
                 raise _unwritable(directory, error) from error
-    writer = Writer(directory, "model")
+    writer = SafetensorsWriter(directory, "model")
     for name, tensor in whole_weights(network, table, ranks.rank):
         if ranks.first:
             writer.add(_exported_name(name), tensor)

@@ -48,8 +48,8 @@ def read_config(section: ModelSection) -> PretrainedConfig:
         )
     except (*_UNREADABLE, StrictDataclassError) as error:
         first, *more = str(error).strip().splitlines() or [type(error).__name__]
-        said = f"{first} {more[0].strip()}" if first.endswith(":") and more else first
-        raise ModelError(f"model {section.path!r} can't be loaded: {said}") from error
+        message = f"{first} {more[0].strip()}" if first.endswith(":") and more else first
+        raise ModelError(f"model {section.path!r} can't be loaded: {message}") from error
     return config
 
 

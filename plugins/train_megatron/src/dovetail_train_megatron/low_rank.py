@@ -1,4 +1,4 @@
-"""LowRank: the low-rank updates of one of Megatron's linear layers, divided as that layer is (arXiv 2106.09685).
+"""LowRankUpdate: the low-rank updates of one of Megatron's linear layers, divided as that layer is (arXiv 2106.09685).
 
 A layer of Megatron's may hold several of Hugging Face's side by side (queries, keys and values; gate and up). Each has an A
 and a B of its own, as in peft, so that an adapter goes from engine to engine as it is:
@@ -40,7 +40,7 @@ class Linear:
     """O of this rank."""
 
 
-class LowRank(nn.Module):
+class LowRankUpdate(nn.Module):
     """Updates of one layer of Megatron's, after which it is called.
 
     Attributes:
@@ -160,7 +160,7 @@ class LowRank(nn.Module):
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other: gate and up, or a layer that is alone."""
+    """Outputs […, O] one after the other along the last dimension: gate and up, or a layer that is alone."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 

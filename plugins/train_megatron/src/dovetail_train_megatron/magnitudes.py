@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dovetail_train_megatron.low_rank import LowRank
+from dovetail_train_megatron.low_rank import LowRankUpdate
 
 
 class Magnitudes(nn.Module):
@@ -29,7 +29,7 @@ class Magnitudes(nn.Module):
         m: float32, by the last part of the layer's name.
     """
 
-    def __init__(self, updates: LowRank, base: Any, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, updates: LowRankUpdate, base: Any, group: dist.ProcessGroup | None) -> None:
         """Make room for them; `start` fills them, once the base has its weights.
 
         Args:

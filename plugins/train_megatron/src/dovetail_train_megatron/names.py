@@ -1,4 +1,4 @@
-"""Table: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
+"""TensorTable: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
 
 Every rank has the whole table; it is put together once, from what each rank says of its own parameters.
 """
@@ -46,7 +46,7 @@ class Entry:
         return ".mlp.experts." in self.name
 
 
-class Table:
+class TensorTable:
     """The tensors of one model.
 
     Attributes:
@@ -91,7 +91,7 @@ class Table:
         return found
 
     def to_hf(self, entry: Entry, parts: list[Tensor]) -> list[tuple[str, Tensor]]:
-        """Put the parts together, and take them apart into Hugging Face's tensors."""
+        """Put the parts of all tensor-parallel ranks together, and take them apart into Hugging Face's tensors, in its shapes."""
         if entry.name.startswith(VALUE_HEAD):
             return [(entry.name, parts[0])]
         if entry.adapted:
@@ -106,7 +106,7 @@ class Table:
         return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
 
     def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
-        """This rank's part, from Hugging Face's tensors in the order of `hf_names`."""
+        """This rank's part, in the shape of its parameter, from Hugging Face's whole tensors in the order of `hf_names`."""
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
         if entry.adapted:

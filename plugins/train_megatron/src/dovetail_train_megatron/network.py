@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from dovetail.training import ScoredShare, Vocabulary, sent
 from dovetail_train_megatron.architecture import Architecture
-from dovetail_train_megatron.attention import PackedAttention, Packs
+from dovetail_train_megatron.attention import PackedAttention, PackRegistry
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.head import score_tokens
 from dovetail_train_megatron.needs import imported
-from dovetail_train_megatron.packs import Pack
+from dovetail_train_megatron.packs import PackedMicroBatch
 from dovetail_train_megatron.parallel import Parallel
 
 if TYPE_CHECKING:
-    from dovetail_train_megatron.adapter import Adapter
+    from dovetail_train_megatron.adapter import MegatronAdapter
 
 HEADS = {"lm": "a language model's head", "value": "a value head"}
 
@@ -36,7 +36,7 @@ class Norm(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the last dimension."""
+        """Normalise the last dimension of […, D]; the shape stays."""
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
@@ -50,7 +50,7 @@ class Network:
         adapter: what is trained in place of the weights, where the engine has put one in.
     """
 
-    adapter: Adapter | None = None
+    adapter: MegatronAdapter | None = None
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Network:
             head,
         )
         self._chunk = config.logits_chunk
-        self._packs = Packs(architecture.frequencies(), architecture.dtype, device)
+        self._packs = PackRegistry(architecture.frequencies(), architecture.dtype, device)
         self.module = self._made()
         self._sequence_parallel = bool(architecture.transformer.sequence_parallel)
         self.multiple = parallel.cp * (parallel.tp if self._sequence_parallel else 1)
@@ -77,8 +77,9 @@ class Network:
         """Whether the output layer is the embedding."""
         return self.architecture.tied and self.head == "lm"
 
-    def run(self, module: nn.Module, pack: Pack) -> Tensor:
-        """This stage's pass over a pack: hidden states, float [T or a tensor-parallel rank's share of it, 1, H].
+    def run(self, module: nn.Module, pack: PackedMicroBatch) -> Tensor:
+        """This stage's pass over a pack: hidden states, float [T, 1, H], with T / tp for T where sequence
+        parallelism shares tokens.
 
         Args:
             module: `module`, possibly within wrappers.
@@ -90,7 +91,9 @@ class Network:
         hidden: Tensor = module(input_ids=ids, position_ids=None, attention_mask=number)
         return hidden
 
-    def scores(self, hidden: Tensor, pack: Pack, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def scores(
+        self, hidden: Tensor, pack: PackedMicroBatch, outputs: frozenset[str]
+    ) -> dict[str, Tensor]:
         """Score a pack from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
 
         Returns:
@@ -117,7 +120,7 @@ class Network:
             )
         return self._aligned(found, pack, share)
 
-    def hidden_shape(self, pack: Pack) -> list[int]:
+    def hidden_shape(self, pack: PackedMicroBatch) -> list[int]:
         """Of the hidden states that stages exchange: this rank's share of the pack's tokens, 1, and the hidden size."""
         return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
@@ -139,7 +142,7 @@ class Network:
         return hidden[:, 0]
 
     def _aligned(
-        self, found: dict[str, Tensor], pack: Pack, share: ScoredShare
+        self, found: dict[str, Tensor], pack: PackedMicroBatch, share: ScoredShare
     ) -> dict[str, Tensor]:
         names = sorted(found)
         scores_NM = torch.stack([found[name] for name in names])
@@ -202,7 +205,7 @@ def _hidden_model() -> Any:
     class HiddenModel(base):  # type: ignore[misc, valid-type]
         """GPTModel that stops before its output layer."""
 
-        def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
             return hidden_states
 
     return HiddenModel

@@ -23,7 +23,7 @@ KINDS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 """The moments that each optimizer keeps of a parameter."""
 
 
-class Optimizer:
+class MegatronOptimizer:
     """One optimizer with its place in the schedule.
 
     Attributes:
@@ -66,7 +66,7 @@ class Optimizer:
             network.module,
         )
 
-        def finalize(model: Any, _: Any = None, **options: Any) -> None:
+        def finalize(model: object, _: object = None, **options: object) -> None:
             # Without a number of tokens: denominators are in the loss already.
             distributed.finalize_model_grads(model, None, **options)
 
@@ -152,7 +152,7 @@ class Optimizer:
 
     @torch.no_grad()
     def fill(self, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
-        """Put back what `whole` gave, as far as it is this rank's."""
+        """Put back what `whole` gave, `values` of the parameter's shape, as far as it is this rank's."""
         if (found := self.masters(parameter)) is None:
             return
         main, state, place = found
@@ -186,7 +186,7 @@ class Optimizer:
         return self._half
 
     def states(self) -> Iterator[tuple[Any, Tensor]]:
-        """Every inner optimizer with each of its float32 weights, for moving them."""
+        """Every inner optimizer with each of its float32 weights, [n] of this rank's piece, for moving them."""
         for part in self._parts():
             for group in part.optimizer.param_groups:
                 for main in group["params"]:

@@ -16,7 +16,7 @@ from dovetail.training import Samples, Scored, packed_parts, rows_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Pack:
+class PackedMicroBatch:
     """One micro-batch, the same on all ranks that share it."""
 
     ids_F: np.ndarray
@@ -42,7 +42,7 @@ class Pack:
         return slice(rank * count, (rank + 1) * count)
 
 
-def make_pack(micro_batch: Batch, multiple: int) -> Pack:
+def make_pack(micro_batch: Batch, multiple: int) -> PackedMicroBatch:
     """Lay samples end to end.
 
     Args:
@@ -63,7 +63,7 @@ def make_pack(micro_batch: Batch, multiple: int) -> Pack:
         # A model must run on something, also where there is nothing to score.
         more = multiple
     lengths_S = np.append(lengths_B, more) if more else lengths_B
-    return Pack(
+    return PackedMicroBatch(
         ids_F=np.concatenate([np.empty(0, np.int64), *rows, np.zeros(more, np.int64)]),
         positions_F=np.concatenate([np.arange(n) for n in lengths_S]),
         lengths_S=lengths_S,
@@ -78,7 +78,7 @@ def make_pack(micro_batch: Batch, multiple: int) -> Pack:
 def cut(
     batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
 ) -> list[np.ndarray]:
-    """Rows of each micro-batch: within the budget, of balanced cost, every sample in exactly one.
+    """Rows of each micro-batch, int64 [B] each: within the budget, of balanced cost, every sample in exactly one.
 
     Args:
         batch: with the columns in `dovetail.training.columns.READS`.

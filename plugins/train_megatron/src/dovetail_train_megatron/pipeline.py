@@ -11,14 +11,14 @@ from torch import Tensor
 from dovetail.interfaces import ObjectiveTerm
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.packs import Pack
+from dovetail_train_megatron.packs import PackedMicroBatch
 
 Scores = dict[str, Tensor]
 
 
 @torch.no_grad()
 def score(
-    network: Network, packs: Sequence[Pack], outputs: frozenset[str], module: Any
+    network: Network, packs: Sequence[PackedMicroBatch], outputs: frozenset[str], module: object
 ) -> list[Scores]:
     """Scores of every pack, float32 [T] each, in order. Collective.
 
@@ -26,8 +26,8 @@ def score(
         On ranks of the last stage; on others nothing.
     """
 
-    def collect(hidden: Tensor, pack: Pack) -> Any:
-        def found(output: Tensor, **_: Any) -> Scores:
+    def collect(hidden: Tensor, pack: PackedMicroBatch) -> Any:
+        def found(output: Tensor, **_: object) -> Scores:
             return network.scores(output, pack, outputs)
 
         return hidden, found
@@ -38,10 +38,10 @@ def score(
 
 def descend(
     network: Network,
-    packs: Sequence[Pack],
+    packs: Sequence[PackedMicroBatch],
     outputs: frozenset[str],
     term_of: Callable[[int, Scores], ObjectiveTerm],
-    module: Any,
+    module: object,
 ) -> list[ObjectiveTerm]:
     """Gather the gradients of a mini-batch's micro-batches, summed over all ranks that share weights. Collective.
 
@@ -57,7 +57,7 @@ def descend(
     """
     numbers = {id(pack): i for i, pack in enumerate(packs)}
 
-    def loss(hidden: Tensor, pack: Pack) -> Any:
+    def loss(hidden: Tensor, pack: PackedMicroBatch) -> Any:
         def found(output: Tensor) -> tuple[Tensor, Tensor, ObjectiveTerm]:
             scores = network.scores(output, pack, outputs)
             term = term_of(numbers[id(pack)], scores)
@@ -76,8 +76,8 @@ def descend(
 
 def _run(
     network: Network,
-    packs: Sequence[Pack],
-    then: Callable[[Tensor, Pack], Any],
+    packs: Sequence[PackedMicroBatch],
+    then: Callable[[Tensor, PackedMicroBatch], Any],
     module: Any,
     *,
     forward_only: bool,
@@ -112,7 +112,7 @@ def _run(
     return found if network.parallel.last_stage else []
 
 
-def _communicator(network: Network, packs: Sequence[Pack]) -> Any:
+def _communicator(network: Network, packs: Sequence[PackedMicroBatch]) -> Any:
     """What exchanges activations and their gradients with the stages before and after, whose shapes are known here.
 
     Megatron's own asks for every shape first, and waits for the answer until the device has done all that it was given.

@@ -15,7 +15,7 @@ from dovetail.interfaces import Objective, ObjectiveSpec
 from dovetail.training import Ranks, failing_rows, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.packs import Pack, cut, make_pack
+from dovetail_train_megatron.packs import PackedMicroBatch, cut, make_pack
 from dovetail_train_megatron.pipeline import Scores
 
 REFERENCE = "ref_log_probs"
@@ -23,18 +23,18 @@ REFERENCE = "ref_log_probs"
 
 
 @attrs.frozen(kw_only=True)
-class Cuts:
+class PackedMicroBatches:
     """A batch as micro-batches: as many on every rank, since stages and experts' ranks wait for each other."""
 
     rows: Sequence[np.ndarray]
     """int64 each: the samples of every micro-batch."""
-    packs: Sequence[Pack]
+    packs: Sequence[PackedMicroBatch]
     """Those samples end to end."""
 
 
 def packed(
     network: Network, batch: Batch, budget: int, ranks: Ranks, unit: Unit = "sample"
-) -> Cuts:
+) -> PackedMicroBatches:
     """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
     quadratic = network.architecture.quadratic()
     rows = cut(batch, budget, quadratic, unit=unit)
@@ -42,10 +42,12 @@ def packed(
     if len(rows) != most:
         rows = cut(batch, budget, quadratic, at_least=most, unit=unit)
     packs = [make_pack(batch.take(own), network.multiple) for own in rows]
-    return Cuts(rows=rows, packs=packs)
+    return PackedMicroBatches(rows=rows, packs=packs)
 
 
-def scored(network: Network, batch: Batch, cuts: Cuts, outputs: frozenset[str]) -> Batch:
+def scored(
+    network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: frozenset[str]
+) -> Batch:
     """The outputs as ragged float32 columns over response tokens; 0 on all stages but the last. Collective."""
     mask = batch["response_mask"]
     columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
@@ -64,7 +66,7 @@ def all_failing_rows(
     spec: ObjectiveSpec,
     batch: Batch,
     denominators: Mapping[str, float],
-    cuts: Cuts,
+    cuts: PackedMicroBatches,
 ) -> list[int]:
     """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
     failing: list[int] = []
@@ -76,7 +78,7 @@ def all_failing_rows(
 
 
 def _all_scores(
-    network: Network, cuts: Cuts, outputs: frozenset[str]
+    network: Network, cuts: PackedMicroBatches, outputs: frozenset[str]
 ) -> Iterator[tuple[np.ndarray, Scores]]:
     """Rows and scores of every micro-batch; nothing on stages before the last."""
     own = outputs - {REFERENCE}
@@ -89,7 +91,7 @@ def _all_scores(
         yield rows, {name: values for scores in parts for name, values in scores.items()}
 
 
-def _of_base(network: Network, cuts: Cuts) -> list[Scores]:
+def _of_base(network: Network, cuts: PackedMicroBatches) -> list[Scores]:
     adapter = network.adapter
     with torch.no_grad(), nullcontext() if adapter is None else adapter.off():
         found = pipeline.score(network, cuts.packs, frozenset({"log_probs"}), network.module)

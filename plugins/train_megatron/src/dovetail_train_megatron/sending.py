@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.training import Ranks, Sending
-from dovetail_train_megatron.names import Table
+from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import HEADS, Network
 from dovetail_train_megatron.weights import manifest_of, outgoing
 
@@ -17,7 +17,7 @@ class NetworkSending(Sending):
     """One rank's sender of a network's weights, all of which go out from rank 0."""
 
     def __init__(
-        self, context: PluginContext, ranks: Ranks, network: Network, table: Table
+        self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
     ) -> None:
         super().__init__(
             context, ranks, critic=None if network.head == "lm" else HEADS[network.head]

@@ -9,10 +9,10 @@ from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
 from dovetail.training import Ranks
-from dovetail_train_megatron.adapter import Adapter
+from dovetail_train_megatron.adapter import MegatronAdapter
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.config import MegatronConfig
-from dovetail_train_megatron.names import Table
+from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.needs import imported, quieten
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.parallel import Parallel
@@ -39,7 +39,7 @@ def load_network(
     parallel: Parallel,
     ranks: Ranks,
     seed: int,
-) -> tuple[Network, Table]:
+) -> tuple[Network, TensorTable]:
     """This rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
 
     The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
@@ -57,8 +57,8 @@ def load_network(
         device = torch.device(context.device)
         network = Network(architecture, config, parallel, device, context.head)
         if config.lora is not None and context.trained:
-            network.adapter = Adapter(network, config.lora, seed=context.seed)
-    table = Table(network, context.rank)
+            network.adapter = MegatronAdapter(network, config.lora, seed=context.seed)
+    table = TensorTable(network, context.rank)
     with ranks.together():
         had_head = read_weights(network, table, section, _copied)
     if network.adapter is not None:

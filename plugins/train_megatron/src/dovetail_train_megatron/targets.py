@@ -18,7 +18,7 @@ DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class TargetLayer:
     """One linear layer of Megatron's, and what it is made of."""
 
     module: nn.Module
@@ -84,7 +84,7 @@ def chosen(
     return frozenset(found)
 
 
-def places(layer: Any, architecture: Architecture, tp: int) -> list[Place]:
+def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]:
     """The linear layers of one of this rank's decoder layers, which `tp` ranks divide."""
     hf = architecture.hf
     prefix = f"model.layers.{int(layer.layer_number) - 1}"
@@ -100,7 +100,7 @@ def places(layer: Any, architecture: Architecture, tp: int) -> list[Place]:
         )
 
     found = [
-        Place(
+        TargetLayer(
             module=attention.linear_qkv,
             linears=linears(
                 hidden, q_proj=heads * size, k_proj=groups * size, v_proj=groups * size
@@ -108,7 +108,7 @@ def places(layer: Any, architecture: Architecture, tp: int) -> list[Place]:
             fuse=by_groups(groups),
             divided=0,
         ),
-        Place(
+        TargetLayer(
             module=attention.linear_proj,
             linears=linears(heads * size, o_proj=hidden),
             fuse=side_by_side,
@@ -118,13 +118,13 @@ def places(layer: Any, architecture: Architecture, tp: int) -> list[Place]:
     if hasattr(layer.mlp, "linear_fc1"):
         inner = int(hf.intermediate_size) // tp
         found += [
-            Place(
+            TargetLayer(
                 module=layer.mlp.linear_fc1,
                 linears=linears(hidden, gate_proj=inner, up_proj=inner),
                 fuse=side_by_side,
                 divided=0,
             ),
-            Place(
+            TargetLayer(
                 module=layer.mlp.linear_fc2,
                 linears=linears(inner, down_proj=hidden),
                 fuse=side_by_side,

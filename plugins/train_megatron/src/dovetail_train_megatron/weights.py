@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from dovetail.errors import ModelError
 from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail.sections import ModelSection
-from dovetail.training import Stored, wire_name
-from dovetail_train_megatron.misfits import refuse_misshapen, refuse_unplaced
-from dovetail_train_megatron.names import VALUE_HEAD, Entry, Table
+from dovetail.training import StoredCheckpoint, wire_name
+from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
+from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 
 if TYPE_CHECKING:
-    from dovetail_train_megatron.adapter import Adapter
+    from dovetail_train_megatron.adapter import MegatronAdapter
     from dovetail_train_megatron.network import Network
 
 HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
@@ -31,7 +31,7 @@ HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary"
 @torch.no_grad()
 def read_weights(
     network: Network,
-    table: Table,
+    table: TensorTable,
     section: ModelSection,
     put: Callable[[nn.Parameter, Tensor], None],
 ) -> bool:
@@ -50,7 +50,7 @@ def read_weights(
         ModelError: a tensor is missing, of another shape than the config says, or has no place in the network.
     """
     parallel, found_head = network.parallel, True
-    with Stored(section) as checkpoint:
+    with StoredCheckpoint(section) as checkpoint:
         if not checkpoint.names:
             raise ModelError(
                 f"model {section.path!r} has no weights (model.safetensors)",
@@ -72,7 +72,7 @@ def read_weights(
             put(parameter, table.from_hf(entry, tensors, parallel.tp, parallel.tp_rank))
     copy = _tied_copy(network)
     if copy is not None:
-        with Stored(section) as checkpoint:
+        with StoredCheckpoint(section) as checkpoint:
             name = _stored_name("model.embed_tokens.weight", checkpoint, section)
             entry = next(e for e in table.entries if e.name == "embedding.word_embeddings.weight")
             whole = checkpoint.tensor(name)
@@ -89,7 +89,7 @@ def _tied_copy(network: Network) -> nn.Parameter | None:
     return None
 
 
-def tied_copy(network: Network, table: Table) -> tuple[Entry, nn.Parameter] | None:
+def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter] | None:
     """The embedding's entry and the last stage's copy of it, where this rank has one."""
     copy = _tied_copy(network)
     if copy is None:
@@ -97,7 +97,7 @@ def tied_copy(network: Network, table: Table) -> tuple[Entry, nn.Parameter] | No
     return next(e for e in table.entries if e.name == "embedding.word_embeddings.weight"), copy
 
 
-def manifest_of(network: Network, table: Table, version: int) -> WeightManifest:
+def manifest_of(network: Network, table: TensorTable, version: int) -> WeightManifest:
     """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
     dtype = str(network.architecture.dtype).removeprefix("torch.")
     alone = _adapter_alone(network)
@@ -116,7 +116,7 @@ def manifest_of(network: Network, table: Table, version: int) -> WeightManifest:
     )
 
 
-def outgoing(network: Network, table: Table, rank: int) -> Iterator[tuple[str, Tensor]]:
+def outgoing(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[str, Tensor]]:
     """What an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
     there is one, or the adapter alone, as its section says. Collective, one tensor after another.
 
@@ -139,8 +139,8 @@ def outgoing(network: Network, table: Table, rank: int) -> Iterator[tuple[str, T
             yield _sent_name(name, entry), tensor
 
 
-def whole_weights(network: Network, table: Table, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """All weights, with the adapter's updates added where there is one; collective, as `outgoing`."""
+def whole_weights(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """All weights, in Hugging Face's shapes, with the adapter's updates added where there is one; collective, as `outgoing`."""
     adapter = network.adapter
 
     def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:
@@ -152,7 +152,7 @@ def whole_weights(network: Network, table: Table, rank: int) -> Iterator[tuple[s
 @torch.no_grad()
 def gathered(
     network: Network,
-    table: Table,
+    table: TensorTable,
     entries: Sequence[Entry],
     rank: int,
     values: Callable[[Entry, nn.Parameter], Tensor],
@@ -186,7 +186,7 @@ def gathered(
                 yield name, torch.zeros((), dtype=_dtype(entry, network)).expand(tensor.shape)
 
 
-def _adapter_alone(network: Network) -> Adapter | None:
+def _adapter_alone(network: Network) -> MegatronAdapter | None:
     """The adapter, where it travels without what lies below it."""
     adapter = network.adapter
     return adapter if adapter is not None and adapter.section.sync == "adapter" else None
@@ -237,7 +237,7 @@ def _gathered(entry: Entry, part: Tensor | None, rank: int) -> list[Tensor] | No
     return parts
 
 
-def _stored_name(name: str, checkpoint: Stored, section: ModelSection) -> str:
+def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection) -> str:
     """Where the checkpoint keeps a tensor: classifiers and bare trunks name the same layers a little differently."""
     for candidate in (name, name.removeprefix("model.")):
         if candidate in checkpoint.names:
@@ -249,7 +249,7 @@ def _stored_name(name: str, checkpoint: Stored, section: ModelSection) -> str:
 
 
 def _head(
-    checkpoint: Stored, section: ModelSection, entry: Entry, shape: tuple[int, ...]
+    checkpoint: StoredCheckpoint, section: ModelSection, entry: Entry, shape: tuple[int, ...]
 ) -> Tensor | None:
     """The checkpoint's own value head, or its bias; None where there is none."""
     kind = entry.name.removeprefix(VALUE_HEAD)

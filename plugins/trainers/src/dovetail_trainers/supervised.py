@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.interfaces import Examples, Run, Trainer
+from dovetail.interfaces import Examples, PluginConfig, Run, Trainer
 from dovetail_trainers.config import SupervisedConfig
 
 
@@ -17,7 +15,7 @@ class SupervisedTrainer(Trainer):
     Config = SupervisedConfig
 
     @classmethod
-    def examples(cls, config: Any) -> Examples:
+    def examples(cls, config: PluginConfig) -> Examples:
         kind: Examples = config.examples
         return kind
 

@@ -22,7 +22,7 @@ from dovetail.plugins.load import load_entry
 from dovetail.plugins.manifest import package_directories
 from dovetail_sdk.check.facts import facts_of
 from dovetail_sdk.check.process import ANSWERS, QUESTION
-from dovetail_sdk.check.recorder import Recorder
+from dovetail_sdk.check.recorder import ResultRecorder
 from dovetail_sdk.check.settings import settings_of
 from dovetail_sdk.check.shipping import NotHereError, check_manifest, check_wheel
 from dovetail_sdk.check.signatures import differences
@@ -139,7 +139,7 @@ def _run_tests(answers: Answers, only: str | None, file: str) -> None:
         arguments += [f"--basetemp={place / 'tests'}"]
         if only:
             arguments += ["-k", only]
-        code = pytest.main(arguments, plugins=[Recorder(answers.write)])
+        code = pytest.main(arguments, plugins=[ResultRecorder(answers.write)])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             answers.write(broken=f"pytest ended with {pytest.ExitCode(code).name}")
 

@@ -12,7 +12,7 @@ _LONGEST = 2000
 """Characters kept of a failure's text: its end, where the assertion stands."""
 
 
-class Recorder:
+class ResultRecorder:
     """Writes `{"start": …}` before a test and `{"test": {…}}` after it."""
 
     def __init__(self, write: Callable[..., None]) -> None:

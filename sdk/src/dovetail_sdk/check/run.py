@@ -124,7 +124,7 @@ def _declared(entry: PluginEntry) -> dict[str, Any]:
         "name": "declaration",
         "outcome": "passed" if sound else "failed",
         "message": None if sound else f"{entry.title} is {entry.state}: {entry.reason}",
-        "hint": None if sound else entry.mend,
+        "hint": None if sound else entry.fix,
     }
 
 

@@ -45,7 +45,7 @@ def _config(suite: Any) -> dict[str, Any] | None:
     }
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     try:
         json.dumps(value)
     except (TypeError, ValueError):

@@ -16,14 +16,14 @@ _MAY_BE_ASYNC = {"compute_score"}
 
 
 @attrs.frozen
-class Difference:
+class SignatureDifference:
     """One way in which a method can't be called as its interface says."""
 
     text: str
     hint: str
 
 
-def differences(cls: type, interface: type) -> list[Difference]:
+def differences(cls: type, interface: type) -> list[SignatureDifference]:
     """Every public method of the interface that the class has in another form.
 
     A keyword-only parameter with a default may be missing: interfaces grow by them, and a plugin made for an earlier
@@ -41,7 +41,7 @@ def differences(cls: type, interface: type) -> list[Difference]:
         if problem:
             text = f"{cls.__qualname__}.{name} {problem}"
             wanted = signature_text(declared, name)
-            found.append(Difference(text, f"{interface.__name__} says: {wanted}"))
+            found.append(SignatureDifference(text, f"{interface.__name__} says: {wanted}"))
     return found
 
 
@@ -56,7 +56,7 @@ def members(interface: type) -> Mapping[str, Any]:
     return dict(sorted(found.items()))
 
 
-def form(member: Any) -> str:
+def form(member: object) -> str:
     """`property`, `classmethod`, `staticmethod`, `async method`, `async generator` or `method`."""
     if isinstance(member, property | cached_property):
         return "property"
@@ -67,7 +67,7 @@ def form(member: Any) -> str:
     return "async generator" if inspect.isasyncgenfunction(member) else "method"
 
 
-def signature_of(member: Any) -> inspect.Signature:
+def signature_of(member: object) -> inspect.Signature:
     """Its signature without `self` or `cls`; annotations are as they stand in the source."""
     bare: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     if isinstance(bare, property):
@@ -80,7 +80,7 @@ def signature_of(member: Any) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def signature_text(member: Any, name: str) -> str:
+def signature_text(member: object, name: str) -> str:
     """A declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
     kind = form(member)
     text = str(signature_of(member)).replace("'", "")
@@ -96,13 +96,13 @@ def signature_text(member: Any, name: str) -> str:
     return f"{prefix.get(kind, '')}{name}{text}"
 
 
-def _is_method(member: Any) -> bool:
+def _is_method(member: object) -> bool:
     return inspect.isfunction(member) or isinstance(
         member, property | cached_property | classmethod | staticmethod
     )
 
 
-def _form(own: Any, declared: Any, name: str) -> str | None:
+def _form(own: object, declared: object, name: str) -> str | None:
     wanted = form(declared)
     if wanted == "property":
         return "is a method, where a property is wanted" if inspect.isfunction(own) else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.layers import Layer
+from dovetail.config.layers import ConfigLayer
 from dovetail.config.load import installed_config_class, raise_problems
 from dovetail.config.merge import Merger
 from dovetail.config.overrides import read_overrides
@@ -70,7 +70,7 @@ def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[st
     """
     config_class = installed_config_class(kind, tree)
     layers, problems = read_overrides(list(overrides), rank=1)
-    layers = [Layer(rank=0, name="the suite's config", tree=dict(tree)), *layers]
+    layers = [ConfigLayer(rank=0, name="the suite's config", tree=dict(tree)), *layers]
     merger = Merger(
         installed_config_class, Interpolator(config_class, layers, installed_config_class)
     )
@@ -92,7 +92,7 @@ def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
     if not overrides:
         return suite
 
-    def make_config(self: Any) -> Any:
+    def make_config(self: object) -> Any:
         return config_under_test(kind, to_mapping(suite.make_config(self)), overrides)  # type: ignore[attr-defined]
 
     made = type(
@@ -120,7 +120,7 @@ def _declared_in(module_name: str, cls: type[Plugin], suite: type) -> dict[str, 
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
             f"{module_name}, which declares the package's conformance suites, fails: {type(error).__name__}: {error}",
-            hint="correct it, or remove it: the plain suite of the kind runs without",
+            hint="fix it, or remove it: the plain suite of the kind runs without",
         ) from error
     return {
         name: found

@@ -53,12 +53,12 @@ def _print_settings(report: dict[str, Any]) -> None:
             click.echo(f"\n{suite} ran with {', '.join(own)}")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-class Table:
+class ReportTable:
     """A line for each plugin once its report is made, and below them what went wrong, and sums."""
 
     def __init__(self, entries: Iterable[PluginEntry]) -> None:

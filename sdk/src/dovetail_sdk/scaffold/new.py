@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -120,9 +119,9 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
             yield template.removeprefix(f"{folder}/").removesuffix(".jinja"), template
 
 
-def _words(kind: str, name: str, package: str) -> dict[str, Any]:
+def _words(kind: str, name: str, package: str) -> dict[str, object]:
     """What templates name."""
-    words = {
+    words: dict[str, object] = {
         "kind": kind,
         "name": name,
         "package": package,

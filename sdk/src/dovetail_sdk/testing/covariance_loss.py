@@ -6,11 +6,11 @@ It stands in a file of its own, so that a test can select it by path: `{path: â€
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, PolicyLoss, TokenLosses
 
 if TYPE_CHECKING:
     from dovetail.batch import Batch, Ragged
@@ -25,15 +25,15 @@ class CovarianceLoss(PolicyLoss):
     capabilities = frozenset({"deterministic"})
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "entropies"})
 
     @classmethod
-    def prepares(cls, config: Any) -> frozenset[str]:
+    def prepares(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "old_log_probs"})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
-        """`kept`: float32, 1 on the tokens that keep their loss."""
+        """`kept`: float32, ragged [T], 1 on the tokens that keep their loss."""
         mask: Ragged = mini_batch["response_mask"]
         mask_T = mask.values.astype(np.float64)
         advantages_T = np.repeat(mini_batch["advantages"], mask.lengths).astype(np.float64)

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dovetail.interfaces import GroundTruth
+
 LONGEST_HANG = 60.0
 """Seconds after which a hung call ends by itself, if it is not released."""
 
@@ -19,7 +21,7 @@ _release = threading.Event()
 def compute_score(
     data_source: str | None,  # noqa: ARG001 - the parameters of every reward function
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: GroundTruth,
     extra_info: Mapping[str, Any] | None = None,
 ) -> Any:
     """Fails as the row asks by `extra_info["fail"]`, one of FAILURES or PROCESS_FAILURES; else 1.0 where the response

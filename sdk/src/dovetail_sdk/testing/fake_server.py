@@ -81,6 +81,6 @@ def frame_of(header: dict[str, Any]) -> Answer:
     return lambda request: reply(request, 200, pack(header), MEDIA_TYPE)
 
 
-def words_of(value: Any, status: int = 200) -> Answer:
+def words_of(value: object, status: int = 200) -> Answer:
     """Answers with JSON."""
     return lambda request: reply(request, status, json.dumps(value).encode())

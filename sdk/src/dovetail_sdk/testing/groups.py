@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.dispatch import Future, Mesh
-from dovetail.interfaces import Call, PluginContext
+from dovetail.interfaces import Call, PluginConfig, PluginContext
 from dovetail.workers import InlineGroup
 
 
@@ -25,7 +25,7 @@ class SimulatedGroup(InlineGroup):
         self,
         worker_class: Callable[[Any, PluginContext], Any],
         mesh: Mesh,
-        config: Any = None,
+        config: PluginConfig = None,
         *,
         role: str = "",
         through_pickle: bool = False,
@@ -65,7 +65,7 @@ class SimulatedGroup(InlineGroup):
         super().close()
 
 
-def _sent(value: Any) -> Any:
+def _sent(value: object) -> Any:
     """What another process would receive."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)

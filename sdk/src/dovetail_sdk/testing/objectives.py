@@ -17,6 +17,7 @@ from dovetail.interfaces import (
     ObjectiveSpec,
     ObjectiveTerm,
     OutputSpec,
+    PluginConfig,
     PluginRef,
     Reduction,
 )
@@ -32,11 +33,11 @@ class PlannedObjective(Objective):
     api = ">=1.0,<2"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"response_mask"})
 
     @classmethod
-    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
+    def outputs(cls, config: PluginConfig) -> tuple[OutputSpec, ...]:
         return (OUTPUTS["log_probs"],)
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> dict[str, float]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dovetail.batch import Batch
-from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
+from dovetail.interfaces import (
+    OUTPUTS,
+    Objective,
+    ObjectiveTerm,
+    OutputSpec,
+    PluginConfig,
+    Reduction,
+)
 from dovetail.numerics import all_finite, mean_metric, on_device, pair_rows, sum_by_sample
 
 
@@ -20,11 +26,11 @@ class PairMargin(Objective):
     unit = "pair"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"chosen"})
 
     @classmethod
-    def outputs(cls, config: Any) -> tuple[OutputSpec, ...]:
+    def outputs(cls, config: PluginConfig) -> tuple[OutputSpec, ...]:
         return (OUTPUTS["log_probs"],)
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:

@@ -265,7 +265,7 @@ def _started_class(host: WorkerHost, spec: WorkerSpec, mesh: Mesh, rank: int) ->
     return type(host.start_worker(spec, mesh, rank, reduction_over(mesh, rank)))
 
 
-def _guarded(act: Callable[..., Any], *args: Any) -> Any:
+def _guarded(act: Callable[..., Any], *args: object) -> Any:
     try:
         return act(*args)
     except Exception as error:  # noqa: BLE001 - raised again by the process that asked

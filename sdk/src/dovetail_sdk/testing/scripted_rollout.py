@@ -15,6 +15,7 @@ from dovetail.interfaces import (
     Completion,
     FinishReason,
     PauseMode,
+    PluginConfig,
     PluginContext,
     RolloutRequest,
     WeightManifest,
@@ -75,7 +76,7 @@ class ScriptedRollout(BaseRollout):
     api: ClassVar[str] = ">=1.0,<2"
     Config = RolloutSection
 
-    def __init__(self, config: Any = None, context: PluginContext | None = None) -> None:
+    def __init__(self, config: PluginConfig = None, context: PluginContext | None = None) -> None:
         super().__init__(config or RolloutSection(), context or PluginContext())
         self.script = Script()
         self.requests: list[RolloutRequest] = []

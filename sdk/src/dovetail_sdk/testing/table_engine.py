@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from dovetail.interfaces import (
     OUTPUTS,
     ObjectiveSpec,
     OutputSpec,
+    PluginConfig,
     PluginContext,
     TensorSpec,
     TrainEngine,
@@ -48,11 +49,13 @@ class TableEngine(TrainEngine):
     Config = EngineSection
 
     @classmethod
-    def outputs(cls, config: Any, head: Literal["lm", "value"]) -> Mapping[str, OutputSpec]:
+    def outputs(
+        cls, config: PluginConfig, head: Literal["lm", "value"]
+    ) -> Mapping[str, OutputSpec]:
         """`log_probs` and `entropies`, whatever the head."""
         return {name: OUTPUTS[name] for name in COMPUTES}
 
-    def __init__(self, config: Any = None, context: PluginContext | None = None) -> None:
+    def __init__(self, config: PluginConfig = None, context: PluginContext | None = None) -> None:
         super().__init__(config or EngineSection(name=self.name), context or PluginContext())
         self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
         self.updates: list[Batch] = []

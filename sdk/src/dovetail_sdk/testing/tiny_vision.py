@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ModelError
+from dovetail.interfaces import Tokenizer
 from dovetail_sdk.testing.tiny import tiny_tokenizer
 
 _TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<image>")
@@ -109,7 +110,7 @@ def square(colour: tuple[int, int, int], width: int = 56, height: int = 56) -> b
     return buffer.getvalue()
 
 
-def _qwen(text: dict[str, Any], ids: dict[str, int], _tokenizer: Any) -> tuple[Any, Any]:
+def _qwen(text: dict[str, Any], ids: dict[str, int], _tokenizer: object) -> tuple[Any, Any]:
     from transformers import Qwen2_5_VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -128,7 +129,7 @@ def _qwen(text: dict[str, Any], ids: dict[str, int], _tokenizer: Any) -> tuple[A
     )
 
 
-def _llava(text: dict[str, Any], ids: dict[str, int], tokenizer: Any) -> tuple[Any, Any]:
+def _llava(text: dict[str, Any], ids: dict[str, int], tokenizer: Tokenizer) -> tuple[Any, Any]:
     from transformers import LlavaConfig, LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 

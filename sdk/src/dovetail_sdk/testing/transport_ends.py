@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest, WeightTransport
+from dovetail.interfaces import (
+    PluginConfig,
+    PluginContext,
+    TensorSpec,
+    WeightManifest,
+    WeightTransport,
+)
 from dovetail_sdk.testing.processes import start_forked
 
 START_SECONDS = 120.0
@@ -50,7 +56,7 @@ def case_tensors(seed: int = 0) -> dict[str, Tensor]:
 def manifest_of(
     tensors: dict[str, Tensor], version: int = 1, bucket_bytes: int = 1 << 20
 ) -> WeightManifest:
-    """The manifest under which these tensors travel."""
+    """The manifest under which these tensors travel, with their shapes and dtypes."""
     specs = tuple(
         TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
         for n, t in tensors.items()
@@ -59,7 +65,7 @@ def manifest_of(
 
 
 def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
-    """What these tensors are, each read before the next is asked for."""
+    """Name, dtype, shape and bytes of these tensors, each read before the next is asked for."""
     return [
         (
             name,
@@ -76,7 +82,7 @@ class TransportPlace:
     """What every process needs to make its own end of one transport."""
 
     plugin: type[WeightTransport]
-    config: Any
+    config: PluginConfig
     run_directory: Path
     device: str = "cpu"
     """Of the sender and its tensors."""
@@ -234,7 +240,7 @@ def _outcome(act: Any) -> tuple[str, Any]:
 
 
 def _gathered(
-    seed: int, hang_before: str | None, device: str, pipe: Any
+    seed: int, hang_before: str | None, device: str, pipe: object
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in case_tensors(seed).items():
         if name == hang_before:

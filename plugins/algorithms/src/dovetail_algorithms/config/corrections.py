@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import ABOVE_ZERO, PluginSection
+from dovetail.sections import ABOVE_ZERO, PluginSection, Validator
 
 Mode = Literal["decoupled", "bypass", "disabled"]
 WeightLevel = Literal["token", "sequence"]
@@ -30,10 +30,10 @@ CriterionName = Literal[
     "seq_max_k3",
 ]
 
-_AT_MOST_ONE: Any = attrs.validators.optional(
+_AT_MOST_ONE: Validator = attrs.validators.optional(
     attrs.validators.and_(attrs.validators.gt(0), attrs.validators.le(1))
 )
-_AT_LEAST_ONE: Any = attrs.validators.optional(attrs.validators.ge(1))
+_AT_LEAST_ONE: Validator = attrs.validators.optional(attrs.validators.ge(1))
 
 
 @attrs.frozen(kw_only=True)

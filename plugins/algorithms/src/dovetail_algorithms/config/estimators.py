@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection, Validator
 
-_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
+_SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
 """A discount: between 0 and 1, both included."""
 
 
@@ -68,7 +68,7 @@ class OpoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class GpgConfig(PluginSection):
+class GpgEstimatorConfig(PluginSection):
     """Rewards relative to their group's mean, scaled up for the groups that teach nothing."""
 
 

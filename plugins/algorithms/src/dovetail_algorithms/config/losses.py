@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection, Validator
 
-_SHARE: Any = [attrs.validators.ge(0), attrs.validators.le(1)]
-_NOT_NEGATIVE: Any = attrs.validators.ge(0)
-_POSITIVE: Any = attrs.validators.gt(0)
+_SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+_POSITIVE: Validator = attrs.validators.gt(0)
 
 
-def _absent_or_above_one(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+def _absent_or_above_one(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     if value is not None and not value > 1:
         raise ValueError(f"{attribute.name} must be above 1 or null, but is {value}")
 
@@ -66,7 +66,7 @@ class SapoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class GpgConfig(PluginSection):
+class GpgLossConfig(PluginSection):
     """The plain policy gradient on group advantages."""
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.sections import PresetSection
+from dovetail.sections import PresetSection, Validator
 
-_SHARE: Any = attrs.validators.optional([attrs.validators.gt(0), attrs.validators.le(1)])
+_SHARE: Validator = attrs.validators.optional([attrs.validators.gt(0), attrs.validators.le(1)])
 _LONGEST = "${data.max_response_length}"
 _PPO_CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}
 _NO_KL = {"in_loss": None, "in_reward": None}

@@ -9,41 +9,43 @@ from dovetail_algorithms.config.estimators import (
     GrpoPasskConfig,
     ReinforcePlusPlusConfig,
 )
-from dovetail_algorithms.estimators.dr_grpo import DrGrpo
-from dovetail_algorithms.estimators.gae import Gae
-from dovetail_algorithms.estimators.gdpo import Gdpo
-from dovetail_algorithms.estimators.gpg import Gpg
-from dovetail_algorithms.estimators.grpo import Grpo
-from dovetail_algorithms.estimators.grpo_passk import GrpoPassk
-from dovetail_algorithms.estimators.opo import Opo
+from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
+from dovetail_algorithms.estimators.gae import GaeEstimator
+from dovetail_algorithms.estimators.gdpo import GdpoEstimator
+from dovetail_algorithms.estimators.gpg import GpgEstimator
+from dovetail_algorithms.estimators.grpo import GrpoEstimator
+from dovetail_algorithms.estimators.grpo_passk import GrpoPasskEstimator
+from dovetail_algorithms.estimators.opo import OpoEstimator
 from dovetail_algorithms.estimators.optimal_token_baseline import (
-    OptimalTokenBaseline,
-    TirOptimalTokenBaseline,
+    OptimalTokenBaselineEstimator,
+    TirOptimalTokenBaselineEstimator,
 )
-from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlus
-from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
-from dovetail_algorithms.estimators.remax import Remax
-from dovetail_algorithms.estimators.rloo import Rloo
+from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusEstimator
+from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
+    ReinforcePlusPlusBaselineEstimator,
+)
+from dovetail_algorithms.estimators.remax import RemaxEstimator
+from dovetail_algorithms.estimators.rloo import RlooEstimator
 from dovetail_sdk.testing.conformance import AdvantageConformance
 
 
 class TestGrpo(AdvantageConformance):
     """GRPO."""
 
-    plugin = Grpo
+    plugin = GrpoEstimator
 
 
 class TestGrpoWithoutStd(AdvantageConformance):
     """GRPO without the deviation."""
 
-    plugin = Grpo
+    plugin = GrpoEstimator
     config = GrpoConfig(name="grpo", norm_by_std=False)
 
 
 class TestGrpoWithRawSingletons(AdvantageConformance):
     """GRPO with raw singletons."""
 
-    plugin = Grpo
+    plugin = GrpoEstimator
     config = GrpoConfig(name="grpo", singleton="raw")
 
     def compares_groups(self) -> bool:
@@ -53,50 +55,50 @@ class TestGrpoWithRawSingletons(AdvantageConformance):
 class TestDrGrpo(AdvantageConformance):
     """Dr GRPO."""
 
-    plugin = DrGrpo
+    plugin = DrGrpoEstimator
 
 
 class TestRloo(AdvantageConformance):
     """RLOO."""
 
-    plugin = Rloo
+    plugin = RlooEstimator
 
 
 class TestOpo(AdvantageConformance):
     """OPO."""
 
-    plugin = Opo
+    plugin = OpoEstimator
 
 
 class TestGpg(AdvantageConformance):
     """GPG."""
 
-    plugin = Gpg
+    plugin = GpgEstimator
 
 
 class TestGrpoPassk(AdvantageConformance):
     """GRPO passk."""
 
-    plugin = GrpoPassk
+    plugin = GrpoPasskEstimator
 
 
 class TestGrpoPasskByStd(AdvantageConformance):
     """GRPO passk by the deviation."""
 
-    plugin = GrpoPassk
+    plugin = GrpoPasskEstimator
     config = GrpoPasskConfig(name="grpo_passk", norm_by_std=True)
 
 
 class TestGdpo(AdvantageConformance):
     """GDPO."""
 
-    plugin = Gdpo
+    plugin = GdpoEstimator
 
 
 class TestGdpoWeighted(AdvantageConformance):
     """GDPO weighted."""
 
-    plugin = Gdpo
+    plugin = GdpoEstimator
     config = GdpoConfig(
         name="gdpo", components=("format", "accuracy"), weights=(0.5, 2.0), norm_by_std=False
     )
@@ -105,48 +107,48 @@ class TestGdpoWeighted(AdvantageConformance):
 class TestReinforcePlusPlus(AdvantageConformance):
     """Reinforce plus plus."""
 
-    plugin = ReinforcePlusPlus
+    plugin = ReinforcePlusPlusEstimator
 
 
 class TestReinforcePlusPlusDiscounted(AdvantageConformance):
     """Reinforce plus plus discounted."""
 
-    plugin = ReinforcePlusPlus
+    plugin = ReinforcePlusPlusEstimator
     config = ReinforcePlusPlusConfig(name="reinforce_plus_plus", gamma=0.9)
 
 
 class TestReinforcePlusPlusBaseline(AdvantageConformance):
     """Reinforce plus plus baseline."""
 
-    plugin = ReinforcePlusPlusBaseline
+    plugin = ReinforcePlusPlusBaselineEstimator
 
 
 class TestRemax(AdvantageConformance):
     """Remax."""
 
-    plugin = Remax
+    plugin = RemaxEstimator
 
 
 class TestGae(AdvantageConformance):
     """GAE."""
 
-    plugin = Gae
+    plugin = GaeEstimator
 
 
 class TestGaeDiscountedAndNotWhitened(AdvantageConformance):
     """GAE discounted and not whitened."""
 
-    plugin = Gae
+    plugin = GaeEstimator
     config = GaeConfig(name="gae", gamma=0.9, lam=0.8, whiten=False)
 
 
 class TestOptimalTokenBaseline(AdvantageConformance):
     """Optimal token baseline."""
 
-    plugin = OptimalTokenBaseline
+    plugin = OptimalTokenBaselineEstimator
 
 
 class TestTirOptimalTokenBaseline(AdvantageConformance):
     """Tir optimal token baseline."""
 
-    plugin = TirOptimalTokenBaseline
+    plugin = TirOptimalTokenBaselineEstimator

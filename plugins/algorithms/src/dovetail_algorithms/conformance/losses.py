@@ -9,31 +9,31 @@ from dovetail_algorithms.config.losses import (
     KlCovConfig,
     PpoClipConfig,
 )
-from dovetail_algorithms.losses.cispo import Cispo
-from dovetail_algorithms.losses.clip_cov import ClipCov
-from dovetail_algorithms.losses.dppo import Dppo
-from dovetail_algorithms.losses.dro import Dro
-from dovetail_algorithms.losses.gmpo import Gmpo
-from dovetail_algorithms.losses.gpg import Gpg
-from dovetail_algorithms.losses.gspo import Gspo
-from dovetail_algorithms.losses.kl_cov import KlCov
-from dovetail_algorithms.losses.ppo_clip import PpoClip
-from dovetail_algorithms.losses.reinforce import Reinforce
-from dovetail_algorithms.losses.sapo import Sapo
+from dovetail_algorithms.losses.cispo import CispoLoss
+from dovetail_algorithms.losses.clip_cov import ClipCovLoss
+from dovetail_algorithms.losses.dppo import DppoLoss
+from dovetail_algorithms.losses.dro import DroLoss
+from dovetail_algorithms.losses.gmpo import GmpoLoss
+from dovetail_algorithms.losses.gpg import GpgLoss
+from dovetail_algorithms.losses.gspo import GspoLoss
+from dovetail_algorithms.losses.kl_cov import KlCovLoss
+from dovetail_algorithms.losses.ppo_clip import PpoClipLoss
+from dovetail_algorithms.losses.reinforce import ReinforceLoss
+from dovetail_algorithms.losses.sapo import SapoLoss
 from dovetail_sdk.testing.conformance import PolicyLossConformance
 
 
 class TestPpoClip(PolicyLossConformance):
     """PPO clip."""
 
-    plugin = PpoClip
+    plugin = PpoClipLoss
     smooth = True
 
 
 class TestPpoClipAsymmetricWithoutDualClip(PolicyLossConformance):
     """PPO clip asymmetric without dual clip."""
 
-    plugin = PpoClip
+    plugin = PpoClipLoss
     config = PpoClipConfig(name="ppo_clip", clip_low=0.2, clip_high=0.28, dual_clip=None)
     smooth = True
 
@@ -41,48 +41,48 @@ class TestPpoClipAsymmetricWithoutDualClip(PolicyLossConformance):
 class TestGspo(PolicyLossConformance):
     """GSPO."""
 
-    plugin = Gspo
+    plugin = GspoLoss
     smooth = True
 
 
 class TestCispo(PolicyLossConformance):
     """CISPO."""
 
-    plugin = Cispo
+    plugin = CispoLoss
 
 
 class TestCispoBoundedBelow(PolicyLossConformance):
     """CISPO bounded below."""
 
-    plugin = Cispo
+    plugin = CispoLoss
     config = CispoConfig(name="cispo", clip_low=0.2, clip_high=0.2)
 
 
 class TestSapo(PolicyLossConformance):
     """SAPO."""
 
-    plugin = Sapo
+    plugin = SapoLoss
     smooth = True
 
 
 class TestGpgLoss(PolicyLossConformance):
     """GPG loss."""
 
-    plugin = Gpg
+    plugin = GpgLoss
     smooth = True
 
 
 class TestGmpo(PolicyLossConformance):
     """GMPO."""
 
-    plugin = Gmpo
+    plugin = GmpoLoss
     smooth = True
 
 
 class TestClipCov(PolicyLossConformance):
     """Clip cov."""
 
-    plugin = ClipCov
+    plugin = ClipCovLoss
     # So that several of few tokens are chosen, and not all that could be.
     config = ClipCovConfig(name="clip_cov", share=0.2, cov_low=-0.5, cov_high=2.0)
     smooth = True
@@ -91,7 +91,7 @@ class TestClipCov(PolicyLossConformance):
 class TestKlCov(PolicyLossConformance):
     """Kl cov."""
 
-    plugin = KlCov
+    plugin = KlCovLoss
     config = KlCovConfig(name="kl_cov", share=0.2)
     smooth = True
 
@@ -99,25 +99,25 @@ class TestKlCov(PolicyLossConformance):
 class TestDppoTotalVariation(PolicyLossConformance):
     """DPPO total variation."""
 
-    plugin = Dppo
+    plugin = DppoLoss
 
 
 class TestDppoBinaryKl(PolicyLossConformance):
     """DPPO binary kl."""
 
-    plugin = Dppo
+    plugin = DppoLoss
     config = DppoConfig(name="dppo", divergence="binary_kl")
 
 
 class TestReinforce(PolicyLossConformance):
     """Reinforce."""
 
-    plugin = Reinforce
+    plugin = ReinforceLoss
     smooth = True
 
 
 class TestDro(PolicyLossConformance):
     """DRO."""
 
-    plugin = Dro
+    plugin = DroLoss
     smooth = True

@@ -39,7 +39,7 @@ class TestPolicyOfReinforce(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Σ (−A log π + c/2 (log π − log π_ref)²) over the number of sequences."""
+        """Σ (−A log π + c/2 (log π − log π_ref)²) over the number of sequences; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         shown_T, sequences = mask.values, np.count_nonzero(mask.sum())
         advantages_T = mini_batch["advantages"].values.astype(np.float64)
@@ -75,7 +75,7 @@ class TestBradleyTerry(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """−log σ(r_w − r_l), pair by pair."""
+        """−log σ(r_w − r_l), pair by pair; outputs and gradients are [T] each."""
         values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
         places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
         loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2

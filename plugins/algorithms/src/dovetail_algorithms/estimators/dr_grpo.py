@@ -10,7 +10,7 @@ from dovetail_algorithms.config.estimators import DrGrpoConfig
 from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, deviations
 
 
-class DrGrpo(ScoreBaseline):
+class DrGrpoEstimator(ScoreBaseline):
     """A_i = r_i − mean_g: GRPO without its biases (arXiv 2503.20783).
 
     Needs at least two samples a prompt, and no value model. Every group weighs by the spread of its

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail.numerics import whiten
 from dovetail_algorithms.config.estimators import GaeConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
-class Gae(TokenEstimator):
+class GaeEstimator(TokenEstimator):
     """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t; returns are A + V (arXiv 1506.02438).
 
     The estimator of PPO (arXiv 1707.06347). Needs a value model, which the plan adds as the critic, and works with one
@@ -28,7 +26,7 @@ class Gae(TokenEstimator):
     scope = "batch"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask", "values"})
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

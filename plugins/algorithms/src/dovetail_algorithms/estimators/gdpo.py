@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError, nearest
-from dovetail.interfaces import Groups
+from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import GdpoConfig
 from dovetail_algorithms.estimators.group_baseline import (
     EPSILON,
@@ -21,7 +21,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 from dovetail_algorithms.estimators.whitened import whiten_over_tokens
 
 
-class Gdpo(GroupBaseline):
+class GdpoEstimator(GroupBaseline):
     """A_i = whiten(Σ_k w_k (r_ik − mean_gk) / (std_gk + 1e-6)), over reward components k (arXiv 2601.05242).
 
     Each component is normalised in its group before they are added, so that samples with different mixes of
@@ -49,7 +49,7 @@ class Gdpo(GroupBaseline):
     scope = "batch"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"reward_components", "response_mask"})
 
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:

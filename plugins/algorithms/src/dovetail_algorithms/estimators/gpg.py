@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.interfaces import Groups
-from dovetail_algorithms.config.estimators import GpgConfig
+from dovetail_algorithms.config.estimators import GpgEstimatorConfig
 from dovetail_algorithms.estimators.group_baseline import (
     ScoreBaseline,
     comparable_G,
@@ -14,7 +14,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 )
 
 
-class Gpg(ScoreBaseline):
+class GpgEstimator(ScoreBaseline):
     """A_i = α (r_i − mean_g), α = N / (N − M) (arXiv 2504.02546).
 
     N counts the batch's samples, M those in groups whose rewards are all equal: they have no gradient, and α
@@ -25,7 +25,7 @@ class Gpg(ScoreBaseline):
     """
 
     name = "gpg"
-    Config = GpgConfig
+    Config = GpgEstimatorConfig
     scope = "batch"
 
     def relative(

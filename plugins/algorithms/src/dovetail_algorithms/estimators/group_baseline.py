@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, Real
 
 from dovetail.batch import Batch
-from dovetail.interfaces import AdvantageEstimator, Advantages, Groups
+from dovetail.interfaces import AdvantageEstimator, Advantages, Groups, PluginConfig
 
 EPSILON = 1e-6
 """Floor of a group's standard deviation, in the reward's unit."""
@@ -28,15 +28,15 @@ class GroupBaseline(AdvantageEstimator):
     level = "sample"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"scores"})
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages"})
 
     @classmethod
-    def min_group_size(cls, config: Any) -> int:
+    def min_group_size(cls, config: PluginConfig) -> int:
         return 2
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

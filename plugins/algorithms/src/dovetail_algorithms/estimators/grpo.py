@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float64
 
-from dovetail.interfaces import Groups
+from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import GrpoConfig
 from dovetail_algorithms.estimators.group_baseline import (
     EPSILON,
@@ -17,7 +15,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 )
 
 
-class Grpo(ScoreBaseline):
+class GrpoEstimator(ScoreBaseline):
     """A_i = (r_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation (arXiv 2402.03300).
 
     Needs at least two samples a prompt, and no value model: the group is the baseline. All tokens of
@@ -31,7 +29,7 @@ class Grpo(ScoreBaseline):
     Config = GrpoConfig
 
     @classmethod
-    def min_group_size(cls, config: Any) -> int:
+    def min_group_size(cls, config: PluginConfig) -> int:
         return 1 if config.singleton == "raw" else 2
 
     def relative(

@@ -15,7 +15,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 )
 
 
-class GrpoPassk(ScoreBaseline):
+class GrpoPasskEstimator(ScoreBaseline):
     """A = r_max − r_second for the best sample of a group, and 0 for all others (arXiv 2503.19595).
 
     The best of k samples is what pass@k counts: the lead of the best over the second is what the group gains

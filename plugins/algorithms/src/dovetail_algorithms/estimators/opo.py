@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float64
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Groups
+from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import OpoConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, comparable_G
 
 
-class Opo(GroupBaseline):
+class OpoEstimator(GroupBaseline):
     """A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
 
     Needs at least two samples a prompt, and no value model. The optimal baseline weighs a reward by the
@@ -27,7 +25,7 @@ class Opo(GroupBaseline):
     Config = OpoConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"scores", "response_mask"})
 
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:

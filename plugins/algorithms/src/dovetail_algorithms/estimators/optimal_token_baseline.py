@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail_algorithms.config.estimators import (
     OptimalTokenBaselineConfig,
     TirOptimalTokenBaselineConfig,
@@ -25,7 +25,7 @@ ROUNDING = 1e-6
 """A negative energy this small is the rounding error of a probability near 1."""
 
 
-class OptimalTokenBaseline(TokenEstimator):
+class OptimalTokenBaselineEstimator(TokenEstimator):
     """A_t = G_t − B_t, B_t = Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8), over the group's samples j with a policy token at t.
 
     G_t is the sum of rewards from t on; W_t = Σ_{s≤t} ρ_s² (1 − 2π_s + Σπ²_s) the energy of the path up to t, that is the squared
@@ -44,11 +44,11 @@ class OptimalTokenBaseline(TokenEstimator):
     """Whether tool tokens are left out of the count of positions."""
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask", "old_log_probs", "sum_pi_squared"})
 
     @classmethod
-    def min_group_size(cls, config: Any) -> int:
+    def min_group_size(cls, config: PluginConfig) -> int:
         return 2
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
@@ -97,7 +97,7 @@ class OptimalTokenBaseline(TokenEstimator):
         return baseline_K
 
 
-class TirOptimalTokenBaseline(OptimalTokenBaseline):
+class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
     """A_t = G_t − B_t as `optimal_token_baseline`, with positions counted among the policy's own tokens.
 
     For tool-integrated reasoning: what a tool returns differs in length between the samples of a group, so that their

@@ -9,7 +9,7 @@ from dovetail_algorithms.config.estimators import ReinforcePlusPlusConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
-class ReinforcePlusPlus(TokenEstimator):
+class ReinforcePlusPlusEstimator(TokenEstimator):
     """A_t = whiten(G_t), G_t = R_t + γ G_{t+1} over the policy's own tokens (arXiv 2501.03262).
 
     whiten(x) = (x − mean) / √(variance + 1e-8) over all tokens of the batch, which is the only baseline: it needs no

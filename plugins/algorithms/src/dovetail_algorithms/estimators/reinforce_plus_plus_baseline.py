@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float64
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Groups
+from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import ReinforcePlusPlusBaselineConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
 from dovetail_algorithms.estimators.whitened import whiten_over_tokens
 
 
-class ReinforcePlusPlusBaseline(GroupBaseline):
+class ReinforcePlusPlusBaselineEstimator(GroupBaseline):
     """A_i = whiten(r_i − mean_g): the group's mean as baseline, the batch's spread as unit (arXiv 2501.03262).
 
     whiten(x) = (x − mean) / √(variance + 1e-8) over all of the policy's tokens in the batch, so that a sample
@@ -28,7 +26,7 @@ class ReinforcePlusPlusBaseline(GroupBaseline):
     scope = "batch"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"scores", "response_mask"})
 
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:

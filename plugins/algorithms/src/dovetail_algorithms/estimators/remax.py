@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail_algorithms.config.estimators import RemaxConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
-class Remax(TokenEstimator):
+class RemaxEstimator(TokenEstimator):
     """A_t = Σ_{s≥t} R_s − b, with b the reward of the greedy response to the same prompt (arXiv 2310.10505).
 
     Needs no value model and works with one sample a prompt, but costs one more response each: the
@@ -25,7 +23,7 @@ class Remax(TokenEstimator):
     scope = "sample"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask", "baseline_scores"})
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:

@@ -10,7 +10,7 @@ from dovetail_algorithms.config.estimators import RlooConfig
 from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, deviations
 
 
-class Rloo(ScoreBaseline):
+class RlooEstimator(ScoreBaseline):
     """A_i = r_i − Σ_{j≠i} r_j / (n − 1), over the n samples of one prompt (arXiv 2402.14740).
 
     Needs at least two samples a prompt, and no value model. A sample's own reward is no part of its baseline,

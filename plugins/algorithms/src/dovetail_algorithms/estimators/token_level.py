@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces import AdvantageEstimator
+from dovetail.interfaces import AdvantageEstimator, PluginConfig
 
 
 @attrs.frozen(eq=False)
@@ -28,7 +28,7 @@ class PolicyTokens:
 
     @classmethod
     def of(cls, mask: Ragged) -> PolicyTokens:
-        """Find them."""
+        """Find them in a mask: bool, ragged [T], True on the policy's own tokens."""
         place_K = np.flatnonzero(mask.values)
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
@@ -38,7 +38,7 @@ class PolicyTokens:
         return values_K
 
     def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:
-        """Return a ragged float32 column with these values, and 0 on all other tokens."""
+        """Return a ragged float32 column [T] with these values, and 0 on all other tokens."""
         values_T = np.zeros(len(self.mask.values), np.float32)
         values_T[self.place_K] = values_K
         return self.mask.with_values(values_T)
@@ -82,11 +82,11 @@ class TokenEstimator(AdvantageEstimator):
     level = "token"
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"token_rewards", "response_mask"})
 
     @classmethod
-    def provides(cls, config: Any) -> frozenset[str]:
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "returns"})
 
     def policy_tokens(self, columns: Batch) -> PolicyTokens:

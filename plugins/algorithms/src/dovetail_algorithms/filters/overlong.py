@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Groups, SampleFilter
+from dovetail.interfaces import Groups, PluginConfig, SampleFilter
 from dovetail_algorithms.config.filters import OverlongConfig
 
 
@@ -28,7 +28,7 @@ class Overlong(SampleFilter):
     Config = OverlongConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"finish_reason"})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:

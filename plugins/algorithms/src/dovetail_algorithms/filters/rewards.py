@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -41,7 +40,7 @@ def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[n
     return np.array([parts[component] for parts in components], np.float64)
 
 
-def _has(parts: Any, component: str) -> bool:
+def _has(parts: object, component: str) -> bool:
     return isinstance(parts, Mapping) and isinstance(parts.get(component), (int, float, np.number))
 
 

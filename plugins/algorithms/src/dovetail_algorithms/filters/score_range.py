@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Groups, SampleFilter
+from dovetail.interfaces import Groups, PluginConfig, SampleFilter
 from dovetail_algorithms.config.filters import ScoreRangeConfig
 from dovetail_algorithms.filters.rewards import judged_rewards, rewards_column
 
@@ -39,7 +39,7 @@ class ScoreRange(SampleFilter):
     Config = ScoreRangeConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({rewards_column(config.component)})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:

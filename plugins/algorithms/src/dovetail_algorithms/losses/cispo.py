@@ -7,7 +7,7 @@ from dovetail_algorithms.config.losses import CispoConfig
 from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
 
-class Cispo(RatioLoss):
+class CispoLoss(RatioLoss):
     """L = −sg(clip(ρ, 1 − clip_low, 1 + clip_high)) · A · log π, ρ = exp(clamp(log π − log π_old, ±20)).
 
     Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip takes the gradient of a token away; here every token keeps it,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces import LossInputs, Reduction, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import ClipCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
@@ -20,7 +20,7 @@ from dovetail_algorithms.losses.ratio import (
 CHOSEN = "clip_cov_detached"
 
 
-class ClipCov(RatioLoss):
+class ClipCovLoss(RatioLoss):
     """L = 0 on the chosen tokens, max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)) on the others.
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
@@ -39,7 +39,7 @@ class ClipCov(RatioLoss):
     )  # fmt: skip
 
     @classmethod
-    def prepares(cls, config: Any) -> frozenset[str]:
+    def prepares(cls, config: PluginConfig) -> frozenset[str]:
         return PREPARES
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dovetail.interfaces import LossInputs, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, TokenLosses
 from dovetail_algorithms.config.losses import DppoConfig
 from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
@@ -20,7 +18,7 @@ SMALLEST = 1e-12
 """Floor of a probability inside a logarithm."""
 
 
-class Dppo(RatioLoss):
+class DppoLoss(RatioLoss):
     """L = −A · sg(min(ρ, 20)) · log π where the token is inside the trust region or coming back, else 0.
 
     Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout
@@ -36,7 +34,7 @@ class Dppo(RatioLoss):
     Config = DppoConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "rollout_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:

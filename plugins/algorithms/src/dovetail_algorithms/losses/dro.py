@@ -7,7 +7,7 @@ from dovetail_algorithms.config.losses import DroConfig
 from dovetail_algorithms.losses.ratio import RatioLoss, ratio_metrics
 
 
-class Dro(RatioLoss):
+class DroLoss(RatioLoss):
     """L = −(A · log π − ½ beta · (log π − log π_old)²).
 
     Paper: Direct Reward Optimisation, arXiv 2405.19107, by token here. No importance ratio multiplies the

@@ -9,7 +9,7 @@ from dovetail_algorithms.config.losses import GmpoConfig
 from dovetail_algorithms.losses.ratio import RatioLoss, ratio_metrics, sequence_ratio
 
 
-class Gmpo(RatioLoss):
+class GmpoLoss(RatioLoss):
     """L = −A · exp(mean over the sequence of d̂), d̂ = min(d, clip_high) where A ≥ 0, max(d, −clip_low) where A < 0.
 
     Paper: Geometric-Mean Policy Optimization, arXiv 2507.20673; d = log π − log π_old. A geometric mean of ratios is

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail_algorithms.config.losses import GpgConfig
-from dovetail_algorithms.losses.reinforce import Reinforce
+from dovetail_algorithms.config.losses import GpgLossConfig
+from dovetail_algorithms.losses.reinforce import ReinforceLoss
 
 
-class Gpg(Reinforce):
+class GpgLoss(ReinforceLoss):
     """L = −A · log π.
 
     Paper: Group Policy Gradient, arXiv 2504.02546, which leaves surrogate, clip and reference out, and corrects the
@@ -17,4 +17,4 @@ class Gpg(Reinforce):
     """
 
     name = "gpg"
-    Config = GpgConfig
+    Config = GpgLossConfig

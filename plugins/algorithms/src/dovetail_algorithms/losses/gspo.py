@@ -12,7 +12,7 @@ from dovetail_algorithms.losses.ratio import (
 )
 
 
-class Gspo(RatioLoss):
+class GspoLoss(RatioLoss):
     """L = max(−A s, −A · clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean over the sequence of log π − log π_old).
 
     Paper: Group Sequence Policy Optimization, arXiv 2507.18071. The reward belongs to the sequence, so its

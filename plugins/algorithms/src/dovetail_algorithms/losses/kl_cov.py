@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
-from dovetail.interfaces import LossInputs, Reduction, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, Reduction, TokenLosses
 from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import KlCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
@@ -18,7 +18,7 @@ ROUNDING = 1e-5
 """Nats: two passes over one policy differ by less."""
 
 
-class KlCov(RatioLoss):
+class KlCovLoss(RatioLoss):
     """L = −A ρ, and coef · |d| more on the chosen tokens that have |d| > 1e-5 nats; d = log π − log π_old, ρ = exp(clamp(d, ±20)).
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
@@ -41,7 +41,7 @@ class KlCov(RatioLoss):
     )  # fmt: skip
 
     @classmethod
-    def prepares(cls, config: Any) -> frozenset[str]:
+    def prepares(cls, config: PluginConfig) -> frozenset[str]:
         return PREPARES
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:

@@ -13,7 +13,7 @@ from dovetail_algorithms.losses.ratio import (
 )
 
 
-class PpoClip(RatioLoss):
+class PpoClipLoss(RatioLoss):
     """L = max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)), ρ = exp(clamp(log π − log π_old, ±20)).
 
     Papers: PPO, arXiv 1707.06347 (clip_low = clip_high = 0.2); Clip-Higher of DAPO, 2503.14476 (0.2 and 0.28), which

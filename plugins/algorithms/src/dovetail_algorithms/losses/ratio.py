@@ -5,13 +5,13 @@ Masked tokens hold 0 in all that a loss reads, hence log-ratio 0 and advantage 0
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.interfaces import PolicyLoss
+from dovetail.interfaces import PluginConfig, PolicyLoss
 from dovetail.metrics import Max, Metric
 from dovetail.numerics import mean_metric, share_metric, sum_by_sample
 
@@ -26,7 +26,7 @@ class RatioLoss(PolicyLoss):
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages", "old_log_probs"})
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dovetail.interfaces import LossInputs, PolicyLoss, TokenLosses
+from dovetail.interfaces import LossInputs, PluginConfig, PolicyLoss, TokenLosses
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.losses import ReinforceConfig
 
 
-class Reinforce(PolicyLoss):
+class ReinforceLoss(PolicyLoss):
     """L = −A · log π.
 
     Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no metric of one, so by itself
@@ -25,7 +25,7 @@ class Reinforce(PolicyLoss):
     Config: ClassVar[type[PluginSection]] = ReinforceConfig
 
     @classmethod
-    def requires(cls, config: Any) -> frozenset[str]:
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
         return frozenset({"advantages"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:

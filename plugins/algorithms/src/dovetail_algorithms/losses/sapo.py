@@ -9,7 +9,7 @@ from dovetail_algorithms.config.losses import SapoConfig
 from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
 
 
-class Sapo(RatioLoss):
+class SapoLoss(RatioLoss):
     """L = −A · f(ρ), f(x) = sigmoid(τ (x − 1)) · 4 / τ, τ = tau_positive where A > 0 and tau_negative elsewhere.
 
     Paper: Soft Adaptive Policy Optimization, arXiv 2511.20347; ρ = exp(clamp(log π − log π_old, ±20)). The slope of f

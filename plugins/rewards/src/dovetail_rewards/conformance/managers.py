@@ -159,5 +159,5 @@ def judge_rows(request: Any, _headers: dict[str, str]) -> tuple[int, Any]:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the function fails as a row asks
         return 400, {"error": f"{type(error).__name__}: {error}"}
     score = verdict.get("score") if isinstance(verdict, dict) else verdict
-    said = f"score: {score}" if isinstance(score, float) else f"no verdict but {type(score)}"
-    return 200, {"choices": [{"message": {"content": said}}]}
+    content = f"score: {score}" if isinstance(score, float) else f"no verdict but {type(score)}"
+    return 200, {"choices": [{"message": {"content": content}}]}

@@ -15,6 +15,7 @@ from transformers import (
     Qwen2ForSequenceClassification as Classifier,
 )
 
+from dovetail.interfaces import Tokenizer
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reward_model import RewardModelManager
 from dovetail_sdk.testing.conformance import RewardManagerConformance
@@ -57,7 +58,7 @@ def tiny_classifier() -> Path:
 def plain_score(prompt: str, response: str) -> float:
     """What transformers makes of one conversation by itself."""
     where = tiny_classifier()
-    tokenizer: Any = AutoTokenizer.from_pretrained(where)
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForSequenceClassification.from_pretrained(where, dtype=torch.float32)
     ids = tokenizer(f"<user>{prompt}\n<assistant>{response}\n", add_special_tokens=False)
     with torch.no_grad():

@@ -6,7 +6,8 @@ Every search reads the text once, whatever it holds: a response of 100 kB of bra
 from __future__ import annotations
 
 import re
-from typing import Any
+
+from dovetail.interfaces import GroundTruth
 
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{1,4}([^\s{}$\\]{1,64})")
@@ -58,7 +59,7 @@ def last_tag(text: str, tag: str) -> str | None:
     return text[start + len(tag) + 2 : end].strip() if start >= 0 and end >= 0 else None
 
 
-def accepted_texts(ground_truth: Any) -> list[str]:
+def accepted_texts(ground_truth: GroundTruth) -> list[str]:
     """The accepted answers of a row as texts; empty where there are none, or one is neither text nor number."""
     several = isinstance(ground_truth, (list, tuple))
     answers = list(ground_truth) if several else [ground_truth]
@@ -68,7 +69,7 @@ def accepted_texts(ground_truth: Any) -> list[str]:
     return texts if all(texts) else []
 
 
-def complaint(ground_truth: Any) -> str | None:
+def complaint(ground_truth: GroundTruth) -> str | None:
     """Why a ground truth holds no accepted answer, or None."""
     if accepted_texts(ground_truth):
         return None
@@ -82,6 +83,6 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return found
 
 
-def _cut(value: Any) -> str:
+def _cut(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

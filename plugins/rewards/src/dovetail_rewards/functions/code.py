@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code_cases import CaseRunner
 from dovetail_rewards.functions.code_sandboxes import runner_for
@@ -46,7 +46,7 @@ class Code(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; `passed_share`, and `first_failure` with `stderr` where a test did not pass.
@@ -75,7 +75,7 @@ class Code(RewardFunction):
         return found
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         """Why this ground truth can't be scored, or None.
 
         Raises:

@@ -19,7 +19,7 @@ from dovetail_rewards.functions.code_truth import (
     Tests,
     value_of,
 )
-from dovetail_rewards.sandbox import Limits, Program, Result, Runner, Verdict
+from dovetail_rewards.sandbox import Program, ProgramLimits, ProgramVerdict, Result, Runner
 
 _SHOWN = 200
 _LEAST_S = 0.05
@@ -53,7 +53,7 @@ class CaseRunner:
     def __init__(self, config: CodeConfig, runner: Runner) -> None:
         self._config = config
         self._runner = runner
-        self._limits = Limits(
+        self._limits = ProgramLimits(
             cpu_s=config.time_limit,
             memory=config.memory_mb << 20,
             output=config.output_kb << 10,
@@ -87,7 +87,7 @@ class CaseRunner:
         def one(pair: tuple[str, str]) -> Case:
             text, expected = pair
             result = self._runner.run(Program(source=source, stdin=text.encode()), self._limits)
-            if result.verdict is not Verdict.OK:
+            if result.verdict is not ProgramVerdict.OK:
                 return _ended(result)
             printed = result.stdout.decode("utf-8", "replace")
             if same_output(printed, expected, self._config.tolerance):
@@ -102,7 +102,7 @@ class CaseRunner:
         texts: Sequence[Any] = tests.inputs if isinstance(tests, CallTests) else tests.tests
         begin = 0
         # all processes of a response together: twice what its tests may take, since each may load the code anew
-        left = Limits(cpu_s=2 * self._config.time_limit * (len(texts) + 1))
+        left = ProgramLimits(cpu_s=2 * self._config.time_limit * (len(texts) + 1))
         while begin < len(texts):
             driver = self._driver(source, tests, begin)
             count = len(texts) - begin
@@ -110,7 +110,7 @@ class CaseRunner:
             limits = attrs.evolve(
                 self._limits,
                 cpu_s=min(cpu_s, left.cpu_s),
-                wall_s=min(Limits(cpu_s=cpu_s).wall, left.wall),
+                wall_s=min(ProgramLimits(cpu_s=cpu_s).wall, left.wall),
                 output=max(self._limits.output, _CALL_OUTPUT),
             )
             result = self._runner.run(driver.program, limits)
@@ -149,7 +149,7 @@ class CaseRunner:
         return Case(passed=False, why=_wrong(repr(told.value), repr(expected)))
 
 
-def _accepted(expected: Any) -> Iterator[Any]:
+def _accepted(expected: object) -> Iterator[Any]:
     """The values that an expected one stands for: itself, the JSON that it holds, the one element of its list."""
     for one in (expected, value_of(expected) if isinstance(expected, str) else expected):
         yield one
@@ -171,16 +171,16 @@ def _some_at_once(
 def _ended(result: Result) -> Case:
     """A case during which the program ended, other than by giving an answer."""
     why = str(result.verdict)
-    if result.verdict is Verdict.OK:
+    if result.verdict is ProgramVerdict.OK:
         why = "the program ended before the test did"
-    elif result.verdict is Verdict.TIMEOUT:
+    elif result.verdict is ProgramVerdict.TIMEOUT:
         why = f"timeout after {result.cpu_s:.1f} s of CPU, {result.wall_s:.1f} s on the clock"
     elif result.signal is not None:
         why = f"crashed by signal {result.signal}"
     elif result.exit_status:
         last = _tail(result).rstrip().rpartition("\n")[2]
         why = f"{result.verdict}, exit status {result.exit_status}: {last}"
-    timeout = result.verdict is Verdict.TIMEOUT
+    timeout = result.verdict is ProgramVerdict.TIMEOUT
     return Case(passed=False, why=why, stderr=_tail(result), timeout=timeout)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 
 def same_output(printed: str, expected: str, tolerance: float) -> bool:
@@ -20,7 +19,7 @@ def same_output(printed: str, expected: str, tolerance: float) -> bool:
     )
 
 
-def same_value(returned: Any, expected: Any, tolerance: float) -> bool:
+def same_value(returned: object, expected: object, tolerance: float) -> bool:
     """Compare values as JSON has them: lists in order, mappings by key, numbers as numbers, true apart from 1.
 
     A float may differ by `tolerance`, absolutely or relative to the expected one.

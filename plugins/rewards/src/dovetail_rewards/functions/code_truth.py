@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+from dovetail.interfaces import GroundTruth
+
 
 @attrs.frozen
 class StdinTests:
@@ -38,7 +40,7 @@ class AssertTests:
 Tests = StdinTests | CallTests | AssertTests
 
 
-def parse_truth(ground_truth: Any) -> Tests:
+def parse_truth(ground_truth: GroundTruth) -> Tests:
     """The test cases of a row.
 
     Args:
@@ -143,14 +145,14 @@ def _split(text: str) -> list[str]:
     return tests or [text]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """An input or output as text: a list is its lines, a number its digits."""
     if isinstance(value, (list, tuple)):
         return "\n".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _arguments(value: Any) -> list[Any]:
+def _arguments(value: object) -> list[Any]:
     """Arguments of a call: a list of them, or a text with JSON of one argument a line."""
     if isinstance(value, str):
         return [value_of(line) for line in value.splitlines() if line.strip()]

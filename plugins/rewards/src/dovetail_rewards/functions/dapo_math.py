@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import DapoMathConfig
 from dovetail_rewards.functions.answers import complaint, last_boxed
 from dovetail_rewards.functions.math_answer import labelled_answer, math_truths
@@ -42,7 +42,7 @@ class DapoMath(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its part `correct` as 0 or 1; `pred`: the answer as written, or None.
@@ -59,5 +59,5 @@ class DapoMath(RewardFunction):
         return {"score": score, "correct": float(right), "pred": pred}
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return complaint(ground_truth)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig
 
 
@@ -31,7 +31,7 @@ class ExactMatch(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`, and `pred`: the text that was compared, as it was compared, or None."""
@@ -41,7 +41,7 @@ class ExactMatch(RewardFunction):
         return {"score": self.config.score if hit else self.config.miss_score, "pred": pred}
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if not _texts(ground_truth):
             return f"ground truth {ground_truth!r} is not a text, a number or a list of them"
         return None
@@ -57,7 +57,7 @@ class ExactMatch(RewardFunction):
         return text.casefold() if self.config.ignore_case else text
 
 
-def _texts(ground_truth: Any) -> list[str]:
+def _texts(ground_truth: GroundTruth) -> list[str]:
     """The accepted answers as texts; empty where there are none, or one is of another type."""
     several = isinstance(ground_truth, (list, tuple))
     answers = list(ground_truth) if several else [ground_truth]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dovetail.errors import PluginNeedsError
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import FuzzyMatchConfig
 from dovetail_rewards.functions.answers import accepted_texts, complaint
 
@@ -41,7 +41,7 @@ class FuzzyMatch(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its part `similarity` in [0, 1]; `pred`: the text that was compared, as it was compared, or None."""
@@ -56,7 +56,7 @@ class FuzzyMatch(RewardFunction):
         return {"score": self.config.score * result, "similarity": likeness, "pred": pred}
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return complaint(ground_truth)
 
     def _answer(self, text: str) -> str | None:

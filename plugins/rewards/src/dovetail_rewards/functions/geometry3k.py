@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import Geometry3kConfig
 from dovetail_rewards.functions.answers import complaint, last_boxed
 from dovetail_rewards.functions.math_answer import math_truths
@@ -34,7 +34,7 @@ class Geometry3k(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
@@ -51,7 +51,7 @@ class Geometry3k(RewardFunction):
         return {"score": score, "format": float(in_form), "correct": float(right), "pred": pred}
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return complaint(ground_truth)
 
     def _in_form(self, text: str) -> bool:

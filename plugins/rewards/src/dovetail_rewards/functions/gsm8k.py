@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar
 
-from dovetail.interfaces import RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, RewardFunction
 from dovetail_rewards.config import Gsm8kConfig
 
 # A sign counts only where it does not join two words or numbers: `3-5` ends with 5, `= -5` with -5.
@@ -38,7 +38,7 @@ class Gsm8k(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; `correct`, 1 or 0; and `pred`: the number found as text, equal for equal numbers, or None."""
@@ -53,7 +53,7 @@ class Gsm8k(RewardFunction):
         }
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if _number(ground_truth) is None:
             return f"ground truth {ground_truth!r} is not a number such as '18' or '1,234'"
         return None
@@ -64,7 +64,7 @@ def _answer(text: str, *, strict: bool) -> Decimal | None:
     return _number(matches[-1]) if matches else None
 
 
-def _number(value: Any) -> Decimal | None:
+def _number(value: object) -> Decimal | None:
     """The value as a number; None where it is none, or is not finite."""
     text = str(value).strip().removesuffix(".")
     for noise, plain in ((",", ""), ("$", ""), ("−", "-"), (" ", "")):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from dovetail.errors import nearest
-from dovetail.interfaces import RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, RewardFunction
 from dovetail_rewards.config_functions import InstructionFollowingConfig
 from dovetail_rewards.functions.instructions import INSTRUCTIONS
 
@@ -49,7 +49,7 @@ class InstructionFollowing(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `share` of instructions kept and `all` of them as 0 or 1; `broken`: names of those that are not.
@@ -78,11 +78,11 @@ class InstructionFollowing(RewardFunction):
         }
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return _complaint(_instructions(ground_truth))
 
 
-def _instructions(ground_truth: Any) -> list[_Wanted] | None:
+def _instructions(ground_truth: GroundTruth) -> list[_Wanted] | None:
     """The instructions of a row; None where the ground truth is of another form."""
     if isinstance(ground_truth, str):
         try:
@@ -129,5 +129,5 @@ def _versions(text: str) -> Iterator[str]:
         yield version.replace("*", "")
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))

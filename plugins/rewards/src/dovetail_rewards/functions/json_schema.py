@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
 from dovetail.errors import ConfigError, PluginNeedsError
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import JsonSchemaConfig
 
 _FENCE = re.compile(r"^```[^\n`]{0,32}$", re.MULTILINE)
@@ -48,7 +48,7 @@ class JsonSchema(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `parsed`, `valid` as 0 or 1 and `fields` in [0, 1]; `pred`: the value as sorted JSON, or None."""
@@ -73,7 +73,7 @@ class JsonSchema(RewardFunction):
         }
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if config.compare:
             if _value(ground_truth) is _MISSING:
                 return f"ground truth {ground_truth!r:.80} is no JSON value"
@@ -109,14 +109,14 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _value(ground_truth: Any) -> Any:
+def _value(ground_truth: GroundTruth) -> Any:
     """A ground truth as a JSON value: what its text says, or the mapping or list that it is."""
     if isinstance(ground_truth, str):
         return _parsed(ground_truth)
     return _MISSING if ground_truth is None else ground_truth
 
 
-def _object(ground_truth: Any) -> dict[str, Any] | None:
+def _object(ground_truth: GroundTruth) -> dict[str, Any] | None:
     value = _value(ground_truth)
     return dict(value) if isinstance(value, Mapping) else None
 
@@ -140,7 +140,7 @@ def _bad_schema(schema: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_valid(schema: Mapping[str, Any], value: Any) -> bool:
+def _is_valid(schema: Mapping[str, Any], value: object) -> bool:
     """Whether the schema accepts the value; one that nests too deep for the validator is not accepted."""
     try:
         return bool(_validator(schema).is_valid(value))
@@ -148,7 +148,7 @@ def _is_valid(schema: Mapping[str, Any], value: Any) -> bool:
         return False
 
 
-def _share(schema: Mapping[str, Any], value: Any) -> float:
+def _share(schema: Mapping[str, Any], value: object) -> float:
     """The share of the schema's fields that are there and valid; of a schema without fields, its validity."""
     properties = schema.get("properties")
     wanted = schema.get("required") or list(properties or ())
@@ -172,7 +172,7 @@ def _accepts(validator: Any, properties: Any, name: str, value: Any) -> bool:
         return False
 
 
-def _equal_share(value: Any, truth: Any) -> float:
+def _equal_share(value: object, truth: object) -> float:
     """The share of the truth's fields that the value has; both are walked side by side, without recursion."""
     right = total = 0
     pairs = [(value, truth)]
@@ -192,12 +192,12 @@ def _equal_share(value: Any, truth: Any) -> float:
     return right / total
 
 
-def _same(mine: Any, theirs: Any) -> bool:
+def _same(mine: object, theirs: object) -> bool:
     """Equality as JSON has it: true is not 1, and 1 is 1.0."""
     return isinstance(mine, bool) == isinstance(theirs, bool) and bool(mine == theirs)
 
 
-def _sorted_json(value: Any) -> str | None:
+def _sorted_json(value: object) -> str | None:
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=False)
     except RecursionError:

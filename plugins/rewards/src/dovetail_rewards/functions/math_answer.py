@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import MathConfig
 from dovetail_rewards.functions.answers import accepted_texts, after_label, complaint, last_boxed
 from dovetail_rewards.functions.verified import Verifier
@@ -48,7 +48,7 @@ class MathAnswer(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
@@ -65,7 +65,7 @@ class MathAnswer(RewardFunction):
         return {"score": score, "format": 1.0, "correct": float(right), "pred": pred}
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return complaint(ground_truth)
 
     def _answer(self, text: str) -> str | None:
@@ -76,7 +76,7 @@ class MathAnswer(RewardFunction):
         return None
 
 
-def math_truths(ground_truth: Any) -> list[str]:
+def math_truths(ground_truth: GroundTruth) -> list[str]:
     r"""The accepted answers, taken out of their `\boxed{…}` where they have one."""
     return [last_boxed(text) or text for text in accepted_texts(ground_truth)]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import MultipleChoiceConfig
 from dovetail_rewards.functions.answers import last_boxed, last_tag
 
@@ -47,7 +47,7 @@ class MultipleChoice(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `format` (a letter is chosen) and `correct` as 0 or 1; `pred`: the letter, or None."""
@@ -63,7 +63,7 @@ class MultipleChoice(RewardFunction):
         }
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if not _truths(ground_truth, config.choices):
             return f"ground truth {ground_truth!r:.80} is not one of the letters {config.choices}"
         return None
@@ -96,7 +96,7 @@ def _last_letter(pattern: re.Pattern[str], text: str) -> str | None:
     return _chosen(found)
 
 
-def _truths(ground_truth: Any, choices: str) -> set[str]:
+def _truths(ground_truth: GroundTruth, choices: str) -> set[str]:
     """The right letters; empty where there are none, or one is no letter of the choices."""
     several = ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth]
     letters = [str(truth).strip().strip("().:[]").strip().upper() for truth in several]

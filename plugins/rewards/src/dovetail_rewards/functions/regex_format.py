@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config import RegexFormatConfig
 
 
@@ -35,7 +35,7 @@ class RegexFormat(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred` where the pattern marks it."""
@@ -54,7 +54,7 @@ class RegexFormat(RewardFunction):
         return {"score": score, **parts}
 
     @classmethod
-    def check_row(cls, config: Any, ground_truth: Any) -> str | None:
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if config.answer_score and not isinstance(ground_truth, (str, int, float)):
             return (
                 f"ground truth {ground_truth!r} is not a text or a number, and answer_score is set"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import RewardFunction
+from dovetail.interfaces import GroundTruth, RewardFunction
 from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
 
 
@@ -30,7 +30,7 @@ class LengthPenalty(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score` in [−penalty, 0], and its part `length` in the configured unit."""
@@ -64,7 +64,7 @@ class RepetitionPenalty(RewardFunction):
         self,
         data_source: str | None,
         solution_str: str,
-        ground_truth: Any,
+        ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score` in [−penalty, 0], and its part `repeated`: the share of runs that are repetitions."""

@@ -17,7 +17,7 @@ from dovetail.interfaces import (
     outcomes_from,
 )
 from dovetail_rewards.manager_config import BatchConfig
-from dovetail_rewards.managers.collector import Collector
+from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
 
 
@@ -43,12 +43,12 @@ class BatchManager(FunctionManager):
     def __init__(self, config: BatchConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
-        self._collectors: dict[RewardCall, Collector[Sample]] = {}
+        self._collectors: dict[RewardCall, BatchQueue[Sample]] = {}
 
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         if call not in self._collectors:
             config = self.config
-            self._collectors[call] = Collector[Sample](
+            self._collectors[call] = BatchQueue[Sample](
                 lambda samples: self._score_list(call, samples),
                 size=config.size,
                 wait=config.wait_ms / 1000,

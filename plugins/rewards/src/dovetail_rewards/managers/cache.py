@@ -55,7 +55,7 @@ class OutcomeCache:
             self._kept.popitem(last=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Arrays by their content; nothing else, since a repr may be the same for different things."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [str(value.dtype), value.tolist()]

@@ -16,7 +16,7 @@ Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
 """Scores a batch: one outcome a sample, in order. Raises nothing for failing samples."""
 
 
-class Collector(Generic[Item]):
+class BatchQueue(Generic[Item]):
     """One queue of samples and the calls that empty it. It may be used from several event loops, one after another.
 
     With a budget, a batch is whoever has waited longest and those nearest to it in weight, as long as all of them, padded

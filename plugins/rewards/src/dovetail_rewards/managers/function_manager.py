@@ -13,6 +13,7 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardCall,
     RewardFunctions,
@@ -32,7 +33,7 @@ class FunctionManager(RewardManager):
     Its Config extends `CachingConfig`.
     """
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self.cache = OutcomeCache(config.cache_size)
 

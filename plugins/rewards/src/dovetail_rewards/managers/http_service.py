@@ -90,7 +90,7 @@ class HttpService:
             return [self._failure(FailureKind.INVALID_VALUE, what)] * count
         return [self._outcome(result) for result in results]
 
-    def _outcome(self, result: Any) -> Outcome:
+    def _outcome(self, result: object) -> Outcome:
         if isinstance(result, Mapping) and result.get("error") is not None:
             what = f"could not score it: {str(result['error'])[:300]}"
             again = result.get("retryable") is True
@@ -106,7 +106,7 @@ class HttpService:
         self._lane.close()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -13,6 +13,7 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
@@ -54,7 +55,7 @@ class HybridManager(RewardManager):
         self._parts: list[_Part] = []
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         return any(
             section.function is None
             and manager_class(section.manager).needs_functions(section.manager or NAIVE)
@@ -62,7 +63,7 @@ class HybridManager(RewardManager):
         )
 
     @classmethod
-    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+    def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
         own = {name: s.function for name, s in config.scorers.items() if s.function is not None}
         for name, section in config.scorers.items():
             inner = manager_class(section.manager).own_functions(section.manager or NAIVE)
@@ -70,7 +71,7 @@ class HybridManager(RewardManager):
         return own
 
     @classmethod
-    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
         selected: dict[str, tuple[str, PluginSection]] = {}
         for name, section in config.scorers.items():
             selected[f"scorers.{name}.manager"] = ("reward_manager", section.manager or NAIVE)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dovetail.interfaces import (
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardCall,
     RunningTime,
@@ -29,7 +30,7 @@ class NaiveManager(FunctionManager):
     capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
     Config: ClassVar[type[CachingConfig]] = NaiveConfig
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
 

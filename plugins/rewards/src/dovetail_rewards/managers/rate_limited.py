@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dovetail.interfaces import (
     Outcome,
@@ -43,7 +43,7 @@ class RateLimitedManager(NaiveManager):
         with time.waiting():
             spending = await self.budget.spend(self._estimate(sample))
 
-        def judge(value: Any) -> Outcome:
+        def judge(value: object) -> Outcome:
             _correct(spending, value)
             return outcome_from(value, call.name)
 
@@ -57,11 +57,11 @@ class RateLimitedManager(NaiveManager):
         return float(self.config.tokens_per_request + characters / per_token)
 
 
-def _text(prompt: Any) -> str:
+def _text(prompt: object) -> str:
     return json.dumps(prompt, default=str, ensure_ascii=False)
 
 
-def _correct(spending: Spending, value: Any) -> None:
+def _correct(spending: Spending, value: object) -> None:
     """Take the tokens that the call really used, where it tells."""
     usage = value.get("usage") if isinstance(value, Mapping) else None
     if isinstance(usage, Mapping):

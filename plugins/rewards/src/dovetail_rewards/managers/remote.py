@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from dovetail.interfaces import (
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
@@ -17,7 +18,7 @@ from dovetail.interfaces import (
 )
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import RemoteConfig
-from dovetail_rewards.managers.collector import Collector
+from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.http_service import HttpService
 from dovetail_rewards.managers.inner import NAIVE, manager_class
 from dovetail_rewards.managers.scoring_workers import ScoringWorkers
@@ -59,22 +60,22 @@ class RemoteManager(RewardManager):
         else:
             self._workers = ScoringWorkers(config, context)
             calls *= config.workers or 1
-        self._collector = Collector[_Sent](
+        self._collector = BatchQueue[_Sent](
             self._score_batch, size=config.size, wait=config.wait_ms / 1000, calls=calls
         )
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         inner = config.manager or NAIVE
         return config.workers is not None and manager_class(inner).needs_functions(inner)
 
     @classmethod
-    def own_functions(cls, config: Any) -> Mapping[str, PluginSection]:
+    def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
         inner = config.manager or NAIVE
         return {} if config.workers is None else manager_class(inner).own_functions(inner)
 
     @classmethod
-    def selects(cls, config: Any) -> Mapping[str, tuple[str, PluginSection]]:
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
         if config.workers is None:
             return {}
         inner = config.manager or NAIVE

@@ -6,7 +6,7 @@ import asyncio
 import json
 import pickle
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -14,6 +14,7 @@ from dovetail.interfaces import (
     CountedTime,
     Failure,
     FailureKind,
+    Logger,
     Outcome,
     PluginContext,
     PluginRef,
@@ -51,7 +52,7 @@ class Ask:
     """Seconds that each sample may run."""
 
 
-def make_task(given: bytes, logger: Any) -> ScoringTask:
+def make_task(given: bytes, logger: Logger) -> ScoringTask:
     """The task of a pickled TaskSetup; it comes from the run's own controller."""
     setup: TaskSetup = pickle.loads(given)  # noqa: S301
     for ref in setup.files:

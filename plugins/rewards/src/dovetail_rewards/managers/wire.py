@@ -64,13 +64,13 @@ def unpack_outcome(text: Any) -> Outcome:
         raise Garbled(f"{type(error).__name__}: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.tolist()
     return value.item() if isinstance(value, np.generic) else _shown(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return repr(value)[:_CUT]
     except Exception as error:  # noqa: BLE001 - a user's own __repr__ may raise anything

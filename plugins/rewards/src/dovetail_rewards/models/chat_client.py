@@ -17,7 +17,7 @@ LONGEST_PAUSE = 60.0
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
+class ChatReply:
     """What a judge said."""
 
     text: str
@@ -54,7 +54,7 @@ class ChatClient:
             config.request_timeout,
         )
 
-    async def ask(self, messages: Sequence[Mapping[str, str]]) -> Answer | Refusal:
+    async def ask(self, messages: Sequence[Mapping[str, str]]) -> ChatReply | Refusal:
         """One request; raises nothing for what the endpoint does."""
         try:
             return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
@@ -75,7 +75,7 @@ class ChatClient:
             body["max_tokens"] = config.max_tokens
         return {**body, **config.extra_body}
 
-    def _read(self, content: bytes) -> Answer | Refusal:
+    def _read(self, content: bytes) -> ChatReply | Refusal:
         try:
             body = json.loads(content)
             text = body["choices"][0]["message"]["content"]
@@ -86,7 +86,7 @@ class ChatClient:
         if not isinstance(text, str):
             what = f"answered with what is no chat completion: {content[:80]!r}"
             return self._refusal(FailureKind.INVALID_VALUE, what, retryable=True)
-        return Answer(text=text, tokens=tokens if tokens is None or tokens >= 0 else None)
+        return ChatReply(text=text, tokens=tokens if tokens is None or tokens >= 0 else None)
 
     def _refusal(
         self, kind: FailureKind, what: str, *, retryable: bool, pause: float = 0.0

@@ -14,6 +14,7 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
@@ -25,7 +26,7 @@ from dovetail_rewards.managers.budget import Budget
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
-from dovetail_rewards.models.chat_client import Answer, ChatClient, Refusal
+from dovetail_rewards.models.chat_client import ChatClient, ChatReply, Refusal
 from dovetail_rewards.models.question import Question
 from dovetail_rewards.models.verdict import NoVerdict, Verdicts
 
@@ -74,7 +75,7 @@ class JudgeManager(RewardManager):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         return False
 
     def start(self) -> None:
@@ -134,7 +135,7 @@ class JudgeManager(RewardManager):
                 with time.waiting():
                     await asyncio.sleep(max(backoff, pause))
             reply = await self._ask(messages, time)
-            if isinstance(reply, Answer):
+            if isinstance(reply, ChatReply):
                 try:
                     return self._verdicts.of(reply.text), reply.text
                 except NoVerdict as error:
@@ -145,7 +146,7 @@ class JudgeManager(RewardManager):
                 break
         return failure
 
-    async def _ask(self, messages: list[dict[str, str]], time: RunningTime) -> Answer | Refusal:
+    async def _ask(self, messages: list[dict[str, str]], time: RunningTime) -> ChatReply | Refusal:
         """One request, when there is a place and the budget allows it."""
         client = self._client
         if client is None:
@@ -159,12 +160,12 @@ class JudgeManager(RewardManager):
         try:
             with time.waiting():
                 spending = await self.budget.spend(estimate)
-            reply: Answer | Refusal = await self._lane.run(client.ask(messages))
+            reply: ChatReply | Refusal = await self._lane.run(client.ask(messages))
         except TooManyHungError as error:
             return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
         finally:
             places.release()
-        if isinstance(reply, Answer) and reply.tokens is not None:
+        if isinstance(reply, ChatReply) and reply.tokens is not None:
             spending.tokens = reply.tokens
         return reply
 

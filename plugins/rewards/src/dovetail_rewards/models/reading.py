@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces import Sample
+from dovetail.interfaces import Sample, Tokenizer
 from dovetail_rewards.model_config import RewardModelConfig
 
 
@@ -38,7 +38,7 @@ class Reader:
         ConfigError: a chat is asked for, and there is no chat template.
     """
 
-    def __init__(self, config: RewardModelConfig, tokenizer: Any, limit: int | None) -> None:
+    def __init__(self, config: RewardModelConfig, tokenizer: Tokenizer, limit: int | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._limit = config.max_length or limit

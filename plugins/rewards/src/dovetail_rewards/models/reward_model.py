@@ -14,13 +14,14 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     Outcome,
+    PluginConfig,
     PluginContext,
     RewardManager,
     RunningTime,
     Sample,
     outcome_from,
 )
-from dovetail_rewards.managers.collector import Collector
+from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reading import Reader, Reading
@@ -63,7 +64,7 @@ class RewardModelManager(RewardManager):
         self._threads = DaemonThreads(HungCalls(_HUNG))
         self._model: Any = None
         self._reader: Any = None
-        self._collector = Collector[_Text](
+        self._collector = BatchQueue[_Text](
             self._score_batch,
             size=config.size,
             wait=config.wait_ms / 1000,
@@ -73,7 +74,7 @@ class RewardModelManager(RewardManager):
         )
 
     @classmethod
-    def needs_functions(cls, config: Any) -> bool:
+    def needs_functions(cls, config: PluginConfig) -> bool:
         return False
 
     def start(self) -> None:

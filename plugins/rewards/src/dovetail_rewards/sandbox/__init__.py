@@ -4,18 +4,18 @@ from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableErro
 from dovetail_rewards.sandbox.levels import LevelReport, available_levels
 from dovetail_rewards.sandbox.local import Sandbox
 from dovetail_rewards.sandbox.remote import RemoteSandbox
-from dovetail_rewards.sandbox.values import Limits, Program, Result, Runner, Verdict
+from dovetail_rewards.sandbox.values import Program, ProgramLimits, ProgramVerdict, Result, Runner
 
 __all__ = [
     "LevelReport",
-    "Limits",
     "Program",
+    "ProgramLimits",
+    "ProgramVerdict",
     "RemoteSandbox",
     "Result",
     "Runner",
     "Sandbox",
     "SandboxError",
     "SandboxUnreachableError",
-    "Verdict",
     "available_levels",
 ]

@@ -15,7 +15,7 @@ _GRACE_S = 10.0
 _CHUNK = 1 << 16
 
 
-class Streams:
+class OutputStreams:
     """The two outputs of one run and its status socket.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
-from dovetail_rewards.sandbox.helper.wire import Request, Setup
+from dovetail_rewards.sandbox.helper.wire import Request, SandboxSetup
 
 CLEAN_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -46,7 +46,7 @@ class HelperProcess:
         SandboxError: it can't confine programs so on this machine; the message says why.
     """
 
-    def __init__(self, python: str, setup: Setup, *, user: int | None = None) -> None:
+    def __init__(self, python: str, setup: SandboxSetup, *, user: int | None = None) -> None:
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import signal
 
-from dovetail_rewards.sandbox.collect import Streams
+from dovetail_rewards.sandbox.collect import OutputStreams
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
 from dovetail_rewards.sandbox.helper.wire import Report
-from dovetail_rewards.sandbox.values import Result, Verdict
+from dovetail_rewards.sandbox.values import ProgramVerdict, Result
 
 _LIMITS = {
-    "cpu": Verdict.TIMEOUT,
-    "wall": Verdict.TIMEOUT,
-    "memory": Verdict.MEMORY,
-    "disk": Verdict.DISK_LIMIT,
+    "cpu": ProgramVerdict.TIMEOUT,
+    "wall": ProgramVerdict.TIMEOUT,
+    "memory": ProgramVerdict.MEMORY,
+    "disk": ProgramVerdict.DISK_LIMIT,
 }
 _CLOCKS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM)
 """Signals of timers: the kernel's for CPU time, and those that a program sets for itself."""
 
 
-def result_from(report: Report, streams: Streams, *, cut: bool) -> Result:
+def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
     """The result of a run.
 
     Args:
@@ -58,14 +58,14 @@ def result_from(report: Report, streams: Streams, *, cut: bool) -> Result:
     )
 
 
-def _verdict(status: int | None, report: Report, stderr: bytes, *, cut: bool) -> Verdict:
+def _verdict(status: int | None, report: Report, stderr: bytes, *, cut: bool) -> ProgramVerdict:
     if cut:
-        return Verdict.OUTPUT_LIMIT
+        return ProgramVerdict.OUTPUT_LIMIT
     if status is None:
         return _LIMITS[report["ended"] or "wall"]
     if os.WIFSIGNALED(status):
-        return Verdict.TIMEOUT if os.WTERMSIG(status) in _CLOCKS else Verdict.CRASHED
+        return ProgramVerdict.TIMEOUT if os.WTERMSIG(status) in _CLOCKS else ProgramVerdict.CRASHED
     if os.WEXITSTATUS(status) == 0:
-        return Verdict.OK
+        return ProgramVerdict.OK
     last = stderr.rstrip().rpartition(b"\n")[2]
-    return Verdict.MEMORY if last.startswith(b"MemoryError") else Verdict.FAILED
+    return ProgramVerdict.MEMORY if last.startswith(b"MemoryError") else ProgramVerdict.FAILED

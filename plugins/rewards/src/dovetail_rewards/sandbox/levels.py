@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from dovetail_rewards.sandbox.errors import SandboxError
-from dovetail_rewards.sandbox.helper.wire import Level, Setup
+from dovetail_rewards.sandbox.helper.wire import Level, SandboxSetup
 
 LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess")
 """Best first; the first two guarantee the same, and the helper's own is faster. The third is taken only by name."""
@@ -42,7 +42,9 @@ class LevelReport:
     """What it guarantees; or why it is not available."""
 
 
-def setup_for(level: Level, *, packages: Sequence[str] = (), preload: Sequence[str] = ()) -> Setup:
+def setup_for(
+    level: Level, *, packages: Sequence[str] = (), preload: Sequence[str] = ()
+) -> SandboxSetup:
     """The set-up of a helper at this level.
 
     Raises:
@@ -53,7 +55,7 @@ def setup_for(level: Level, *, packages: Sequence[str] = (), preload: Sequence[s
     bwrap = shutil.which("bwrap") or ""
     if level == "bubblewrap" and not bwrap:
         raise SandboxError("bwrap is not installed: apt-get install bubblewrap")
-    return Setup(
+    return SandboxSetup(
         level=level,
         readable=list(packages),
         packages=list(packages),
@@ -111,11 +113,13 @@ def _available_levels(python: str | None) -> tuple[LevelReport, ...]:
 
 def _tried(level: Level, python: str | None) -> LevelReport:
     from dovetail_rewards.sandbox.local import Sandbox
-    from dovetail_rewards.sandbox.values import Limits, Program
+    from dovetail_rewards.sandbox.values import Program, ProgramLimits
 
     try:
         with Sandbox(level=level, python=python, tried=True) as sandbox:
-            result = sandbox.run(Program(source="import sys; sys.stdout.write('1')"), Limits())
+            result = sandbox.run(
+                Program(source="import sys; sys.stdout.write('1')"), ProgramLimits()
+            )
     except SandboxError as error:
         return LevelReport(level=level, available=False, detail=error.message)
     if result.stdout != b"1":

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self, cast
 
-from dovetail_rewards.sandbox.collect import Streams
+from dovetail_rewards.sandbox.collect import OutputStreams
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
 from dovetail_rewards.sandbox.helper.wire import Level, Payload, Report, Request
 from dovetail_rewards.sandbox.helper_process import HelperProcess, default_python
 from dovetail_rewards.sandbox.judge import result_from
 from dovetail_rewards.sandbox.levels import chosen_level, setup_for
-from dovetail_rewards.sandbox.values import Limits, Program, Result
+from dovetail_rewards.sandbox.values import Program, ProgramLimits, Result
 
 _SEALED = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
 _ADD_SEALS = 1033
@@ -63,7 +63,7 @@ class Sandbox:
         self._slots = itertools.count()
         self._under_way: set[socket.socket] = set()
 
-    def run(self, program: Program, limits: Limits) -> Result:
+    def run(self, program: Program, limits: ProgramLimits) -> Result:
         """Run a program to its end.
 
         Raises:
@@ -96,8 +96,8 @@ class Sandbox:
         self.close()
 
     def _begin(
-        self, program: Program, request: Request, limits: Limits, stack: ExitStack
-    ) -> Streams:
+        self, program: Program, request: Request, limits: ProgramLimits, stack: ExitStack
+    ) -> OutputStreams:
         """Send the request; the streams that it is answered on."""
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(status)
@@ -113,7 +113,7 @@ class Sandbox:
                 sent.callback(os.close, writing)
             writing_ends = [writing for _, writing in ends]
             self._live_helper().send(request, [theirs.fileno(), stdin, *writing_ends, payload])
-        return Streams(
+        return OutputStreams(
             status, stdout=ends[0][0], stderr=ends[1][0], limit=limits.output, wall_s=limits.wall
         )
 
@@ -141,7 +141,7 @@ class Sandbox:
                 heapq.heappush(self._free, slot)
 
 
-def _request(limits: Limits, slot: int) -> Request:
+def _request(limits: ProgramLimits, slot: int) -> Request:
     return Request(
         slot=slot,
         cpu_s=limits.cpu_s,

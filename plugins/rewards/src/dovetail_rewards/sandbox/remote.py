@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
-from dovetail_rewards.sandbox.values import MIB, Limits, Program, Result, Verdict
+from dovetail_rewards.sandbox.values import MIB, Program, ProgramLimits, ProgramVerdict, Result
 
 _RETRYABLE: Final = frozenset({408, 425, 429, *range(500, 600)})
 _SLACK_S = 10.0
@@ -42,7 +42,7 @@ class RemoteSandbox:
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self.url = url
 
-    def run(self, program: Program, limits: Limits) -> Result:
+    def run(self, program: Program, limits: ProgramLimits) -> Result:
         """Run a program of Python source on the service.
 
         Raises:
@@ -96,7 +96,7 @@ class RemoteSandbox:
         return answer
 
 
-def _result(answer: dict[str, Any], limits: Limits, url: str) -> Result:
+def _result(answer: dict[str, Any], limits: ProgramLimits, url: str) -> Result:
     """What the service's answer says about the program."""
     status, run = answer.get("status"), answer.get("run_result")
     if status == "SandboxError":
@@ -126,18 +126,18 @@ def _result(answer: dict[str, Any], limits: Limits, url: str) -> Result:
 
 def _verdict(
     run: dict[str, Any], code: object, stderr: bytes, *, too_much: bool, url: str
-) -> Verdict:
+) -> ProgramVerdict:
     if run.get("status") == "TimeLimitExceeded":
-        return Verdict.TIMEOUT
+        return ProgramVerdict.TIMEOUT
     if run.get("status") != "Finished" or not isinstance(code, int):
         raise SandboxUnreachableError(f"sandbox service {url} could not run a program: {run!r}")
     if too_much:
-        return Verdict.OUTPUT_LIMIT
+        return ProgramVerdict.OUTPUT_LIMIT
     if code == 0:
-        return Verdict.OK
+        return ProgramVerdict.OK
     last = stderr.rstrip().rpartition(b"\n")[2]
-    ended = Verdict.FAILED if code > 0 else Verdict.CRASHED
-    return Verdict.MEMORY if last.startswith(b"MemoryError") else ended
+    ended = ProgramVerdict.FAILED if code > 0 else ProgramVerdict.CRASHED
+    return ProgramVerdict.MEMORY if last.startswith(b"MemoryError") else ended
 
 
 def _shown(data: bytes) -> str:

@@ -16,7 +16,7 @@ _positive: Any = attrs.validators.gt(0)
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class ProgramLimits:
     """What a program may use."""
 
     cpu_s: float = attrs.field(default=4.0, validator=_positive)
@@ -64,7 +64,7 @@ class Program:
                 raise SandboxError(f"file name {name!r} does not lie below the working directory")
 
 
-class Verdict(StrEnum):
+class ProgramVerdict(StrEnum):
     """How a program ended."""
 
     OK = "ok"
@@ -83,14 +83,14 @@ class Verdict(StrEnum):
 class Result:
     """How a program ran. Whatever it did, this is its own doing: faults of the sandbox are exceptions."""
 
-    verdict: Verdict
+    verdict: ProgramVerdict
     """How it ended."""
     exit_status: int | None = None
     """Its exit status; None where a signal or a limit ended it."""
     signal: int | None = None
     """The signal that ended it, where one did and no limit."""
     stdout: bytes = b""
-    """The first `Limits.output` bytes."""
+    """The first `ProgramLimits.output` bytes."""
     stderr: bytes = b""
     """The last 16 KiB."""
     stdout_truncated: bool = False
@@ -107,13 +107,13 @@ class Result:
     @property
     def ok(self) -> bool:
         """Whether it ended by itself with exit status 0."""
-        return self.verdict is Verdict.OK
+        return self.verdict is ProgramVerdict.OK
 
 
 class Runner(Protocol):
     """What runs programs: the sandbox of this machine, or a service."""
 
-    def run(self, program: Program, limits: Limits) -> Result:
+    def run(self, program: Program, limits: ProgramLimits) -> Result:
         """Run a program to its end; safe to call from many threads.
 
         Raises:

@@ -1,4 +1,4 @@
-"""DeviceMemory by the CUDA runtime: allocated beside torch's allocator, exported by IPC handles.
+"""SharedDeviceMemory by the CUDA runtime: allocated beside torch's allocator, exported by IPC handles.
 
 torch's own allocator may hand out expandable segments, which have no IPC handles; memory from cudaMalloc always has one.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import PluginNeedsError, WeightSyncError
-from dovetail_transports.cuda_ipc.memory import Allocation, DeviceMemory
+from dovetail_transports.cuda_ipc.memory import Allocation, SharedDeviceMemory
 
 _HANDLE_BYTES = 64
 """CUDA_IPC_HANDLE_SIZE."""
@@ -35,7 +35,7 @@ _opened: dict[tuple[bytes, int], _Opened] = {}
 """By handle and device: opened once a process, however many receivers it has."""
 
 
-class CudaMemory(DeviceMemory):
+class CudaMemory(SharedDeviceMemory):
     """Memory of one GPU.
 
     Args:
@@ -89,6 +89,7 @@ class CudaMemory(DeviceMemory):
         with _lock:
             _made.pop(made.handle, None)
         with torch.cuda.device(self._device):
+            # Copies to and from it may still be queued, and torch's allocator knows nothing of this memory.
             torch.cuda.synchronize(self._device)
             self._use_device()
             self._runtime.cudaFree(made.address)
@@ -119,6 +120,7 @@ class CudaMemory(DeviceMemory):
                 return
             del _opened[opened.handle, self._index]
             with torch.cuda.device(self._device):
+                # As in `free`. The lock is held, so that no `open` maps the handle anew while it goes.
                 torch.cuda.synchronize(self._device)
                 self._use_device()
                 self._runtime.cudaIpcCloseMemHandle(opened.address)
@@ -182,7 +184,7 @@ class CudaMemory(DeviceMemory):
     def _failed(self, code: Any) -> bool:
         return int(code) != 0
 
-    def _in_words(self, code: Any) -> str:
+    def _in_words(self, code: object) -> str:
         _, text = self._runtime.cudaGetErrorString(code)
         return f"{getattr(code, 'name', code)}: {text.decode() if text else 'unknown'}"
 

@@ -1,4 +1,4 @@
-"""DeviceMemory: memory of an accelerator that other processes can open, as the ring needs it."""
+"""SharedDeviceMemory: memory of an accelerator that other processes can open, as the ring needs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Allocation:
     """With it, other processes open the memory."""
 
 
-class DeviceMemory(ABC):
+class SharedDeviceMemory(ABC):
     """What one process does with the memory of its device. Sizes are in bytes."""
 
     @property
@@ -60,4 +60,4 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
-        """Queue a copy into all of `target` from a place in another device's memory, on the current stream."""
+        """Queue a copy into all of `target`, uint8 [n], from n bytes of another device's memory, on the current stream."""

@@ -7,8 +7,8 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail_transports.config import CudaIpcConfig
 from dovetail_transports.cuda_ipc.cuda_memory import CudaMemory
-from dovetail_transports.cuda_ipc.memory import DeviceMemory
-from dovetail_transports.cuda_ipc.slots import DeviceReceiverSlots, DeviceSenderSlots
+from dovetail_transports.cuda_ipc.device_slots import DeviceReceiverSlots, DeviceSenderSlots
+from dovetail_transports.cuda_ipc.memory import SharedDeviceMemory
 from dovetail_transports.ring.local import LocalTransport
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots, numbered
 
@@ -25,7 +25,7 @@ class CudaIpcTransport(LocalTransport):
     capabilities = frozenset({"across_processes", "ends_meet"})
     Config = CudaIpcConfig
 
-    def memory(self, device: torch.device) -> DeviceMemory:
+    def memory(self, device: torch.device) -> SharedDeviceMemory:
         """The memory of this process's device.
 
         Raises:

@@ -73,7 +73,7 @@ class BroadcastGroup:
             with _on(device):
                 group = _nccl(found, rank, size, timeout) if backend == "nccl" else None
                 group = group or _gloo(found, rank, size, timeout, host)
-                # The first one makes the connections.
+                # NCCL connects lazily, at the first collective: here a peer that can't be reached has its own error.
                 first = _broadcast(group, torch.zeros(1, dtype=torch.uint8, device=device))
                 self._await(first, _nothing)  # `pulse` is for the thread that waits below
             return group, found
@@ -92,7 +92,7 @@ class BroadcastGroup:
             ) from error
 
     def broadcast(self, octets: Tensor, pulse: Pulse) -> None:
-        """Send the sender's bytes to all; returns when they are here.
+        """Send the sender's bytes, uint8 [n] on every side, to all; returns when they are here.
 
         Raises:
             DeliveryError: not all took part.
@@ -169,6 +169,7 @@ def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             outcome.set_exception(error)
 
+    # A daemon, since a call into NCCL may never return, and must not keep the process from ending.
     threading.Thread(target=run, daemon=True, name="broadcast-group").start()
     deadline = time.monotonic() + timeout
     while not outcome.done():
@@ -180,7 +181,7 @@ def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
     return outcome.result()
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: float, host: str) -> Any:
+def _gloo(store: object, rank: int, size: int, timeout: float, host: str) -> Any:
     kind = _c10d.ProcessGroupGloo
     options = kind._Options()  # noqa: SLF001 - torch gives it no other name
     options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
@@ -188,7 +189,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: float, host: str) -> Any:
     return kind(store, rank, size, options)
 
 
-def _nccl(store: Any, rank: int, size: int, timeout: float) -> Any:
+def _nccl(store: object, rank: int, size: int, timeout: float) -> Any:
     kind = _c10d.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=timeout * _WATCHDOG_FACTOR)  # noqa: SLF001

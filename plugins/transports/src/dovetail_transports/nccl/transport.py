@@ -15,8 +15,12 @@ from dovetail.interfaces import (
     WeightTransport,
 )
 from dovetail_transports.config import NcclConfig
-from dovetail_transports.nccl.door import TcpReceiverDoor, TcpSenderDoor, call_off
-from dovetail_transports.nccl.slots import BroadcastReceiverSlots, BroadcastSenderSlots
+from dovetail_transports.nccl.broadcast_slots import BroadcastReceiverSlots, BroadcastSenderSlots
+from dovetail_transports.nccl.tcp_rendezvous import (
+    TcpReceiverRendezvous,
+    TcpSenderRendezvous,
+    call_off,
+)
 from dovetail_transports.ring.receiver import RingReceiver
 from dovetail_transports.ring.sender import RingSender
 from dovetail_transports.ring.slots import numbered
@@ -39,13 +43,13 @@ class NcclTransport(WeightTransport):
         backend, device = self._carrier()
         host = config.host or os.environ.get(NODE_ADDRESS) or "127.0.0.1"
         slots = BroadcastSenderSlots(config.buckets, device, backend, host, config.timeout)
-        return RingSender(config, self.context, TcpSenderDoor(host), slots)
+        return RingSender(config, self.context, TcpSenderRendezvous(host), slots)
 
     def receiver(self) -> WeightReceiver:
         backend, device = self._carrier()
         who = f"{self.context.role or 'receiver'}.{self.context.rank} (process {os.getpid()})"
         slots = BroadcastReceiverSlots(device, backend, self.config.timeout)
-        return RingReceiver(self.config, TcpReceiverDoor(who), slots)
+        return RingReceiver(self.config, TcpReceiverRendezvous(who), slots)
 
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
         call_off(manifest, reason)

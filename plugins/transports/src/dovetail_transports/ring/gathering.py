@@ -7,31 +7,35 @@ from typing import Any
 
 from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.interfaces import WeightManifest
-from dovetail_transports.ring.doors import SenderDoor
 from dovetail_transports.ring.peers import Peer, Peers
+from dovetail_transports.ring.rendezvous import SenderRendezvous
 
 _POLL_SECONDS = 0.002
 
 
 def gather_receivers(
-    door: SenderDoor, peers: Peers, manifest: WeightManifest, hello: dict[str, Any], timeout: float
+    rendezvous: SenderRendezvous,
+    peers: Peers,
+    manifest: WeightManifest,
+    hello: dict[str, Any],
+    timeout: float,
 ) -> None:
-    """Greet who comes, until those are there that the manifest counts; without a count, those that came first.
+    """Greet receivers as they come, until there are as many as the manifest says; without a number, those that came first.
 
     Raises:
-        CalledOffError: somebody has said that one will not come.
+        CalledOffError: a receiver will not come.
         ReceiverError: too few came in time; it names them.
         WeightSyncError: nothing says how many to wait for.
     """
-    if manifest.receivers is None and door.counted:
+    if manifest.receivers is None and rendezvous.counted:
         raise WeightSyncError(
             f"the manifest of weight update {manifest.version} does not say how many receivers take it",
             hint="set its `receivers`",
         )
-    door.begin(manifest)
+    rendezvous.begin(manifest)
     deadline = time.monotonic() + timeout
     while True:
-        for peer in door.arrivals(timeout):
+        for peer in rendezvous.arrivals(timeout):
             peers.add(peer)
             peers.tell(peer, hello)
         if manifest.receivers is None:
@@ -43,14 +47,14 @@ def gather_receivers(
             if len(answered) >= manifest.receivers:
                 peers.keep(answered)
                 return
-        reason = door.called_off(manifest)
+        reason = rendezvous.called_off(manifest)
         if reason is not None:
             raise CalledOffError(
                 f"weight update {manifest.version} was called off before it began: {reason}",
                 hint="no receiver has any of it; send the update again when the rollout is there",
             )
         if time.monotonic() > deadline:
-            raise _too_few(door, peers, manifest, timeout)
+            raise _too_few(rendezvous, peers, manifest, timeout)
         time.sleep(_POLL_SECONDS)
 
 
@@ -60,16 +64,16 @@ def _answered(peer: Peer) -> bool:
 
 
 def _too_few(
-    door: SenderDoor, peers: Peers, manifest: WeightManifest, timeout: float
+    rendezvous: SenderRendezvous, peers: Peers, manifest: WeightManifest, timeout: float
 ) -> ReceiverError:
     if not len(peers):
-        said = f"has nobody to go to: no receiver registered at {door.place} within {timeout:g} seconds"
+        message = f"can't be sent: no receiver registered at {rendezvous.place} within {timeout:g} seconds"
     else:
-        said = (
+        message = (
             f"waits for {manifest.receivers} receivers, of which {sum(_answered(p) for p in peers)} came to "
-            f"{door.place} within {timeout:g} seconds: {'; '.join(_in_words(peer) for peer in peers)}"
+            f"{rendezvous.place} within {timeout:g} seconds: {'; '.join(_in_words(peer) for peer in peers)}"
         )
-    return ReceiverError(f"weight update {manifest.version} {said}", hint=door.hint)
+    return ReceiverError(f"weight update {manifest.version} {message}", hint=rendezvous.hint)
 
 
 def _in_words(peer: Peer) -> str:

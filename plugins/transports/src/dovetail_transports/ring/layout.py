@@ -19,7 +19,7 @@ _PAGE = 4096
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class TensorSlot:
     """One tensor within its bucket."""
 
     spec: TensorSpec
@@ -36,29 +36,29 @@ class Place:
         return octets.view(self.dtype).view(self.spec.shape)
 
 
-def extent(places: tuple[Place, ...]) -> int:
+def extent(places: tuple[TensorSlot, ...]) -> int:
     """Bytes of a bucket, from the start of its first tensor to the end of its last."""
     return max((place.offset + place.nbytes for place in places), default=0)
 
 
 @attrs.frozen(kw_only=True)
-class Layout:
+class BucketLayout:
     """The buckets of an update: a bucket is the places of its tensors, in the manifest's order."""
 
-    buckets: tuple[tuple[Place, ...], ...]
+    buckets: tuple[tuple[TensorSlot, ...], ...]
     slot_bytes: int
     """Bytes that the largest bucket takes, in whole pages."""
     fingerprint: str
     """Of kind, adapter, names, shapes, dtypes and bucket size: the same on both sides where their manifests are."""
 
     @classmethod
-    def of(cls, manifest: WeightManifest) -> Layout:
+    def of(cls, manifest: WeightManifest) -> BucketLayout:
         """Work it out.
 
         Raises:
             WeightSyncError: a dtype that torch does not have, or a negative dimension.
         """
-        buckets: list[list[Place]] = []
+        buckets: list[list[TensorSlot]] = []
         size = end = largest = 0
         for place in _placed(manifest):
             if not buckets or size + place.nbytes > manifest.bucket_bytes:
@@ -77,7 +77,7 @@ class Layout:
         )
 
 
-def _placed(manifest: WeightManifest) -> Iterator[Place]:
+def _placed(manifest: WeightManifest) -> Iterator[TensorSlot]:
     for spec in manifest.tensors:
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype) or any(dim < 0 for dim in spec.shape):
@@ -85,4 +85,6 @@ def _placed(manifest: WeightManifest) -> Iterator[Place]:
                 f"weight update {manifest.version} names tensor {spec.name!r} as {spec.dtype} with shape "
                 f"{tuple(spec.shape)}, which torch {torch.__version__} does not have"
             )
-        yield Place(spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize)
+        yield TensorSlot(
+            spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize
+        )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import (
+    PluginConfig,
     PluginContext,
     WeightManifest,
     WeightReceiver,
     WeightSender,
     WeightTransport,
 )
-from dovetail_transports.ring.doors import LocalReceiverDoor, LocalSenderDoor
-from dovetail_transports.ring.meeting import Meeting, default_root
 from dovetail_transports.ring.receiver import RingReceiver
+from dovetail_transports.ring.rendezvous import LocalReceiverRendezvous, LocalSenderRendezvous
+from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, default_root
 from dovetail_transports.ring.sender import RingSender
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 
@@ -24,11 +24,11 @@ from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 class LocalTransport(WeightTransport):
     """Base of a transport whose config has `directory` and `channel`."""
 
-    def __init__(self, config: Any, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         if config.channel is None and context.run_directory is None:
             raise ConfigError(
-                f"the {self.name} transport has no name for its ends to meet under outside a run",
+                f"the {self.name} transport needs a run directory or a channel, by which its ends find each other",
                 hint="set rollout.weight_transport.channel",
             )
 
@@ -41,28 +41,28 @@ class LocalTransport(WeightTransport):
         """A rollout's end of the ring."""
 
     def sender(self) -> WeightSender:
-        door = LocalSenderDoor(self._meeting)
-        return RingSender(self.config, self.context, door, self.sender_slots())
+        rendezvous = LocalSenderRendezvous(self._directory)
+        return RingSender(self.config, self.context, rendezvous, self.sender_slots())
 
     def receiver(self) -> WeightReceiver:
         slots = self.receiver_slots()
         who = f"{self.context.role or 'receiver'}.{self.context.rank}"
-        return RingReceiver(self.config, LocalReceiverDoor(self._meeting(), who), slots)
+        return RingReceiver(self.config, LocalReceiverRendezvous(self._directory(), who), slots)
 
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
         try:
-            meeting = self._meeting()
+            directory = self._directory()
             try:
-                meeting.call_off(manifest.update_id, reason)
+                directory.call_off(manifest.update_id, reason)
             finally:
-                meeting.leave()
+                directory.leave()
         except OSError as error:
             raise WeightSyncError(
                 f"the sender of weight update {manifest.version} can't be told that it is called off: {error}"
             ) from error
 
-    def _meeting(self) -> Meeting:
+    def _directory(self) -> RendezvousDirectory:
         config = self.config
         root = default_root() if config.directory is None else Path(config.directory)
         key = config.channel or str(Path(self.context.run_directory or ".").resolve())
-        return Meeting(root, f"{self.name} {key}")
+        return RendezvousDirectory(root, f"{self.name} {key}")

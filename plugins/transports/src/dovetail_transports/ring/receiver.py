@@ -15,8 +15,8 @@ from dovetail.interfaces import WeightManifest, WeightReceiver
 from dovetail.transports import Bucket
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.channel import Channel, PeerGone
-from dovetail_transports.ring.doors import ReceiverDoor
-from dovetail_transports.ring.layout import Layout, extent
+from dovetail_transports.ring.layout import BucketLayout, extent
+from dovetail_transports.ring.rendezvous import ReceiverRendezvous
 from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
 
 
@@ -27,17 +27,19 @@ class RingReceiver(WeightReceiver):
     current stream of its device has been given by then.
 
     Args:
-        door: where the sender comes.
+        rendezvous: where the sender comes.
         slots: this end of the ring.
     """
 
     lasting: ClassVar[bool] = False
 
-    def __init__(self, config: RingConfig, door: ReceiverDoor, slots: ReceiverSlots) -> None:
-        self._config, self._door, self._slots = config, door, slots
+    def __init__(
+        self, config: RingConfig, rendezvous: ReceiverRendezvous, slots: ReceiverSlots
+    ) -> None:
+        self._config, self._rendezvous, self._slots = config, rendezvous, slots
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        layout = Layout.of(manifest)
+        layout = BucketLayout.of(manifest)
         coming = _Coming(self._meet(manifest, layout), manifest, self._config.timeout)
         taken = 0
         try:
@@ -71,19 +73,19 @@ class RingReceiver(WeightReceiver):
             coming.channel.close()
 
     def close(self) -> None:
-        self._door.close()
+        self._rendezvous.close()
         self._slots.close()
 
     # -- the pieces ----------------------------------------------------------------------------
 
-    def _meet(self, manifest: WeightManifest, layout: Layout) -> Channel:
+    def _meet(self, manifest: WeightManifest, layout: BucketLayout) -> Channel:
         """The sender's channel for this very update; those of attempts that are over are closed."""
         timeout = self._config.timeout
         deadline = time.monotonic() + timeout
         others: list[int] = []
         while True:
             try:
-                channel = self._door.accept(manifest, deadline - time.monotonic(), timeout)
+                channel = self._rendezvous.accept(manifest, deadline - time.monotonic(), timeout)
             except TimeoutError as error:
                 raise self._nobody_came(manifest, others) from error
             hello = _hello(channel, deadline)
@@ -110,8 +112,8 @@ class RingReceiver(WeightReceiver):
         seen = f"; there came other updates: {others}" if others else ""
         return WeightSyncError(
             f"weight update {manifest.version} did not come within {self._config.timeout:g} seconds: no sender "
-            f"opened it at {self._door.place}{seen}",
-            hint=self._door.hint,
+            f"opened it at {self._rendezvous.place}{seen}",
+            hint=self._rendezvous.hint,
         )
 
     def _digests(self, coming: _Coming, manifest: WeightManifest, number: int) -> tuple[int, ...]:
@@ -128,7 +130,12 @@ class RingReceiver(WeightReceiver):
         return digests
 
     def _give_up(
-        self, reason: str, layout: Layout, coming: _Coming, manifest: WeightManifest, taken: int
+        self,
+        reason: str,
+        layout: BucketLayout,
+        coming: _Coming,
+        manifest: WeightManifest,
+        taken: int,
     ) -> None:
         """Tell the sender why; where all receivers take part in every delivery, only after the last one."""
         if not self._slots.collective or not taken:

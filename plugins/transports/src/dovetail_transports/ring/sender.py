@@ -13,12 +13,12 @@ from dovetail.errors import CalledOffError, ReceiverError
 from dovetail.interfaces import PluginContext, WeightManifest, WeightSender
 from dovetail.transports import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
-from dovetail_transports.ring.doors import SenderDoor
 from dovetail_transports.ring.gathering import gather_receivers
-from dovetail_transports.ring.layout import Layout
+from dovetail_transports.ring.layout import BucketLayout
 from dovetail_transports.ring.peers import Peers
+from dovetail_transports.ring.rendezvous import SenderRendezvous
 from dovetail_transports.ring.slots import DeliveryError, SenderSlots
-from dovetail_transports.ring.writer import Writer, Written
+from dovetail_transports.ring.writer import BucketCopier, Written
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 5.0
@@ -29,21 +29,30 @@ class RingSender(WeightSender):
     """Sends to as many receivers as the manifest counts, or to all that have registered when an update starts.
 
     Args:
-        door: where receivers come.
+        rendezvous: where receivers come.
         slots: where the buckets lie.
     """
 
     def __init__(
-        self, config: RingConfig, context: PluginContext, door: SenderDoor, slots: SenderSlots
+        self,
+        config: RingConfig,
+        context: PluginContext,
+        rendezvous: SenderRendezvous,
+        slots: SenderSlots,
     ) -> None:
-        self._config, self._context, self._door, self._slots = config, context, door, slots
-        self._writer = Writer(verify=config.verify)
+        self._config, self._context, self._rendezvous, self._slots = (
+            config,
+            context,
+            rendezvous,
+            slots,
+        )
+        self._writer = BucketCopier(verify=config.verify)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        return self._door.prepare(manifest)
+        return self._rendezvous.prepare(manifest)
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """As the interface says; returns when every receiver is through with the last bucket.
+        """As the interface says, in the manifest's shapes; returns when every receiver is through with the last bucket.
 
         Raises:
             ReceiverError: too few receivers registered, or one did not come, refused the update or ended during it. Where
@@ -58,9 +67,9 @@ class RingSender(WeightSender):
         peers = Peers(manifest.version, self._config.timeout, collective=self._slots.collective)
         outcome = "every receiver has it"
         try:
-            layout = Layout.of(manifest)
+            layout = BucketLayout.of(manifest)
             gather_receivers(
-                self._door, peers, manifest, _hello(manifest, layout), self._config.timeout
+                self._rendezvous, peers, manifest, _hello(manifest, layout), self._config.timeout
             )
             self._send(manifest, layout, source, peers)
         except Exception as error:
@@ -71,18 +80,18 @@ class RingSender(WeightSender):
             raise
         finally:
             peers.close()
-            self._door.finish(manifest, outcome)
+            self._rendezvous.finish(manifest, outcome)
 
     def close(self) -> None:
         self._slots.close()
-        self._door.close()
+        self._rendezvous.close()
 
     # -- one update ----------------------------------------------------------------------------
 
     def _send(
         self,
         manifest: WeightManifest,
-        layout: Layout,
+        layout: BucketLayout,
         source: _Source,
         peers: Peers,
     ) -> None:
@@ -122,7 +131,7 @@ class RingSender(WeightSender):
             )
 
     def _filled(
-        self, layout: Layout, source: Iterator[tuple[str, Tensor]], peers: Peers
+        self, layout: BucketLayout, source: Iterator[tuple[str, Tensor]], peers: Peers
     ) -> Iterator[Written]:
         """Fill every bucket, at most the ring ahead of the slowest receiver."""
         for number, places in enumerate(layout.buckets):
@@ -159,7 +168,7 @@ def _await(announced: list[Future[None]], peers: Peers) -> None:
         peers.check()
 
 
-def _hello(manifest: WeightManifest, layout: Layout) -> dict[str, Any]:
+def _hello(manifest: WeightManifest, layout: BucketLayout) -> dict[str, Any]:
     return {
         "version": manifest.version,
         "update_id": manifest.update_id,

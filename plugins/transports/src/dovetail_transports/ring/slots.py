@@ -28,7 +28,7 @@ class Offer:
     message: dict[str, Any]
     """JSON."""
     descriptor: int | None = None
-    """Travels along, where the doors are of one machine."""
+    """Travels along, where both sides are on one machine."""
 
 
 class SenderSlots(ABC):

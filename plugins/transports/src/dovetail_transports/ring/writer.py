@@ -1,4 +1,4 @@
-"""Writer: puts the tensors of a bucket into its slot, and tells when their bytes are there."""
+"""BucketCopier: puts the tensors of a bucket into its slot, and tells when their bytes are there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dovetail.numerics import DeferredDigests
-from dovetail_transports.ring.layout import Place
+from dovetail_transports.ring.layout import TensorSlot
 from dovetail_transports.ring.slots import SenderSlots
 
 _BYTES_AT_ONCE = 64 << 20
@@ -32,7 +32,7 @@ class Written:
         return self.digests.result()
 
 
-class Writer:
+class BucketCopier:
     """Copies from a CPU at once, and to or from an accelerator on a stream of its own, beside the gathering of the next
     tensors.
 
@@ -63,7 +63,7 @@ class Writer:
 class BucketWriter:
     """Fills one slot."""
 
-    def __init__(self, writer: Writer, slots: SenderSlots, number: int) -> None:
+    def __init__(self, writer: BucketCopier, slots: SenderSlots, number: int) -> None:
         self._writer, self._slots, self._number = writer, slots, number
         self._slot = slots.slot(number)
         self._digests = DeferredDigests()
@@ -71,8 +71,8 @@ class BucketWriter:
         self._held: list[tuple[Tensor, Tensor]] = []
         self._held_bytes = self._nbytes = 0
 
-    def put(self, place: Place, tensor: Tensor) -> None:
-        """Queue the copy of a tensor, and its digest where it is now."""
+    def put(self, place: TensorSlot, tensor: Tensor) -> None:
+        """Queue the copy of a tensor of any shape, and its digest where it is now."""
         source = tensor.detach()
         if self._writer.verify:
             self._digests.add(source)

@@ -7,7 +7,7 @@ import torch
 from dovetail_transports.config import SharedMemoryConfig
 from dovetail_transports.ring.local import LocalTransport
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
-from dovetail_transports.shared_memory.slots import SharedReceiverSlots, SharedSenderSlots
+from dovetail_transports.shared_memory.host_slots import SharedReceiverSlots, SharedSenderSlots
 
 
 class SharedMemoryTransport(LocalTransport):

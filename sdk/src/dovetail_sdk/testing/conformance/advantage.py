@@ -53,14 +53,14 @@ class AdvantageConformance(PluginConformance):
         return result
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
-        """Advantages as one array a sample."""
+        """Advantages as one array a sample: [1], or [t] over its t tokens."""
         advantages = self.estimate(batch, **context).advantages
         if isinstance(advantages, Ragged):
             return list(advantages)
         return [np.atleast_1d(value) for value in advantages]
 
     def assert_close(self, got: list[np.ndarray], expected: list[np.ndarray]) -> None:
-        """Equal within the tolerance, sample by sample."""
+        """Equal within the tolerance, sample by sample, each array [1] or [t]."""
         for mine, theirs in zip(got, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=self.tolerance, atol=self.tolerance)
 

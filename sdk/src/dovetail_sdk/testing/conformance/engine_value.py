@@ -60,7 +60,7 @@ class ValueRoleConformance(EngineCases):
         )
 
     def values_after(self, directory: Path, budget: int, seed: int) -> np.ndarray:
-        """The values after two updates."""
+        """The values after two updates, float32 [T]."""
         engine = self.start(directory, budget=budget, head="value")
         try:
             batch = self.value_batch(engine, seed)

@@ -44,7 +44,7 @@ class LossAggregationConformance(PluginConformance):
         return aggregation.total(losses_T, mask_T, lengths.cumsum(0))
 
     def denominator(self, samples: list[tuple[Tensor, Tensor]]) -> float:
-        """What the sum is divided by."""
+        """What the sum is divided by; of every sample its losses [t] and mask [t]."""
         mask = Ragged.from_list([mask_T.numpy() for _, mask_T in samples], dtype=np.bool_)
         aggregation: LossAggregation = self.make()
         return aggregation.denominator(mask)

@@ -52,7 +52,7 @@ class ObjectiveCases(PluginConformance):
     def update(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray], **how: Any
     ) -> ObjectiveUpdate:
-        """Return what the objective makes of a mini-batch; `how` goes to `dovetail_sdk.testing.update_of`."""
+        """Return what the objective makes of a mini-batch and outputs, [T, …] each; `how` goes to `update_of`."""
         return update_of(self.goal(), mini_batch, outputs, scalars=self.scalars, **how)
 
     def same(self, got: ObjectiveUpdate, want: ObjectiveUpdate) -> None:
@@ -151,7 +151,7 @@ class ObjectiveConformance(ObjectiveCases):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]] | None:
-        """The loss by a plain formula in float64, and its gradient by each output; None where there is no oracle."""
+        """The loss by a plain formula in float64, and its gradient by each output, [T, …]; None where there is no oracle."""
         return None
 
     # How the suite runs it

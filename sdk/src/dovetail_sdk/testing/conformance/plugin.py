@@ -41,7 +41,7 @@ class PluginConformance:
     expected_failures: ClassVar[Mapping[str, str]] = {}
     """Standard tests that fail for this plugin, each with the reason. One that passes after all is a failure."""
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         if cls.__module__.startswith(_KIT):
             return

@@ -87,7 +87,7 @@ def without_tokens(batch: Batch) -> Batch:
 
 
 def along_responses(batch: Batch) -> dict[str, Ragged]:
-    """Return the ragged columns other than the prompt's."""
+    """Return the ragged columns other than the prompt's, [N, T, …] each."""
     return {
         name: column
         for name, column in batch.columns.items()
@@ -96,7 +96,7 @@ def along_responses(batch: Batch) -> dict[str, Ragged]:
 
 
 def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
-    """Return random values of one column, in the rows of the mask where it is ragged; masked tokens hold 0.
+    """Return random values of one column, [N, …], or [N, T, …] in the rows of the mask; masked tokens hold 0.
 
     Flags are true for every other sample or token.
     """

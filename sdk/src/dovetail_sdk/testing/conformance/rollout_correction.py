@@ -66,7 +66,7 @@ class RolloutCorrectionConformance(PluginConformance):
         return factors_T if done.keep_T is None else factors_T.masked_fill(~done.keep_T, 0)
 
     def assert_close(self, got: Tensor, expected: Tensor) -> None:
-        """Equal up to rounding, NaN where NaN."""
+        """Equal in shape, and up to rounding in values, NaN where NaN."""
         torch.testing.assert_close(
             got, expected, atol=self.tolerance, rtol=self.tolerance, equal_nan=True
         )

@@ -47,7 +47,7 @@ class SampleFilterConformance(PluginConformance):
         return Batch(columns)
 
     def keep(self, batch: Batch) -> np.ndarray:
-        """Run the filter on a batch."""
+        """Run the filter on a batch of N samples: bool [N]."""
         groups = Groups.of(batch["group_id"], batch["trajectory_id"])
         kept: np.ndarray = self.make().keep(batch, groups)
         return kept

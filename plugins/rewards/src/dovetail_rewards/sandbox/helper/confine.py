@@ -11,7 +11,7 @@ import resource
 import signal
 
 from . import landlock, seccomp, syscalls as sc
-from .wire import Request, Setup
+from .wire import Request, SandboxSetup
 
 STACK = 64 << 20
 _DAC_READ_SEARCH = 1 << 2
@@ -22,7 +22,7 @@ _SPARE = 4
 """Processes of the helper's own that count against the private user or namespace."""
 
 
-def own_processes(setup: Setup) -> bool:
+def own_processes(setup: SandboxSetup) -> bool:
     """Whether programs live in a process namespace of their own."""
     return setup["level"] in ("namespaces", "bubblewrap")
 
@@ -56,7 +56,9 @@ def open_to_all(paths: list[str]) -> bool:
     return True
 
 
-def confine(setup: Setup, request: Request, *, user: int | None, readable: list[str]) -> None:
+def confine(
+    setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
+) -> None:
     """Confine this process for good. The working directory is the only one that it may write to.
 
     Raises:

@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 from . import confine, jail, program, syscalls as sc
-from .wire import Request, Setup
+from .wire import Request, SandboxSetup
 
 FAULT = b"!"
 """First byte of a report that says what kept the program from starting."""
@@ -30,7 +30,7 @@ def place(descriptors: list[int]) -> None:
 
 
 def first_process(
-    setup: Setup, request: Request, *, user: int | None, readable: list[str]
+    setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> NoReturn:
     """Start the program and wait for it; every process that it leaves behind ends with this one or with its supervisor."""
     try:
@@ -48,7 +48,9 @@ def first_process(
             os._exit(0)
 
 
-def _become(setup: Setup, request: Request, user: int | None, readable: list[str]) -> NoReturn:
+def _become(
+    setup: SandboxSetup, request: Request, user: int | None, readable: list[str]
+) -> NoReturn:
     """Confine this process and run the program in it."""
     try:
         os.setsid()

@@ -9,7 +9,7 @@ import os
 import sys
 
 from . import jail, syscalls as sc
-from .wire import Request, Setup
+from .wire import Request, SandboxSetup
 
 _PER_RUN = sc.NEW_MOUNTS | sc.NEW_IPC | sc.NEW_UTS | sc.NEW_NET | sc.NEW_PIDS
 _HELPER = "/helper"
@@ -41,7 +41,7 @@ def enter_run(procfs: int, disk: int, user: int | None) -> None:
 
 
 def bubblewrap(
-    setup: Setup, request: Request, *, user: int | None, readable: list[str]
+    setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> list[str]:
     """The command that runs `inside.main` under bubblewrap, in the same jail."""
     command = [setup["bwrap"], "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]

@@ -17,7 +17,7 @@ import sys
 
 from . import confine, jail, landlock, namespaces, seccomp, syscalls as sc
 from .supervise import Supervisor
-from .wire import Setup
+from .wire import SandboxSetup
 
 _WARM = (
     "bisect collections copy datetime decimal fractions functools heapq io itertools json math operator random re "
@@ -27,7 +27,7 @@ _WARM = (
 _MOST_BYTES, _DESCRIPTORS = 1 << 14, 5
 
 
-def prepare(setup: Setup, procfs: int) -> list[str]:
+def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
     """Bring this process into the state from which every run starts; what programs may read.
 
     Raises:
@@ -54,7 +54,7 @@ def prepare(setup: Setup, procfs: int) -> list[str]:
 
 def main() -> None:
     """Arguments: the set-up as JSON, and the descriptor of the control socket. Ends when the caller's end is closed."""
-    setup: Setup = json.loads(sys.argv[1])
+    setup: SandboxSetup = json.loads(sys.argv[1])
     control = socket.socket(fileno=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     procfs = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)

@@ -12,7 +12,7 @@ import tempfile
 from typing import NoReturn
 
 from . import inside, jail, namespaces, syscalls as sc, watch
-from .wire import Report, Request, Setup
+from .wire import Report, Request, SandboxSetup
 
 _FIRST_TICK, _LAST_TICK = 0.01, 0.05
 
@@ -31,7 +31,7 @@ class Supervisor:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SandboxSetup,
         request: Request,
         *,
         descriptors: list[int],

@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 Level = Literal["namespaces", "bubblewrap", "subprocess"]
 
 
-class Setup(TypedDict):
+class SandboxSetup(TypedDict):
     """How a helper confines, for as long as it lives."""
 
     level: Level

@@ -12,7 +12,7 @@ import pytest
 from dovetail.errors import DovetailError
 from dovetail.interfaces import BaseRollout
 from dovetail.sections import PlannedAdapter
-from dovetail_sdk.testing.conformance.rollout.low_rank import LowRank
+from dovetail_sdk.testing.conformance.rollout.low_rank import PlainAdapter
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import (
     LONG,
@@ -144,9 +144,9 @@ class AdapterCases(RolloutSuite):
         *,
         rank_stabilised: bool = False,
         seed: int = 0,
-    ) -> LowRank:
+    ) -> PlainAdapter:
         """An adapter with a version higher than all before, drawn from the seed."""
-        return LowRank.random(
+        return PlainAdapter.random(
             plain,
             next_version(),
             modules,
@@ -155,13 +155,13 @@ class AdapterCases(RolloutSuite):
             seed=seed,
         )
 
-    def merged(self, adapter: LowRank, base: PlainModel) -> PlainModel:
+    def merged(self, adapter: PlainAdapter, base: PlainModel) -> PlainModel:
         """The oracle: the model with the adapter merged, which finds other things likely than without it."""
         merged = adapter.merged(base)
         assert np.abs(merged.score(SCORED) - base.score(SCORED)).max() > 2 * self.tolerance
         return merged
 
-    def adapt(self, engine: BaseRollout, adapter: LowRank) -> int:
+    def adapt(self, engine: BaseRollout, adapter: PlainAdapter) -> int:
         """Send an adapter and empty the caches; returns its version."""
         tensors = {name: of.to(self.weights_device) for name, of in adapter.tensors.items()}
         self.send(engine, adapter.manifest, tensors.items())

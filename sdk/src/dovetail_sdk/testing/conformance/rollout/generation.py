@@ -87,7 +87,7 @@ class GenerationCases(RolloutSuite):
         parts = []
         for _ in range(2):
             self.generate(engine, self.request(0))
-            parts.append(dict(engine.figures()))
+            parts.append(dict(engine.metrics()))
         for part in parts:
             assert all(name.startswith("rollout/") for name in part), sorted(part)
             assert all(isinstance(metric, Metric) for metric in part.values())
@@ -100,7 +100,7 @@ class GenerationCases(RolloutSuite):
         self, engine: BaseRollout
     ) -> None:
         self.generate(engine, self.request(0))
-        engine.figures()
-        idle = engine.figures()
+        engine.metrics()
+        idle = engine.metrics()
         sums = {name: metric.value for name, metric in idle.items() if isinstance(metric, Sum)}
         assert not any(sums.values()), sums

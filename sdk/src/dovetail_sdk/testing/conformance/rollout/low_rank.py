@@ -1,4 +1,4 @@
-"""LowRank: a low-rank adapter for tests, as a trainer sends it, and what a model becomes with it."""
+"""PlainAdapter: a low-rank adapter for tests, as a trainer sends it, and what a model becomes with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BEFORE = "base_model.model."
 
 
 @attrs.frozen
-class LowRank:
+class PlainAdapter:
     """An adapter as it travels.
 
     Legend: r rank; an adapted layer's weight is [out, in].
@@ -41,7 +41,7 @@ class LowRank:
         rank_stabilised: bool = False,
         strength: float = 0.02,
         seed: int | None = None,
-    ) -> LowRank:
+    ) -> PlainAdapter:
         """An adapter drawn at random.
 
         Args:
@@ -73,7 +73,7 @@ class LowRank:
         )
         return cls._of(tensors, version=version, adapter=spec)
 
-    def renamed(self, module: str, other: str) -> LowRank:
+    def renamed(self, module: str, other: str) -> PlainAdapter:
         """The same adapter for layers of another name."""
         tensors = {
             name.replace(f".{module}.", f".{other}."): tensor
@@ -95,6 +95,6 @@ class LowRank:
         return base.plus(added)
 
     @classmethod
-    def _of(cls, tensors: dict[str, Tensor], **fields: Any) -> LowRank:
+    def _of(cls, tensors: dict[str, Tensor], **fields: Any) -> PlainAdapter:
         specs = manifest_of(tensors).tensors
         return cls(WeightManifest(kind="adapter", tensors=specs, **fields), tensors)

@@ -35,7 +35,7 @@ class PlainModel:
         return PlainModel(model)
 
     def plus(self, added: Mapping[str, torch.Tensor]) -> PlainModel:
-        """One whose weights of these names have these tensors added to them."""
+        """One whose weights of these names have these tensors, of the same shapes, added to them."""
         model = copy.deepcopy(self._model)
         with torch.no_grad():
             for name, tensor in added.items():
@@ -43,7 +43,7 @@ class PlainModel:
         return PlainModel(model)
 
     def weights(self, device: str = "cpu") -> dict[str, torch.Tensor]:
-        """Every parameter by its Hugging Face name, tied ones once, as copies on this device."""
+        """Every parameter by its Hugging Face name and in its shape, tied ones once, as copies on this device."""
         return {
             name: parameter.detach().clone().to(device)
             for name, parameter in self._model.named_parameters()

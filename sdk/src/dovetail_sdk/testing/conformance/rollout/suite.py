@@ -114,7 +114,7 @@ class RolloutSuite(PluginConformance):
         manifest: WeightManifest,
         tensors: Iterable[tuple[str, Tensor]],
     ) -> None:
-        """One update: the tensors are sent while the engine receives, as a run with several processes does it.
+        """One update: the tensors, in the manifest's shapes, are sent while the engine receives, as a run with several processes does it.
 
         Raises:
             WeightSyncError: it did not arrive whole; the engine's own error where it has one.

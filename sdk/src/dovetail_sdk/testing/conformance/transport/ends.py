@@ -83,7 +83,7 @@ class EndsOfATransport(PluginConformance):
             sender: as `ends` gives it.
             receivers: theirs, all of which take part.
             manifest: of the tensors.
-            tensors: what is sent.
+            tensors: what is sent, in the manifest's shapes.
             at_once: the receivers begin while it is sent; else afterwards, when there is nothing left to wait for.
         """
         manifest = self.prepared(sender, manifest, len(receivers))
@@ -107,7 +107,7 @@ class EndsOfATransport(PluginConformance):
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Tensors as a trainer gathers them: each made just before it is asked for, and gone after it."""
+        """Tensors, in their shapes, as a trainer gathers them: each made just before it is asked for, and gone after it."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 

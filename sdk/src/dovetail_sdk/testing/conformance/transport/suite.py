@@ -19,8 +19,8 @@ from dovetail.errors import WeightSyncError
 from dovetail.interfaces import AdapterSpec
 from dovetail.transports import received_whole
 from dovetail_sdk.testing.conformance.transport.ends import IN_VAIN, PATIENCE
-from dovetail_sdk.testing.conformance.transport.meeting import EndsThatMeet
 from dovetail_sdk.testing.conformance.transport.processes import BetweenProcesses
+from dovetail_sdk.testing.conformance.transport.rendezvous import EndsThatMeet
 from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest_of
 
 

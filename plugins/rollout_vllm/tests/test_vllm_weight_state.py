@@ -53,7 +53,7 @@ class PlainBackend(Backend):
     def wake(self, tags: frozenset[str]) -> None:
         """Nothing was let go."""
 
-    def figures(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {}
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ Key = tuple[int, int, int]
 """Epoch, prompt, attempt: a prompt's name in the ledger."""
 
 
-class Rollout:
+class DynamicSampler:
     """The samples of a step, gathered in rounds until every prompt that was asked for has a group to train on.
 
     Args:

@@ -1,7 +1,7 @@
-"""Doors over TCP: receivers connect to the sender, whose address travels in the manifest, and show its password.
+"""Rendezvous over TCP: receivers connect to the sender, whose address travels in the manifest, and show its password.
 
-The sender listens at one address only. Its port and the password are new in every process; who does not know the password
-is not heard. What is said is not encrypted: the network must be one that you trust.
+The sender listens at one address only. Its port and the password are new in every process; a connection without the
+password is closed. What is said is not encrypted: the network must be one that you trust.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import attrs
 
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import WeightManifest
-from dovetail_transports.nccl.guests import GuestBook
+from dovetail_transports.nccl.receiver_registry import ReceiverRegistry
 from dovetail_transports.ring.channel import Channel, PeerGone
-from dovetail_transports.ring.doors import ReceiverDoor, SenderDoor
 from dovetail_transports.ring.peers import Peer
+from dovetail_transports.ring.rendezvous import ReceiverRendezvous, SenderRendezvous
 
 _BACKLOG = 256
 _PASSWORD_SECONDS = 5.0
@@ -59,8 +59,8 @@ def listen_at(host: str) -> socket.socket:
     return listener
 
 
-class TcpSenderDoor(SenderDoor):
-    """Listens from the first update on. Whoever comes is heard at once, in a thread of its own.
+class TcpSenderRendezvous(SenderRendezvous):
+    """Listens from the first update on. Each connection is read at once, in a thread of its own.
 
     Args:
         host: the address to listen at.
@@ -72,7 +72,7 @@ class TcpSenderDoor(SenderDoor):
         self._host = host
         self._password = secrets.token_hex(16)
         self._listener: socket.socket | None = None
-        self._book = GuestBook()
+        self._registry = ReceiverRegistry()
         self.hint = (
             f"check that the rollouts run, and that they can reach {host}: "
             "rollout.weight_transport.host names the address for rollouts on other machines"
@@ -83,20 +83,20 @@ class TcpSenderDoor(SenderDoor):
         return f"{self._host}:{self._listening().getsockname()[1]}"
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        return attrs.evolve(manifest, meeting=f"{self.place}/{self._password}")
+        return attrs.evolve(manifest, rendezvous=f"{self.place}/{self._password}")
 
     def begin(self, manifest: WeightManifest) -> None:
         self._listening()
-        self._book.begin(manifest.update_id)
+        self._registry.begin(manifest.update_id)
 
     def finish(self, manifest: WeightManifest, reason: str) -> None:
-        self._book.finish(manifest.update_id, reason)
+        self._registry.finish(manifest.update_id, reason)
 
     def called_off(self, manifest: WeightManifest) -> str | None:
-        return self._book.called_off(manifest.update_id)
+        return self._registry.called_off(manifest.update_id)
 
     def arrivals(self, patience: float) -> list[Peer]:
-        found = self._book.arrivals()
+        found = self._registry.arrivals()
         for peer in found:
             peer.channel.wait_at_most(patience)
         return found
@@ -105,15 +105,15 @@ class TcpSenderDoor(SenderDoor):
         listener, self._listener = self._listener, None
         if listener is not None:
             with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes whoever is in `accept`
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
             listener.close()
-            self._book.close()
+            self._registry.close()
 
     def _listening(self) -> socket.socket:
         if self._listener is None:
             self._listener = listen_at(self._host)
             threading.Thread(
-                target=self._serve, args=(self._listener,), name="dovetail-door", daemon=True
+                target=self._serve, args=(self._listener,), name="dovetail-rendezvous", daemon=True
             ).start()
         return self._listener
 
@@ -126,14 +126,14 @@ class TcpSenderDoor(SenderDoor):
                 if self._listener is not listener:
                     return  # closed
                 if not isinstance(error, ConnectionAbortedError):
-                    # Such as too many open files: whoever knocks waits until there is room again.
+                    # Such as too many open files: connections wait until there is room again.
                     time.sleep(_OUT_OF_FILES_SECONDS)
                 continue
             if not unheard.acquire(blocking=False):
                 connection.close()
                 continue
             threading.Thread(
-                target=self._hear, args=(connection, unheard), name="dovetail-guest", daemon=True
+                target=self._hear, args=(connection, unheard), name="dovetail-receiver", daemon=True
             ).start()
 
     def _hear(self, connection: socket.socket, unheard: threading.BoundedSemaphore) -> None:
@@ -149,11 +149,11 @@ class TcpSenderDoor(SenderDoor):
         if not hmac.compare_digest(str(greeting.get("password")).encode(), self._password.encode()):
             channel.close()
             return
-        self._book.enter(greeting, channel)
+        self._registry.enter(greeting, channel)
 
 
 def call_off(manifest: WeightManifest, reason: str) -> None:
-    """Tell the sender of an update, at its door, that a receiver will not come; returns when it has heard it.
+    """Tell the sender of an update, at its rendezvous, that a receiver will not come; returns when it has heard it.
 
     Args:
         manifest: as the sender's `prepare` gave it.
@@ -162,15 +162,17 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
     Raises:
         WeightSyncError: it is not there, or does not listen.
     """
-    told = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
-    place, _, password = (manifest.meeting or "").rpartition("/")
+    message = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
+    place, _, password = (manifest.rendezvous or "").rpartition("/")
     host, _, port = place.rpartition(":")
     try:
         channel = Channel(
             socket.create_connection((host, int(port)), _PASSWORD_SECONDS), _PASSWORD_SECONDS
         )
         try:
-            channel.send({"password": password, "update": manifest.update_id, "called_off": told})
+            channel.send(
+                {"password": password, "update": manifest.update_id, "called_off": message}
+            )
             channel.receive(_PASSWORD_SECONDS, longest=_LONGEST_GREETING)
         finally:
             channel.close()
@@ -188,11 +190,11 @@ def _greeting(channel: Channel) -> dict[str, Any]:
         return {}
 
 
-class TcpReceiverDoor(ReceiverDoor):
-    """Goes where the manifest says.
+class TcpReceiverRendezvous(ReceiverRendezvous):
+    """Connects to the address in the manifest.
 
     Args:
-        who: tells people whose connection it is.
+        who: names the receiver in messages.
     """
 
     hint = (
@@ -210,7 +212,7 @@ class TcpReceiverDoor(ReceiverDoor):
         return self._place
 
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
-        if manifest.meeting is None:
+        if manifest.rendezvous is None:
             raise WeightSyncError(
                 f"weight update {manifest.version} did not say where its sender is",
                 hint="hand receivers the manifest that the sender's `prepare` gave",
@@ -220,7 +222,7 @@ class TcpReceiverDoor(ReceiverDoor):
         if self._last == manifest.update_id:
             time.sleep(min(_AGAIN_SECONDS, timeout))  # it was another update that answered
         self._last = manifest.update_id
-        self._place, _, password = manifest.meeting.rpartition("/")
+        self._place, _, password = manifest.rendezvous.rpartition("/")
         host, _, port = self._place.rpartition(":")
         try:
             connection = socket.create_connection((host, int(port)), timeout)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
-from dovetail_train_megatron.names import Entry, Table
+from dovetail_train_megatron.names import Entry, TensorTable
 
 if TYPE_CHECKING:
     from dovetail_train_megatron.network import Network
@@ -26,7 +26,7 @@ _WORKED_OUT = "rotary_emb.inv_freq"
 
 
 def refuse_unplaced(
-    names: Collection[str], network: Network, table: Table, section: ModelSection
+    names: Collection[str], network: Network, table: TensorTable, section: ModelSection
 ) -> None:
     """See that every tensor of the model's layers is one that the network has.
 
@@ -58,12 +58,12 @@ def refuse_unplaced(
 
 
 def refuse_misshapen(
-    tensors: Mapping[str, Tensor], table: Table, entry: Entry, section: ModelSection
+    tensors: Mapping[str, Tensor], table: TensorTable, entry: Entry, section: ModelSection
 ) -> None:
     """See that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
 
     Args:
-        tensors: as stored, whole, by the checkpoint's name, in the order of `Table.hf_names`.
+        tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
         table: knows what the entry is made of.
         entry: of the table, not a value head.
         section: names the checkpoint.

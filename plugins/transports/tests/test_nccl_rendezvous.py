@@ -1,4 +1,4 @@
-"""The door of `nccl`: strangers who do not know the password neither get in nor stop an update."""
+"""The rendezvous of `nccl`: connections without the password are closed and do not stop an update."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces import WeightManifest
-from dovetail_transports.nccl.door import TcpReceiverDoor, TcpSenderDoor, call_off, listen_at
+from dovetail_transports.nccl.tcp_rendezvous import (
+    TcpReceiverRendezvous,
+    TcpSenderRendezvous,
+    call_off,
+    listen_at,
+)
 from dovetail_transports.ring.peers import Peer
 
 
 @pytest.fixture
-def door() -> Iterator[TcpSenderDoor]:
-    door = TcpSenderDoor("127.0.0.1")
-    yield door
-    door.close()
+def rendezvous() -> Iterator[TcpSenderRendezvous]:
+    rendezvous = TcpSenderRendezvous("127.0.0.1")
+    yield rendezvous
+    rendezvous.close()
 
 
-def knock(door: TcpSenderDoor, body: bytes) -> socket.socket:
+def connect(rendezvous: TcpSenderRendezvous, body: bytes) -> socket.socket:
     """A connection that has sent this as its first message."""
-    host, _, port = door.place.rpartition(":")
+    host, _, port = rendezvous.place.rpartition(":")
     connection = socket.create_connection((host, int(port)))
     connection.sendall(struct.pack("!I", len(body)) + body)
     return connection
@@ -46,26 +51,28 @@ def knock(door: TcpSenderDoor, body: bytes) -> socket.socket:
     ],
     ids=["nested", "no text", "a list", "nothing", "a number", "wrong", "none"],
 )
-def test_a_stranger_is_turned_away(door: TcpSenderDoor, body: bytes) -> None:
-    with knock(door, body) as connection:
-        assert door.arrivals(1.0) == []
+def test_a_connection_without_the_password_is_closed(
+    rendezvous: TcpSenderRendezvous, body: bytes
+) -> None:
+    with connect(rendezvous, body) as connection:
+        assert rendezvous.arrivals(1.0) == []
         with suppress(ConnectionResetError):
             assert connection.recv(1) == b""
 
 
-def test_strangers_that_say_nothing_keep_nobody_waiting(
-    door: TcpSenderDoor, monkeypatch: pytest.MonkeyPatch
+def test_silent_connections_delay_no_receiver(
+    rendezvous: TcpSenderRendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail_transports.nccl.door._PASSWORD_SECONDS", 3600.0)
-    manifest = door.prepare(WeightManifest(version=1, tensors=()))
-    host, _, port = door.place.rpartition(":")
+    monkeypatch.setattr("dovetail_transports.nccl.tcp_rendezvous._PASSWORD_SECONDS", 3600.0)
+    manifest = rendezvous.prepare(WeightManifest(version=1, tensors=()))
+    host, _, port = rendezvous.place.rpartition(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(20)]
-    door.begin(manifest)
-    channel = TcpReceiverDoor("rollout.0").accept(manifest, 60.0, 60.0)
+    rendezvous.begin(manifest)
+    channel = TcpReceiverRendezvous("rollout.0").accept(manifest, 60.0, 60.0)
     found: list[Peer] = []
     while not found:
         time.sleep(0.01)
-        found = door.arrivals(1.0)
+        found = rendezvous.arrivals(1.0)
     assert [peer.who for peer in found] == ["rollout.0"]
     for connection in silent:
         connection.close()
@@ -73,8 +80,8 @@ def test_strangers_that_say_nothing_keep_nobody_waiting(
     channel.close()
 
 
-def test_a_door_that_could_not_open_a_connection_hears_the_next(
-    door: TcpSenderDoor, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_accept_does_not_stop_the_next(
+    rendezvous: TcpSenderRendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OutOfFiles(socket.socket):
         failed = False
@@ -86,9 +93,9 @@ def test_a_door_that_could_not_open_a_connection_hears_the_next(
             return super().accept()
 
     monkeypatch.setattr(
-        "dovetail_transports.nccl.door.listen_at",
+        "dovetail_transports.nccl.tcp_rendezvous.listen_at",
         lambda host: OutOfFiles(fileno=listen_at(host).detach()),
     )
-    manifest = door.prepare(WeightManifest(version=1, tensors=()))
+    manifest = rendezvous.prepare(WeightManifest(version=1, tensors=()))
     call_off(manifest, "gone")
-    assert door.called_off(manifest) == "gone"
+    assert rendezvous.called_off(manifest) == "gone"

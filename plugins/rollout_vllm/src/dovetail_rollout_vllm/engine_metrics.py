@@ -1,4 +1,4 @@
-"""Figures: what vLLM's engine did since it was last asked, as metrics that merge over replicas."""
+"""EngineMetrics: what vLLM's engine did since it was last asked, as metrics that merge over replicas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Totals:
     first_token_seconds: float = 0.0
 
 
-class Figures:
+class EngineMetrics:
     """Takes notes at every step of the engine, in vLLM's output thread, and gives them away."""
 
     def __init__(self) -> None:
@@ -101,19 +101,19 @@ class Figures:
             totals.prefix_queries += prefix.queries
             totals.prefix_hits += prefix.hits
         if not running and not waiting:
-            # The next step comes after a pause that is nobody's work.
+            # The next step comes after a pause without requests.
             self._last_step = None
 
 
-def stat_logger(figures: Figures) -> type:
-    """The class of a stat logger for vLLM that writes into these figures.
+def stat_logger(metrics: EngineMetrics) -> type:
+    """The class of a stat logger for vLLM that writes into these metrics.
 
     It stands in the place of vLLM's Prometheus logger, which is otherwise always there, counts every token, and has no
     endpoint to be read from in this process.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    class FiguresLogger(PrometheusStatLogger):  # type: ignore[misc]
+    class EngineMetricsLogger(PrometheusStatLogger):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
             self.vllm_config = vllm_config
             self.engine_indexes = engine_indexes
@@ -125,7 +125,7 @@ def stat_logger(figures: Figures) -> type:
             mm_cache_stats: Any = None,
             engine_idx: int = 0,
         ) -> None:
-            figures.record(scheduler_stats, iteration_stats)
+            metrics.record(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass
@@ -136,4 +136,4 @@ def stat_logger(figures: Figures) -> type:
         def record_admission_rejection(self, reason: str) -> None:
             pass
 
-    return FiguresLogger
+    return EngineMetricsLogger

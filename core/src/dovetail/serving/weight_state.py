@@ -1,4 +1,4 @@
-"""Fitness: whether an engine's weights are such that it may generate, and what updates they can take."""
+"""WeightState: whether an engine's weights are such that it may generate, and what updates they can take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dovetail.interfaces.transport import WeightManifest
 from dovetail.serving.backend import WeightsUntouchedError
 
 
-class Fitness:
+class WeightState:
     """What has become of an engine's weights, by the updates and the sleep that it went through.
 
     Attributes:

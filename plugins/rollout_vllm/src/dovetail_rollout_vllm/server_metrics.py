@@ -1,17 +1,17 @@
-"""Figures of a vLLM server: what it counted since it was last asked, as metrics that merge over replicas."""
+"""Metrics of a vLLM server: what it counted since it was last asked, as metrics that merge over replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import Growth
-from dovetail_rollout_vllm.figures import PREFIX
+from dovetail.serving import CounterDelta
+from dovetail_rollout_vllm.engine_metrics import PREFIX
 
 
-def server_figures() -> Growth:
-    """What makes of a server's totals the metrics of `figures.Figures.take`, by the same names."""
-    return Growth(PREFIX, "new_tokens", _metrics)
+def server_metrics() -> CounterDelta:
+    """Return what turns a server's totals into the metrics of `EngineMetrics.take`, by the same names."""
+    return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 
 def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:

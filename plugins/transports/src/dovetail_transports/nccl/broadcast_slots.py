@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail_transports.nccl.agreement import agree, described
-from dovetail_transports.nccl.door import listen_at
 from dovetail_transports.nccl.group import BroadcastGroup, store_at, store_there
+from dovetail_transports.nccl.tcp_rendezvous import listen_at
 from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.slots import (
     DeliveryError,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.optim import Optimizer
+from dovetail_train_megatron.optim import MegatronOptimizer
 
 
-class Residency:
+class TensorOffloader:
     """Where a rank's tensors are. Modules and optimizer keep pointing at the same storages, which are emptied meanwhile."""
 
     def __init__(self, network: Network) -> None:
@@ -19,7 +19,7 @@ class Residency:
         self._away: list[tuple[Tensor, Tensor]] = []
         self.offloaded = False
 
-    def offload(self, optimizer: Optimizer | None) -> None:
+    def offload(self, optimizer: MegatronOptimizer | None) -> None:
         """Move everything to the host's memory, and give the accelerator's back."""
         if self.offloaded or self._network.device.type == "cpu":
             return
@@ -40,9 +40,10 @@ class Residency:
                     if isinstance(value, Tensor) and value.is_cuda:
                         self._empty(value)
         self.offloaded = True
+        # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
         torch.accelerator.empty_cache()
 
-    def onload(self, optimizer: Optimizer | None) -> None:
+    def onload(self, optimizer: MegatronOptimizer | None) -> None:
         """Bring everything back."""
         if not self.offloaded:
             return
@@ -52,6 +53,7 @@ class Residency:
             for tensor, kept in self._away:
                 tensor.untyped_storage().resize_(kept.numel() * kept.element_size())
                 tensor.copy_(kept, non_blocking=True)
+            # The pinned copies are dropped below, and other streams may use the tensors from here on.
             torch.accelerator.synchronize()
             optimizer.module.restore_grad_buffers(synchronize=True)
         self._away = []
@@ -65,6 +67,6 @@ class Residency:
         tensor.untyped_storage().resize_(0)
 
 
-def _buffers(optimizer: Optimizer) -> list[Any]:
+def _buffers(optimizer: MegatronOptimizer) -> list[Any]:
     module = optimizer.module
     return [*module.buffers, *module.expert_parallel_buffers]

@@ -1,4 +1,4 @@
-"""The probe: whether replicas compute with the weights that they were sent."""
+"""The weight check: whether replicas compute with the weights that they were sent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import WeightSyncError
-from dovetail.sections.rollout import ProbeSection
-from dovetail.weights.probe import Probe, difference, draw_tokens
+from dovetail.sections.rollout import WeightCheckSection
+from dovetail.weights.weight_check import WeightCheck, difference, draw_tokens
 
 SCORES = frozenset({"scores"})
 
@@ -45,7 +45,9 @@ def test_trainer_and_replica_score_the_same_tokens(
 def test_the_first_update_is_probed_and_every_so_many_after_it(
     every: int, probed: list[int], mortal: Any, make_world: Any
 ) -> None:
-    world = make_world([mortal()], capabilities=SCORES, probe=ProbeSection(every=every))
+    world = make_world(
+        [mortal()], capabilities=SCORES, weight_check=WeightCheckSection(every=every)
+    )
     for version in range(1, 5):
         world.metrics.clear()
         world.sync.bring(version)
@@ -62,7 +64,7 @@ def test_an_engine_that_does_not_score_is_not_probed(mortal: Any, make_world: An
 def test_a_replica_that_was_started_again_is_probed_whatever_the_schedule(
     mortal: Any, make_world: Any
 ) -> None:
-    world = make_world([mortal()], capabilities=SCORES, probe=ProbeSection(every=100))
+    world = make_world([mortal()], capabilities=SCORES, weight_check=WeightCheckSection(every=100))
     world.sync.bring(1)
     world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
     world.metrics.clear()
@@ -78,18 +80,18 @@ def test_a_replica_that_is_off_is_started_again_once(mortal: Any, make_world: An
     assert world.pool.versions == {0: 1, 1: 1}
 
 
-@pytest.mark.parametrize("rebuilds", [0, 5])
+@pytest.mark.parametrize("max_restarts", [0, 5])
 def test_a_replica_that_stays_off_ends_the_run_by_name(
-    rebuilds: int, mortal: Any, make_world: Any
+    max_restarts: int, mortal: Any, make_world: Any
 ) -> None:
-    world = make_world([mortal(), mortal(off=0.5)], capabilities=SCORES, rebuilds=rebuilds)
+    world = make_world([mortal(), mortal(off=0.5)], capabilities=SCORES, max_restarts=max_restarts)
     world.next_off = 0.5
     with pytest.raises(
         WeightSyncError,
-        match=r"replica 1 .* by 0\.5 nats a token .*probe\.tolerance is 0\.0001 \(float32\)",
+        match=r"replica 1 .* by 0\.5 nats a token .*weight_check\.tolerance is 0\.0001 \(float32\)",
     ):
         world.sync.bring(1)
-    assert len(world.made) == min(rebuilds, 1)
+    assert len(world.made) == min(max_restarts, 1)
 
 
 def test_a_replica_that_can_not_score_ends_the_run(mortal: Any, make_world: Any) -> None:
@@ -97,8 +99,11 @@ def test_a_replica_that_can_not_score_ends_the_run(mortal: Any, make_world: Any)
         async def score(self, sequences):
             raise ValueError("no prompt log-probabilities")
 
-    world = make_world([Mute()], capabilities=SCORES, rebuilds=0)
-    with pytest.raises(WeightSyncError, match=r"could not score the probe.*ValueError: no prompt"):
+    world = make_world([Mute()], capabilities=SCORES, max_restarts=0)
+    with pytest.raises(
+        WeightSyncError,
+        match=r"could not score the sequences of the weight check.*ValueError: no prompt",
+    ):
         world.sync.bring(1)
 
 
@@ -121,6 +126,6 @@ def test_tokens_are_drawn_alike_for_one_seed_and_are_never_special(twenty_tokens
 
 def test_the_tolerance_follows_the_dtype_unless_it_is_set(twenty_tokens: Any) -> None:
     sequences = draw_tokens(twenty_tokens, 1, 4, 0)
-    assert Probe(ProbeSection(), sequences, "float32").tolerance == 1e-4
-    assert Probe(ProbeSection(), sequences, "bfloat16").tolerance == 0.05
-    assert Probe(ProbeSection(tolerance=0.2), sequences, "bfloat16").tolerance == 0.2
+    assert WeightCheck(WeightCheckSection(), sequences, "float32").tolerance == 1e-4
+    assert WeightCheck(WeightCheckSection(), sequences, "bfloat16").tolerance == 0.05
+    assert WeightCheck(WeightCheckSection(tolerance=0.2), sequences, "bfloat16").tolerance == 0.2

@@ -1,4 +1,4 @@
-"""Growth: figures since the last look, from a server's totals since its start."""
+"""CounterDelta: figures since the last look, from a server's totals since its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.metrics import Metric
 Totals = Mapping[str, float]
 
 
-class Growth:
+class CounterDelta:
     """Turns totals since a server's start into metrics since the last look.
 
     Args:
@@ -32,7 +32,7 @@ class Growth:
         """The metrics since the totals that were told before; empty where nothing was done.
 
         Args:
-            totals: a server's answer to `figures`.
+            totals: a server's answer to `metrics`.
         """
         before, self._before = self._before, dict(totals)
         grown = {name: value - before.get(name, 0.0) for name, value in totals.items()}

@@ -1,4 +1,4 @@
-"""The guest book of a door: who has come for which update, which of them are over, and which were called off."""
+"""ReceiverRegistry: which receivers have come for which update, which updates are over, and which were called off."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.peers import Peer
 
 _REMEMBERED = 64
-"""Updates that are over and for which somebody may still come."""
+"""Updates that are over and for which a receiver may still come."""
 
 
-class GuestBook:
-    """Written by the threads that hear guests, read by the one that sends.
+class ReceiverRegistry:
+    """Written by the threads that accept receivers, read by the one that sends.
 
-    Who comes for an update that has not begun waits for it; who comes for one that is over is told so.
+    A receiver of an update that has not begun waits for it; one of an update that is over is answered so.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class GuestBook:
             self._current = update_id
 
     def finish(self, update_id: str, reason: str) -> None:
-        """An update is over, and why: it is what late guests are told."""
+        """An update is over, and why: late receivers are answered with the reason."""
         with self._lock:
             self._over[update_id] = reason
             for book in (self._over, self._off):
@@ -44,19 +44,19 @@ class GuestBook:
             self._send_away(peer.channel, update_id, reason)
 
     def called_off(self, update_id: str) -> str | None:
-        """Why a receiver of this update will not come; None where nobody has said so."""
+        """Why a receiver of this update will not come; None where none has said so."""
         with self._lock:
             return self._off.get(update_id)
 
     def arrivals(self) -> list[Peer]:
-        """Those who have come for the update that is under way, each once."""
+        """Receivers that have come for the update under way, each once."""
         with self._lock:
             found = [peer for wanted, peer in self._waiting if wanted in (None, self._current)]
             self._waiting = [e for e in self._waiting if e[0] not in (None, self._current)]
         return found
 
     def enter(self, greeting: dict[str, Any], channel: Channel) -> None:
-        """A guest who knows the password has said what it comes for."""
+        """Take a receiver that has shown the password and named its update."""
         update_id = greeting.get("update")
         update_id = None if update_id is None else str(update_id)
         with self._lock:
@@ -72,7 +72,7 @@ class GuestBook:
             self._send_away(channel, update_id, str(reason))
 
     def close(self) -> None:
-        """Nobody is awaited any more."""
+        """Close the channels of those that wait."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for _, peer in waiting:

@@ -1,4 +1,4 @@
-"""Figures: what a server of SGLang's did since it was last asked, as metrics that merge over replicas."""
+"""Metrics: what a server of SGLang's did since it was last asked, as metrics that merge over replicas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import Counters, Growth
+from dovetail.serving import CounterDelta, Counters
 
 PREFIX = "rollout/sglang/"
 
@@ -32,9 +32,9 @@ class SglangCounters(Counters):
         )
 
 
-def figures() -> Growth:
-    """What makes of a server's totals the metrics; there are none where nothing was generated."""
-    return Growth(PREFIX, "new_tokens", _metrics)
+def server_metrics() -> CounterDelta:
+    """Return what turns a server's totals into metrics; there are none where nothing was generated."""
+    return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 
 def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:

@@ -1,4 +1,4 @@
-"""Probe: compare the log-probabilities of rollout and trainer on fixed token sequences.
+"""WeightCheck: compare the log-probabilities of rollout and trainer on fixed token sequences.
 
 Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
 them is seen from what it finds likely. Legend: S sequences of L tokens.
@@ -15,38 +15,39 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import WeightSyncError
-from dovetail.experience.pool_members import Fault, in_words
+from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.interfaces.plugin import Tokenizer
 
 if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
-    from dovetail.sections.rollout import ProbeSection
+    from dovetail.sections.rollout import WeightCheckSection
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
 """Largest mean difference by the model's dtype, in nats a token."""
 _STREAM = 0x70726F6265
-"""Keeps the probe's tokens apart from all else that is drawn with the run's seed."""
+"""Keeps the tokens of the check apart from all else that is drawn with the run's seed."""
 
 
-class Probe:
+class WeightCheck:
     """Compares what replicas and trainer find likely.
 
     Args:
         section: when and how much.
-        sequences: S sequences, int64 [L] each; none where nothing is to be probed.
+        sequences: S sequences, int64 [L] each; none where nothing is to be checked.
         dtype: of the model, for the tolerance.
     """
 
     def __init__(
-        self, section: ProbeSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
+        self, section: WeightCheckSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
     ) -> None:
         self._section, self._sequences, self._dtype = section, list(sequences), dtype
-        self._probed = False
+        self._checked = False
 
     @classmethod
-    def of(cls, config: RunConfig, plan: Plan, tokenizer: Any) -> Probe:
-        """The probe of a run: its engine scores or is not probed."""
-        section = config.rollout.probe
+    def of(cls, config: RunConfig, plan: Plan, tokenizer: Tokenizer) -> WeightCheck:
+        """The check of a run: its engine scores or is not checked."""
+        section = config.rollout.weight_check
         if "scores" not in plan.rollout_capabilities or not section.every:
             return cls(section, ())
         # An engine that scores a prompt may have to generate a token after it.
@@ -58,7 +59,7 @@ class Probe:
 
     @property
     def possible(self) -> bool:
-        """Whether anything is probed at all."""
+        """Whether anything is checked at all."""
         return bool(self._sequences)
 
     @property
@@ -67,10 +68,10 @@ class Probe:
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
-        """Whether the update of this version is probed: a sitting's first, and every so many."""
+        """Whether the update of this version is checked: the first since the start or the resumption, and every so many."""
         if not self.possible:
             return False
-        return not self._probed or (version - 1) % self._section.every == 0
+        return not self._checked or (version - 1) % self._section.every == 0
 
     def expect(self, actor: Any) -> list[np.ndarray]:
         """What the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
@@ -94,8 +95,12 @@ class Probe:
         self,
         expected: Sequence[np.ndarray],
         score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
-    ) -> tuple[dict[str, float], tuple[Fault, ...]]:
+    ) -> tuple[dict[str, float], tuple[ReplicaFault, ...]]:
         """Ask every replica by `score`, and hold its answers against the trainer's.
+
+        Args:
+            expected: what the trainer finds, float32 [L − 1] for each of the S sequences.
+            score: from the sequences, int64 [L] each, to what every replica finds, as `expected`, or why it can't.
 
         Returns:
             `probe/mean_difference` and `probe/max_difference`, of the replica with the largest; and the replicas
@@ -104,14 +109,16 @@ class Probe:
         means, largest, faults = [0.0], [0.0], []
         for number, found in score(self._sequences).items():
             if isinstance(found, Exception):
-                faults.append(Fault(number=number, error=self._unscored(number, found)))
+                faults.append(ReplicaFault(number=number, error=self._unscored(number, found)))
                 continue
             mean, most = difference(expected, found)
             means.append(mean)
             largest.append(most)
             if not mean <= self.tolerance:
-                faults.append(Fault(number=number, error=self._too_different(number, mean, most)))
-        self._probed = True
+                faults.append(
+                    ReplicaFault(number=number, error=self._too_different(number, mean, most))
+                )
+        self._checked = True
         figures = {
             "probe/mean_difference": float(np.max(means)),
             "probe/max_difference": float(np.max(largest)),
@@ -121,16 +128,16 @@ class Probe:
     def _too_different(self, number: int, mean: float, most: float) -> WeightSyncError:
         return WeightSyncError(
             f"replica {number} does not compute with the weights that it was sent: its log-probabilities of the "
-            f"probe differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
-            f"rollout.probe.tolerance is {self.tolerance:g} ({self._dtype})",
-            hint="an engine that quantises needs a larger rollout.probe.tolerance; else it loads weights wrongly: "
-            "report it to the engine's plugin, or set rollout.probe.every=0 to go on without this proof",
+            f"check's sequences differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
+            f"rollout.weight_check.tolerance is {self.tolerance:g} ({self._dtype})",
+            hint="an engine that quantises needs a larger rollout.weight_check.tolerance; else it loads weights wrongly: "
+            "report it to the engine's plugin, or set rollout.weight_check.every=0 to go on without this check",
         )
 
     def _unscored(self, number: int, error: Exception) -> WeightSyncError:
         failure = WeightSyncError(
-            f"replica {number} could not score the probe after the update: {in_words(error)}",
-            hint="set rollout.probe.every=0 to go on without this proof",
+            f"replica {number} could not score the sequences of the weight check after the update: {in_words(error)}",
+            hint="set rollout.weight_check.every=0 to go on without this check",
         )
         failure.__cause__ = error
         return failure
@@ -146,7 +153,7 @@ def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> t
     return float(apart.mean()), float(apart.max())
 
 
-def draw_tokens(tokenizer: Any, sequences: int, tokens: int, seed: int) -> list[np.ndarray]:
+def draw_tokens(tokenizer: Tokenizer, sequences: int, tokens: int, seed: int) -> list[np.ndarray]:
     """Random tokens, special ones left out: a placeholder of an image stands for more than a token.
 
     Args:

@@ -1,7 +1,7 @@
-"""Meeting: the private directory in which the two sides of a run find each other, and how it goes away.
+"""RendezvousDirectory: the private directory in which the two sides of a run find each other, and how it goes away.
 
 Every process that is there holds a shared lock on the file `members`, which the kernel drops with the process. A
-directory whose lock nobody holds is of a dead run: whoever comes next, or leaves last, removes it. A receiver is a
+directory whose lock no process holds is of a dead run: the next to come, or the last to leave, removes it. A receiver is a
 socket that listens there.
 """
 
@@ -29,13 +29,13 @@ _BACKLOG = 64
 
 
 def default_root() -> Path:
-    """The directory below which meetings are where the config names none."""
+    """The directory below which runs have their directories where the config names none."""
     memory = Path("/dev/shm")  # noqa: S108 - only the directory below it is used, which must be this user's own
     base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"dovetail-{os.getuid()}"
 
 
-class Meeting:
+class RendezvousDirectory:
     """Membership in a run's directory.
 
     Args:
@@ -61,7 +61,7 @@ class Meeting:
         remove_dead(root)
         self._lock = self._join()
         self._sockets: list[Path] = []
-        # Also where nobody says `leave` before the process ends.
+        # Also where `leave` is not called before the process ends.
         self.leave = weakref.finalize(
             self, _leave, self._lock, self._sockets, self.directory, os.getpid()
         )
@@ -96,7 +96,7 @@ class Meeting:
         draft.rename(note)  # whole, whenever it is seen
 
     def called_off(self, update_id: str) -> str | None:
-        """What `call_off` left for this update; None where nobody has."""
+        """What `call_off` left for this update; None where none has."""
         try:
             return (self.directory / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -115,7 +115,7 @@ class Meeting:
                 lock = _open_members(self.directory)
             except FileNotFoundError:
                 _make_private(self.root)
-                continue  # removed by whoever left it last, between the two
+                continue  # removed by the last to leave, between the two
             fcntl.flock(lock, fcntl.LOCK_SH)
             if _is_there(lock, self.directory):
                 return lock

@@ -61,20 +61,20 @@ def test_scoring_goes_on_beside_generation(start, request_of) -> None:
 
 def test_figures_count_tokens_and_how_full_the_batch_was(start, generate, request_of) -> None:
     rollout = start(max_batch_size=8)
-    assert "rollout/generated_tokens" in rollout.figures()
+    assert "rollout/generated_tokens" in rollout.metrics()
     # Ten steps: four with six rows, six with two. Prompts of six tokens, each run once for all its samples.
     generate(rollout, request_of(0, n=4, max_new_tokens=4), request_of(1, n=2, max_new_tokens=10))
-    figures = {name: metric.value for name, metric in rollout.figures().items()}
+    figures = {name: metric.value for name, metric in rollout.metrics().items()}
     assert figures == {
         "rollout/generated_tokens": 36,
         "rollout/prefill_tokens": 12,
         "rollout/running_samples": 3.6,
         "rollout/batch_occupancy": 0.45,
     }
-    assert rollout.figures()["rollout/generated_tokens"].value == 0
+    assert rollout.metrics()["rollout/generated_tokens"].value == 0
 
 
 def test_an_engine_that_does_not_run_has_no_figures(start) -> None:
     rollout = start()
     rollout.close()
-    assert rollout.figures() == {}
+    assert rollout.metrics() == {}

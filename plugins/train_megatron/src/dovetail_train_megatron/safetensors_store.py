@@ -17,7 +17,7 @@ FILE_BYTES = 2 * 2**30
 """Size of a file, at most, or that of one tensor."""
 
 
-class Writer:
+class SafetensorsWriter:
     """One rank's files in a folder. What goes wrong is kept and raised at the end, so that ranks stay together."""
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -27,7 +27,7 @@ class Writer:
         self._failure: OSError | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor; files are written as they fill."""
+        """Take a tensor of any shape; files are written as they fill."""
         if self._failure is not None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -59,7 +59,7 @@ class Writer:
         self._waiting, self._size = {}, 0
 
 
-class Shelf:
+class SafetensorsStore:
     """The tensors of a folder, whole or in the pieces that torch.distributed.checkpoint writes."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class Shelf:
             )
 
     def read(self, names: list[str]) -> list[Tensor]:
-        """Whole tensors on the CPU, float32.
+        """Whole tensors on the CPU, float32, in the shapes that they have over all pieces.
 
         Raises:
             CheckpointError: they can't be read.

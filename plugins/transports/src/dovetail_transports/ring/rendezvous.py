@@ -1,4 +1,4 @@
-"""Doors: how the two sides of an update reach each other. Here is the contract, and the doors within one machine."""
+"""Rendezvous: how the two sides of an update reach each other. The contract, and the rendezvous within one machine."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import ClassVar
 
 from dovetail.interfaces import WeightManifest
 from dovetail_transports.ring.channel import Channel
-from dovetail_transports.ring.meeting import Meeting, who_of
 from dovetail_transports.ring.peers import Peer
+from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, who_of
 
 _ONE_MACHINE = "this transport joins processes of one machine and one run"
 
 
-class SenderDoor(ABC):
+class SenderRendezvous(ABC):
     """The trainer's side."""
 
     counted: ClassVar[bool] = False
-    """Whether it must be told how many receivers will come, since nobody is there before an update starts."""
+    """Whether the number of receivers must be known in advance, since none is there before an update starts."""
     hint: str
-    """What to do where nobody comes."""
+    """What to do where no receiver comes."""
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where receivers are awaited, in words."""
+        """Where receivers are awaited, for messages."""
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         """As `WeightSender.prepare`."""
         return manifest
 
     def begin(self, manifest: WeightManifest) -> None:
-        """A new update: everybody arrives anew."""
+        """Begin an update: every receiver arrives anew."""
 
     def finish(self, manifest: WeightManifest, reason: str) -> None:
-        """The update is over, and why: who comes for it now comes too late."""
+        """End the update, and say why: a receiver that comes for it now comes too late."""
 
     def called_off(self, manifest: WeightManifest) -> str | None:
-        """Why a receiver of this update will not come, where somebody has said so."""
+        """Why a receiver of this update will not come, where one has said so."""
         return None
 
     @abstractmethod
@@ -52,7 +52,7 @@ class SenderDoor(ABC):
         """Release everything; safe to call twice."""
 
 
-class ReceiverDoor(ABC):
+class ReceiverRendezvous(ABC):
     """A rollout's side."""
 
     hint: str
@@ -61,7 +61,7 @@ class ReceiverDoor(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where senders are awaited, in words."""
+        """Where senders are awaited, for messages."""
 
     @abstractmethod
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
@@ -77,36 +77,36 @@ class ReceiverDoor(ABC):
         """Release everything; safe to call twice."""
 
 
-class LocalSenderDoor(SenderDoor):
+class LocalSenderRendezvous(SenderRendezvous):
     """Looks for the sockets of receivers in a directory.
 
     Args:
-        meet: makes the membership when it is first needed.
+        join: makes the membership when it is first needed.
     """
 
     hint = f"{_ONE_MACHINE}: check where the rollout runs, or set rollout.weight_transport=disk"
 
-    def __init__(self, meet: Callable[[], Meeting]) -> None:
-        self._meet = meet
-        self._meeting: Meeting | None = None
+    def __init__(self, join: Callable[[], RendezvousDirectory]) -> None:
+        self._join = join
+        self._directory: RendezvousDirectory | None = None
         self._known: set[Path] = set()
 
     @property
     def place(self) -> str:
-        return str(self._met().directory)
+        return str(self._joined().directory)
 
     def begin(self, manifest: WeightManifest) -> None:
         self._known = set()
 
     def finish(self, manifest: WeightManifest, reason: str) -> None:
-        self._met().forget(manifest.update_id)
+        self._joined().forget(manifest.update_id)
 
     def called_off(self, manifest: WeightManifest) -> str | None:
-        return self._met().called_off(manifest.update_id)
+        return self._joined().called_off(manifest.update_id)
 
     def arrivals(self, patience: float) -> list[Peer]:
         found = []
-        for path in self._met().receivers():
+        for path in self._joined().receivers():
             if path in self._known:
                 continue
             peer = _reach(path, patience)
@@ -116,39 +116,39 @@ class LocalSenderDoor(SenderDoor):
         return found
 
     def close(self) -> None:
-        if self._meeting is not None:
-            self._meeting.leave()
-            self._meeting = None
+        if self._directory is not None:
+            self._directory.leave()
+            self._directory = None
 
-    def _met(self) -> Meeting:
-        if self._meeting is None:
-            self._meeting = self._meet()
-        return self._meeting
+    def _joined(self) -> RendezvousDirectory:
+        if self._directory is None:
+            self._directory = self._join()
+        return self._directory
 
 
-class LocalReceiverDoor(ReceiverDoor):
+class LocalReceiverRendezvous(ReceiverRendezvous):
     """Listens in the directory from when it is made.
 
     Args:
-        meeting: joined; the door leaves it.
-        who: tells people whose socket it is.
+        directory: joined; it is left when this closes.
+        who: names the receiver in messages.
     """
 
     hint = (
         f"{_ONE_MACHINE}: check where the trainer runs, or raise rollout.weight_transport.timeout"
     )
 
-    def __init__(self, meeting: Meeting, who: str) -> None:
-        self._meeting = meeting
+    def __init__(self, directory: RendezvousDirectory, who: str) -> None:
+        self._directory = directory
         try:
-            self._listener = meeting.listen(who)
+            self._listener = directory.listen(who)
         except BaseException:
-            meeting.leave()
+            directory.leave()
             raise
 
     @property
     def place(self) -> str:
-        return str(self._meeting.directory)
+        return str(self._directory.directory)
 
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
         self._listener.settimeout(max(timeout, 1e-4))
@@ -157,7 +157,7 @@ class LocalReceiverDoor(ReceiverDoor):
 
     def close(self) -> None:
         self._listener.close()
-        self._meeting.leave()
+        self._directory.leave()
 
 
 def _reach(path: Path, patience: float) -> Peer | None:

@@ -1,4 +1,4 @@
-"""The scorer as a module: the root of sharding, whose passes are collective even where there is nothing to score."""
+"""The runner as a module: the root of sharding, whose passes are collective even where there is nothing to score."""
 
 import numpy as np
 import pytest
@@ -12,62 +12,62 @@ LOG_PROBS = frozenset({"log_probs", "entropies"})
 
 
 @pytest.fixture
-def scorer(tiny, make_engine):
-    return make_engine(tiny)._scorer
+def runner(tiny, make_engine):
+    return make_engine(tiny)._runner
 
 
-def test_its_one_child_is_the_model_by_the_names_of_its_checkpoint(tiny, scorer):
-    assert [name for name, _ in scorer.named_children()] == ["model"]
+def test_its_one_child_is_the_model_by_the_names_of_its_checkpoint(tiny, runner):
+    assert [name for name, _ in runner.named_children()] == ["model"]
     plain = AutoModelForCausalLM.from_pretrained(tiny)
-    assert set(dict(scorer.model.named_parameters())) == set(dict(plain.named_parameters()))
+    assert set(dict(runner.model.named_parameters())) == set(dict(plain.named_parameters()))
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("rows", [[], [0, 3]])
 def test_without_a_token_to_score_a_sharded_model_runs_and_nothing_moves(
-    scorer, batch, packed, shared, rows
+    runner, batch, packed, shared, rows
 ):
     mask = batch["response_mask"]
     masked = batch.with_columns(
         {"response_mask": mask.with_values(np.zeros(len(mask.values), bool))}
     ).take(np.array(rows, np.int64))
     layout = lay_out(masked, shared=shared, packed=packed)
-    assert not scorer(layout, LOG_PROBS)["log_probs"].requires_grad
-    scorer.sharded = True
-    scores = scorer(layout, LOG_PROBS)
+    assert not runner(layout, LOG_PROBS)["log_probs"].requires_grad
+    runner.sharded = True
+    scores = runner(layout, LOG_PROBS)
     assert set(scores) == LOG_PROBS
     for values in scores.values():
         assert values.tolist() == [0.0] * layout.tokens
     sum(values.sum() for values in scores.values()).backward()
-    for name, parameter in scorer.model.named_parameters():
+    for name, parameter in runner.model.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name
 
 
-def test_the_cost_of_attention_is_that_of_its_products(scorer):
+def test_the_cost_of_attention_is_that_of_its_products(runner):
     # Two layers of 32 features in their heads: half of two products of 2 · 32 operations a pair of tokens and layer.
-    parameters = sum(p.numel() for p in scorer.trunk.parameters())
+    parameters = sum(p.numel() for p in runner.trunk.parameters())
     per_token = 2 * parameters
     per_pair = 2 * 2 * 32 * 2 / 2
-    quadratic = scorer.means(Fsdp2Config()).quadratic
+    quadratic = runner.means(Fsdp2Config()).quadratic
     assert quadratic == pytest.approx(per_pair / per_token)
 
 
 def test_a_model_without_weights_is_probed_once_they_are_there(tiny):
-    from dovetail_train_fsdp2.forward import PolicyScorer
+    from dovetail_train_fsdp2.forward import PolicyRunner
 
     whole = AutoModelForCausalLM.from_pretrained(tiny).eval()
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(whole.config).eval()
-    scorer = PolicyScorer(empty, torch.float32)
-    assert scorer.packs.why_not == "nothing was tried yet"
-    assert scorer.means(Fsdp2Config()).packing == "never"
+    runner = PolicyRunner(empty, torch.float32)
+    assert runner.packs.why_not == "nothing was tried yet"
+    assert runner.means(Fsdp2Config()).packing == "never"
     empty.to_empty(device="cpu")
     empty.load_state_dict(whole.state_dict())
     for name, buffer in whole.named_buffers():
         empty.get_buffer(name).copy_(buffer)
-    scorer.device = torch.device("cpu")
-    scorer.probe()
-    assert scorer.packs.why_not is None
-    assert scorer.can_share_prompts
+    runner.device = torch.device("cpu")
+    runner.probe()
+    assert runner.packs.why_not is None
+    assert runner.can_share_prompts

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from dovetail.dispatch import Future
-from dovetail.weights.residency import Residency
+from dovetail.weights.offload import OffloadManager
 
 
 class Group:
@@ -22,14 +22,14 @@ class Group:
         return Future.completed(None)
 
 
-def residency(**offloaded: bool) -> tuple[Residency, list[str]]:
+def offload_manager(**offloaded: bool) -> tuple[OffloadManager, list[str]]:
     log: list[str] = []
     groups = {role: Group(role, log) for role, away in offloaded.items() if away}
-    return Residency(groups, lambda _: nullcontext()), log
+    return OffloadManager(groups, lambda _: nullcontext()), log
 
 
 def test_nobody_moves_unless_asked_to() -> None:
-    kept, log = residency()
+    kept, log = offload_manager()
     kept.settle()
     with kept.present("actor"), kept.present("ref"), kept.present("critic"):
         pass
@@ -37,7 +37,7 @@ def test_nobody_moves_unless_asked_to() -> None:
 
 
 def test_the_actor_stays_from_its_first_pass_to_the_next_rollout() -> None:
-    kept, log = residency(actor=True)
+    kept, log = offload_manager(actor=True)
     kept.settle()
     kept.settle()
     with kept.present("actor"):
@@ -49,7 +49,7 @@ def test_the_actor_stays_from_its_first_pass_to_the_next_rollout() -> None:
 
 
 def test_a_reference_leaves_as_soon_as_it_has_scored() -> None:
-    kept, log = residency(ref=True)
+    kept, log = offload_manager(ref=True)
     kept.settle()
     with kept.present("ref"):
         pass

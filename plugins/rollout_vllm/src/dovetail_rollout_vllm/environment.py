@@ -35,7 +35,9 @@ def turn_of(context: PluginContext) -> Path | None:
 
 
 @contextmanager
-def surroundings(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Iterator[None]:
+def process_environment(
+    config: VllmRolloutConfig, context: PluginContext, log: Path
+) -> Iterator[None]:
     """Start vLLM's processes within: they inherit these variables, and this process gets its own back."""
     with _STARTING, tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as scratch:
         logging_config = Path(scratch) / "logging.json"

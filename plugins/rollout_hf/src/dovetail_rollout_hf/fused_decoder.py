@@ -1,4 +1,4 @@
-"""The lean decoder: Llama, Qwen2 and Qwen3 with fused projections and caches written in place.
+"""The fused decoder: Llama, Qwen2 and Qwen3 with projections side by side and caches written in place.
 
 Legend: N rows, P prompts, L prompt columns, T columns so far, C columns, A query heads, H key and value
 heads, G query heads a key head, D head width, E hidden width, F MLP width, V vocabulary.
@@ -14,15 +14,15 @@ from torch.nn import functional
 
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.decoder import Decoder
-from dovetail_rollout_hf.pictures import Pictures
+from dovetail_rollout_hf.pictures import RowImages
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
 
-def why_not_lean(model: Any) -> str | None:
-    """Why the lean decoder does not fit this model; None where it does."""
+def why_not_fused(model: Any) -> str | None:
+    """Why the fused decoder does not fit this model; None where it does."""
     config, kind = model.config, type(model).__name__
     if kind not in _ARCHITECTURES or not type(model).__module__.startswith("transformers.models."):
         return f"{kind} is not one of {', '.join(_ARCHITECTURES)}"
@@ -51,10 +51,10 @@ class _Layer:
         self.k_norm = getattr(attention, "k_norm", None)
 
 
-class LeanDecoder(Decoder):
+class FusedDecoder(Decoder):
     """A forward pass of the Llama family that does per step only what a step needs."""
 
-    name = "lean"
+    name = "fused"
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -76,7 +76,7 @@ class LeanDecoder(Decoder):
         self._cos_CD = self._sin_CD = torch.empty(0, self._D, device=self._device)
 
     def prefill(
-        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: Pictures | None = None
+        self, ids_PL: Tensor, pad_P: Tensor | None, pictures: RowImages | None = None
     ) -> Prefill:
         # Of the architectures that it knows, none takes images.
         P, L = ids_PL.shape

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
-class Residency:
+class OffloadManager:
     """Brings worker groups onto the accelerator when they are needed, and lets them go afterwards.
 
     Args:
