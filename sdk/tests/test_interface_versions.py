@@ -73,7 +73,7 @@ def new(declared: str, *, required: bool) -> dict:
     [
         (changed("rollout", *ABORT, drop=True), "major", "method abort is gone"),
         (changed("rollout", *ABORT, "required", to=False), "minor", "method abort was"),
-        (changed("rollout", "methods", "figures", "required", to=True), "major", "method figures was"),
+        (changed("rollout", "methods", "metrics", "required", to=True), "major", "method metrics was"),
         (aborts("async abort(request_ids: Sequence[str]) -> int"), "major", "method abort was"),
         (aborts("abort(request_ids: Sequence[str]) -> None"), "major", "method abort was"),
         (aborts("async abort() -> None"), "major", "method abort was"),
