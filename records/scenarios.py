@@ -170,8 +170,8 @@ ROUNDING = {
     "actor/grad_norm": Tolerance(0.05),
     "actor/kl": Tolerance(0.005),
     # What the engines differ by on the same weights, in bfloat16: of the size of its rounding, 2⁻⁸, in single tokens.
-    "gate/prob_diff_mean": Tolerance(0.001),
-    "gate/log_prob_diff_mean": Tolerance(0.001),
+    "logprob_check/prob_diff_mean": Tolerance(0.001),
+    "logprob_check/log_prob_diff_mean": Tolerance(0.001),
     "probe/mean_difference": Tolerance(0.005),
 }
 """Kernels on a GPU add in another order from run to run, and one other token makes another run of it."""

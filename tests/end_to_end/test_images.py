@@ -70,7 +70,11 @@ def metrics_of(config: Path, *overrides: str) -> list[dict[str, float]]:
 
 def test_the_trainer_looks_as_the_rollout_did(config: Path) -> None:
     metrics = metrics_of(config, "trainer.total_steps=2")
-    gaps = [line["gate/prob_diff_max"] for line in metrics if line.get("gate/prob_diff_max")]
+    gaps = [
+        line["logprob_check/prob_diff_max"]
+        for line in metrics
+        if line.get("logprob_check/prob_diff_max")
+    ]
     assert gaps
     assert max(gaps) < 1e-5
     assert any(line.get("actor/grad_norm", 0) > 0 for line in metrics)

@@ -225,8 +225,8 @@ def test_values_from_an_engine_without_a_value_head_are_refused_naming_both(conf
 def test_the_gate_measures_at_the_first_step_and_agrees(config, runs):
     train(config, ["trainer.total_steps=2", "algorithm.logprob_check.every=10"])
     first, second = steps(runs / "run")
-    assert first["gate/prob_diff_mean"] < 1e-3
-    assert "gate/prob_diff_mean" not in second
+    assert first["logprob_check/prob_diff_mean"] < 1e-3
+    assert "logprob_check/prob_diff_mean" not in second
 
 
 def test_a_model_that_gives_no_numbers_stops_the_step_and_names_its_samples(config, runs, tiny):

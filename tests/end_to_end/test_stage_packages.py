@@ -237,7 +237,7 @@ def test_a_trainer_generates_the_next_step_while_a_step_learns(
     assert (summary["status"], summary["steps"]) == ("completed", 3)
     steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
     assert [row["rollout/staleness_mean"] for row in steps] == [0, 1, 1]
-    assert ["gate/tokens" in row for row in steps] == [True, False, False]
+    assert ["logprob_check/tokens" in row for row in steps] == [True, False, False]
     ratios = [row["actor/ratio_mean"] for row in steps]
     assert ratios[0] == pytest.approx(1, abs=1e-5)
     assert all(ratio != pytest.approx(1, abs=1e-5) for ratio in ratios[1:])

@@ -141,7 +141,7 @@ def test_the_check_asks_for_log_probs_when_it_is_due_and_leaves_no_column(compos
     assert asked == [request.sampling.raw_log_probs for request in made.engine.requests]
     actor = made.roles["actor"]
     assert actor.passes == [(3, frozenset({"log_probs"}))] * 2
-    assert made.metrics["gate/prob_diff_mean"] == 0
+    assert made.metrics["logprob_check/prob_diff_mean"] == 0
     assert not any("rollout_log_probs" in batch for batch in actor.trained)
     assert made.events.stages.count("logprob_check") == 2
 
@@ -149,7 +149,7 @@ def test_the_check_asks_for_log_probs_when_it_is_due_and_leaves_no_column(compos
 def test_the_check_measures_every_step_where_both_sides_are_there_anyway(compose):
     made = compose(RATIO, "algorithm.rollout_correction=decoupled_token_is")
     made.take(2)
-    assert made.metrics["gate/tokens"] == 6
+    assert made.metrics["logprob_check/tokens"] == 6
     actor = made.roles["actor"]
     assert actor.passes == [(4, frozenset({"log_probs"}))] * 2
     assert actor.trained

@@ -118,17 +118,17 @@ def test_equal_policies_pass(world):
     verdict = world.measure()
     assert (verdict.level, verdict.cause, verdict.message) == ("ok", None, "")
     got = values(verdict.metrics)
-    assert got["gate/prob_diff_mean"] == pytest.approx(0, abs=1e-6)
-    assert got["gate/correlation"] == pytest.approx(1)
-    assert got["gate/tokens"] == world.mask.sum()
-    assert got["gate/stale_tokens"] == 0
+    assert got["logprob_check/prob_diff_mean"] == pytest.approx(0, abs=1e-6)
+    assert got["logprob_check/correlation"] == pytest.approx(1)
+    assert got["logprob_check/tokens"] == world.mask.sum()
+    assert got["logprob_check/stale_tokens"] == 0
     verdict.check()
 
 
 def test_the_noise_of_kernels_passes(world):
     verdict = world.measure(engine=world.noisy(0.03))
     assert verdict.level == "ok"
-    assert 0.001 < values(verdict.metrics)["gate/prob_diff_mean"] < 0.01
+    assert 0.001 < values(verdict.metrics)["logprob_check/prob_diff_mean"] < 0.01
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,10 @@ def test_truncation_that_the_config_asks_for_stops_no_healthy_run(world, how, ra
         section=section,
     )
     got = values(verdict.metrics)
-    assert got["gate/prob_diff_mean"] > section.stop_above, "else there is nothing to allow for"
-    assert got["gate/unexplained_diff_mean"] < 0.01
+    assert got["logprob_check/prob_diff_mean"] > section.stop_above, (
+        "else there is nothing to allow for"
+    )
+    assert got["logprob_check/unexplained_diff_mean"] < 0.01
     assert (verdict.level, verdict.cause) == ("ok", "sampling_transform")
     assert "top_p" in verdict.message
     verdict.check()
@@ -161,11 +163,11 @@ def test_figures_equal_their_definitions():
     p, q = np.array([0.4, 0.3, 0.8]), np.array([0.5, 0.2, 0.8])
     assert values(verdict.metrics) == pytest.approx(
         {
-            "gate/prob_diff_mean": np.abs(p - q).mean(),
-            "gate/prob_diff_max": np.abs(p - q).max(),
-            "gate/log_prob_diff_mean": np.log(q / p).mean(),
-            "gate/correlation": np.corrcoef(p, q)[0, 1],
-            "gate/tokens": 3,
+            "logprob_check/prob_diff_mean": np.abs(p - q).mean(),
+            "logprob_check/prob_diff_max": np.abs(p - q).max(),
+            "logprob_check/log_prob_diff_mean": np.log(q / p).mean(),
+            "logprob_check/correlation": np.corrcoef(p, q)[0, 1],
+            "logprob_check/tokens": 3,
         }
     )
 
@@ -194,7 +196,7 @@ def test_stale_weights_are_named_with_their_versions(world):
     assert f"5 ({in_5:,} tokens), 6 ({in_6:,} tokens)" in verdict.message
     assert "version 7 is in force" in verdict.message
     assert set(verdict.sample_ids[:2]) == {"s4", "s5"}
-    assert values(verdict.metrics)["gate/stale_tokens"] == in_5 + in_6
+    assert values(verdict.metrics)["logprob_check/stale_tokens"] == in_5 + in_6
 
 
 def test_stale_weights_are_warned_of_even_where_they_hardly_differ(world):

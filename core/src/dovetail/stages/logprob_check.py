@@ -122,10 +122,10 @@ class LogProbComparison:
 
     Attributes:
         level: `ok`, or past the bound at which the run warns or stops.
-        metrics: `gate/prob_diff_mean` and `_max` of |p_train − p_rollout|; `gate/log_prob_diff_mean` of
-            log p_rollout − log p_train; `gate/correlation` of the two probabilities (Pearson); `gate/tokens`.
-            `gate/raw_prob_diff_mean` where there are raw log-probabilities, `gate/unexplained_diff_mean` where
-            truncation is allowed for, `gate/stale_tokens` where versions are checked.
+        metrics: `logprob_check/prob_diff_mean` and `_max` of |p_train − p_rollout|; `logprob_check/log_prob_diff_mean` of
+            log p_rollout − log p_train; `logprob_check/correlation` of the two probabilities (Pearson); `logprob_check/tokens`.
+            `logprob_check/raw_prob_diff_mean` where there are raw log-probabilities, `logprob_check/unexplained_diff_mean` where
+            truncation is allowed for, `logprob_check/stale_tokens` where versions are checked.
         cause: what the difference comes from; None where there is none. At level `ok` it is `sampling_transform`,
             where the truncation that the config asks for is all that there is.
         message: all of it; empty where there is no cause.
@@ -277,18 +277,18 @@ def _metrics(found: Comparison, versions: bool) -> dict[str, Metric]:
         return Mean(float(values_K.sum()), tokens)
 
     metrics: dict[str, Metric] = {
-        "gate/prob_diff_mean": mean(found.gap_K),
-        "gate/prob_diff_max": Max(float(found.gap_K.max(initial=0.0))),
-        "gate/log_prob_diff_mean": mean(found.rollout_K - found.train_K),
-        "gate/correlation": Last(found.correlation),
-        "gate/tokens": Sum(tokens),
+        "logprob_check/prob_diff_mean": mean(found.gap_K),
+        "logprob_check/prob_diff_max": Max(float(found.gap_K.max(initial=0.0))),
+        "logprob_check/log_prob_diff_mean": mean(found.rollout_K - found.train_K),
+        "logprob_check/correlation": Last(found.correlation),
+        "logprob_check/tokens": Sum(tokens),
     }
     if found.raw_gap_K is not None:
-        metrics["gate/raw_prob_diff_mean"] = mean(found.raw_gap_K)
+        metrics["logprob_check/raw_prob_diff_mean"] = mean(found.raw_gap_K)
     if found.truncated:
-        metrics["gate/unexplained_diff_mean"] = Mean(found.judged * tokens, tokens)
+        metrics["logprob_check/unexplained_diff_mean"] = Mean(found.judged * tokens, tokens)
     if versions:
-        metrics["gate/stale_tokens"] = Sum(int(np.count_nonzero(found.stale_K)))
+        metrics["logprob_check/stale_tokens"] = Sum(int(np.count_nonzero(found.stale_K)))
     return metrics
 
 
