@@ -162,7 +162,7 @@ def answer_to(command: str, folder: Path) -> str:
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"traceback of {done.exception!r}"
     shown = done.stderr or (done.stdout if done.exit_code else "")
-    shown = re.sub(r"[\d.]+ (µs|ms|s)\b", "TIME", shown.replace(str(folder), "DIR"))
+    shown = re.sub(r"[\d.]+ (µs|ms|s)\b( \(row \d+\))?", "TIME", shown.replace(str(folder), "DIR"))
     shown = re.sub(r"(?<=\S) {2,}", "  ", shown)
     lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
     return "\n".join([f"exit {done.exit_code}", *lines])
