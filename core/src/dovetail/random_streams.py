@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 
@@ -11,6 +13,29 @@ def stream_seed(seed: int, *name: str | int) -> int:
     """A seed of 63 bits for a generator, from BLAKE2b over the run's seed and the stream's name."""
     digest = hashlib.blake2b("/".join(map(str, (seed, *name))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def seed_torch(seed: int, *name: str | int) -> None:
+    """Seed torch's default generator of the CPU by a stream's name, for code that draws without a generator of its own.
+
+    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too.
+    """
+    import torch
+
+    torch.default_generator.manual_seed(stream_seed(seed, "torch", "process", *name))
+
+
+@contextmanager
+def torch_seeded(seed: int, *name: str | int) -> Iterator[None]:
+    """Seed as `seed_torch` does; afterwards the generator is as it was before."""
+    import torch
+
+    before = torch.get_rng_state()
+    seed_torch(seed, *name)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 @attrs.frozen(kw_only=True)

@@ -12,7 +12,7 @@ import yaml
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.plugins.index import default_index
-from dovetail.run.run import train
+from dovetail.run.run import resume, train
 from dovetail_rewards.sandbox import available_levels
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 from dovetail_sdk.testing.reward_service import reward_service
@@ -28,6 +28,12 @@ def compute_score(solution_str, ground_truth):
 TOKENS = """
 def compute_score(solution_str, response_ids):
     return {"token_rewards": [0.1] * len(response_ids)}
+"""
+DRAWS = """
+import torch
+
+def compute_score(solution_str):
+    return float(torch.rand(()))
 """
 FUNCTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "gsm8k": ({"method": "flexible"}, "18"),
@@ -184,3 +190,48 @@ def test_a_validation_that_scores_nothing_says_why(tiny, tmp_path) -> None:
     assert len(told) == 2, "before and after the step"
     assert "none of its 2 responses could be scored" in told[0]
     assert "compares responses, and there is one alone" in told[0]
+
+
+@pytest.mark.parametrize(
+    "manager", [{"name": "naive", "workers": 1}, {"name": "parallel", "workers": 2}]
+)
+def test_what_a_reward_draws_from_torch_follows_the_seed_also_in_a_resumed_run(
+    tiny, tmp_path, manager
+) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(4)))
+    config = {
+        "output_dir": str(tmp_path / "runs"),
+        "model": {"path": str(tiny), "dtype": "float32"},
+        "data": {
+            "train_files": [str(tmp_path / "rows.jsonl")],
+            "train_batch_size": 2,
+            "max_prompt_length": 64,
+            "max_response_length": 4,
+        },
+        "rollout": {"name": "hf", "n": 2},
+        "algorithm": {"advantage": "grpo"},
+        "reward": {"function": {"path": str(tmp_path / "draws.py")}, "manager": manager},
+        "trainer": {"samples_per_step": -1},
+        "tracking": ["jsonl"],
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def scores(summary: dict[str, Any]) -> list[list[float]]:
+        steps = sorted((Path(summary["directory"]) / "samples").glob("step_*.jsonl"))
+        return [
+            [json.loads(line)["score"] for line in step.read_text().splitlines()] for step in steps
+        ]
+
+    def whole(name: str, seed: int, steps: int = 2) -> dict[str, Any]:
+        settings = [f"experiment={name}", f"seed={seed}", f"trainer.total_steps={steps}"]
+        return train(tmp_path / "config.yaml", settings)
+
+    before = torch.get_rng_state()
+    first = scores(whole("first", 1))
+    assert scores(whole("again", 1)) == first
+    half = whole("half", 1, steps=1)
+    assert scores(resume(half["directory"], ["trainer.total_steps=2"])) == first
+    assert first[0] != first[1]
+    assert scores(whole("other", 2)) != first
+    assert torch.equal(torch.get_rng_state(), before), "the process's own generator is as it was"

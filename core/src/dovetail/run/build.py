@@ -18,6 +18,7 @@ from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
+from dovetail.random_streams import torch_seeded
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
 from dovetail.run.data import Data
@@ -90,6 +91,7 @@ def build(
     with ExitStack() as started:
         if config.trainer.deterministic:
             _deterministic(started)
+        started.enter_context(torch_seeded(config.seed, "run"))
         runtime: Any = make_plugin(refs["runtime"], context)
         started.callback(runtime.close)
         runtime.start()

@@ -20,6 +20,7 @@ from dovetail.errors import (
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
+from dovetail.random_streams import seed_torch
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
@@ -149,6 +150,9 @@ class RunRecord:
         self.metrics = context.metrics
         self.timers.reset()
         bind_process(step=context.number)
+        # Named by the step: a resumed run's rewards and plugins draw what those of an undisturbed one do. No model computes
+        # now, so that no engine's own state is in force (`RandomState.in_force`).
+        seed_torch(self.config.seed, "step", context.number)
         self.hooks.step_started(step=context.number)
         with self._profile.step(context.number):
             began = time.monotonic()

@@ -193,7 +193,8 @@ class RunConfig:
     seed: int = attrs.field(
         default=1, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)]
     )
-    """Every random stream derives from it."""
+    """Every random stream derives from it, and so does what rewards and plugins draw from torch's generator of the CPU. Reward
+    calls at the same time in one process draw in no fixed order: set `reward.concurrency` to 1, or use `parallel`, which seeds each call."""
     project: str = "dovetail"
     """First folder below `output_dir`."""
     experiment: str = "default"

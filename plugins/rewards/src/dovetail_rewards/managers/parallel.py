@@ -21,6 +21,7 @@ from dovetail.interfaces import (
     RunningTime,
     Sample,
 )
+from dovetail.random_streams import stream_seed
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, require_functions
 from dovetail_rewards.managers.wire import Garbled, arguments_of, unpack_outcome
@@ -101,7 +102,11 @@ class ParallelManager(FunctionManager):
         except Exception as error:  # noqa: BLE001 - whatever a row holds
             message = f"the row can't be sent to a worker process: {type(error).__name__}: {error}"
             return Failure(kind=FailureKind.EXCEPTION, message=message)
-        answered = self._pool.submit({"sample": base64.b64encode(pickled).decode()}, time.limit)
+        request = {
+            "sample": base64.b64encode(pickled).decode(),
+            "seed": stream_seed(self.context.seed, "torch", "reward", sample.sample_id),
+        }
+        answered = self._pool.submit(request, time.limit)
         kind = FailureKind.CRASH
         try:
             with time.waiting():  # the pool sees to the limit, from when the sample is worked on

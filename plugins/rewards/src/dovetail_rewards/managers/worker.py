@@ -54,6 +54,7 @@ def main(parent: int) -> None:
                 except BaseException as error:  # noqa: BLE001 - the pool gets it, whatever it is
                     reply["error"] = traceback.format_exception_only(error)[-1].strip()
             else:
+                _seed(request["seed"])
                 outcome = _score(functions, base64.b64decode(request["sample"]), loop)
                 reply["outcome"] = pack_outcome(outcome)
             if os.getpid() != own:
@@ -71,6 +72,13 @@ def _functions(setup: bytes) -> RewardFunctions:
         load_plugin_class(ref)  # classes of these files can be unpickled from here on
     made: RewardFunctions = pickle.loads(functions)  # noqa: S301
     return made
+
+
+def _seed(seed: int) -> None:
+    """Seed torch's generator of the CPU for one sample, so that it does not matter which worker scores it, or when."""
+    torch = sys.modules.get("torch")  # importing it here would cost every worker seconds and memory
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
 
 
 def _score(functions: RewardFunctions, pickled: bytes, loop: asyncio.AbstractEventLoop) -> Outcome:
