@@ -34,7 +34,10 @@ class ProbeEngine(TrainEngine):
     Config = EngineSection
 
     def start(self) -> None:
+        import torch
+
         self.context.logger.info("probe started", rank=self.context.rank)
+        self.drawn = float(torch.rand((), dtype=torch.float64))
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         return Batch({"ids": batch["ids"], "rank": np.full(len(batch), self.rank, dtype=np.int64)})
@@ -70,6 +73,7 @@ class ProbeEngine(TrainEngine):
             "omp": os.environ.get("OMP_NUM_THREADS"),
             "environment": os.environ.get("DOVETAIL_PROBE"),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "drawn": self.drawn,
             "rewards": self.context.reward_functions,
             "tokenizer": self.context.tokenizer,
         }

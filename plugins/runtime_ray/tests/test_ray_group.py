@@ -11,10 +11,12 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
 from dovetail.errors import ColumnError, DispatchError, NumericsError, WorkerError
+from dovetail.random_streams import stream_seed
 from dovetail.telemetry import logging, read_rows
 from dovetail.workers import RankFailure
 from dovetail_runtime_ray.group import RayGroup
@@ -64,6 +66,13 @@ def test_workers_are_told_what_they_need_and_no_more(two: Two) -> None:
         assert where["environment"].endswith(":yes")
         assert "${" not in where["environment"]
         assert where["device"] == "cpu"
+
+
+def test_what_a_worker_draws_from_torch_follows_the_seed_and_the_rank(two: Two) -> None:
+    for rank, where in enumerate(two.actor.where().result()):
+        seed = stream_seed(0, "torch", "process", "actor-ref", rank)
+        generator = torch.Generator().manual_seed(seed)
+        assert where["drawn"] == float(torch.rand((), dtype=torch.float64, generator=generator))
 
 
 def test_batches_are_divided_over_ranks_and_come_back_in_order(two: Two) -> None:

@@ -15,6 +15,7 @@ import attrs
 from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError
 from dovetail.interfaces import NODE_ADDRESS, WorkerSpec
+from dovetail.random_streams import seed_torch
 from dovetail.telemetry import bind_process, get_logger
 from dovetail.workers import (
     RankFailure,
@@ -103,6 +104,7 @@ class Process:
             elif self.setup.plugins is not None:
                 check_plugins(self.setup.plugins, where=f"a worker on {host} ({node_address()})")
             self._checked = True
+            seed_torch(spec.context.seed, self.setup.label, self.setup.rank)
         context = attrs.evolve(spec.context, logger=get_logger())
         return spec_received(attrs.evolve(spec, context=context))
 
