@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.batch import Batch, Ragged, RaggedRows
+from dovetail.batch import Batch, Ragged, RaggedRows, StoredArray
 from dovetail.dispatch import Dispatch, Future, Mesh, Worker, nd, register
 from dovetail.errors import WorkerError
 from dovetail.interfaces import Plugin
@@ -339,7 +339,7 @@ def test_small_columns_go_along_and_come_back_as_they_are():
     assert group.store.put_bytes == 0
     assert [store.put_bytes for store in group.stores] == [0, 0]
     assert not any(
-        source.__class__.__name__ == "Stored"
+        isinstance(source, StoredArray)
         for source in RaggedRows.of(scored["old_log_probs"]).sources
     )
 

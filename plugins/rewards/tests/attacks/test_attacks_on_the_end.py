@@ -127,11 +127,11 @@ def test_when_the_caller_is_killed_its_runs_end(box) -> None:
     marker = f"dovetail-orphan-{time.monotonic_ns()}"
     source = f"""
 import threading, time
-from dovetail_rewards.sandbox import Sandbox, Program, Limits
+from dovetail_rewards.sandbox import Sandbox, Program, ProgramLimits
 box = Sandbox(level={box.level!r}, python={box.python!r}, user={box.user!r}, tried=True)
-box.run(Program(source=""), Limits())
+box.run(Program(source=""), ProgramLimits())
 threading.Thread(target=lambda: box.run(
-    Program(argv=({box.python!r}, "-I", "-S", "-c", "import time; time.sleep(60)", {marker!r})), Limits(wall_s=60)
+    Program(argv=({box.python!r}, "-I", "-S", "-c", "import time; time.sleep(60)", {marker!r})), ProgramLimits(wall_s=60)
 ), daemon=True).start()
 time.sleep(0.3)
 print("running", flush=True)
