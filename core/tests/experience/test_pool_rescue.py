@@ -107,12 +107,16 @@ def test_a_request_that_an_engine_does_not_take_ends_with_its_message_and_no_rep
     class Refusing(mortal):
         async def submit(self, request):
             self.requests.append(request)
-            raise RequestRefusedError("70 tokens exceed the model's 64 positions", hint="ask for less")
+            raise RequestRefusedError(
+                "70 tokens exceed the model's 64 positions", hint="ask for less"
+            )
             yield
 
     replicas = [Refusing(), Refusing()]
     world = rescued(make_world(replicas))
-    with pytest.raises(RequestRefusedError, match=r"^70 tokens exceed .* positions\n.*ask for less"):
+    with pytest.raises(
+        RequestRefusedError, match=r"^70 tokens exceed .* positions\n.*ask for less"
+    ):
         generated(world, requests_of([1] * 8))
     assert world.made == []
     assert world.pool.lost() == ()

@@ -115,7 +115,7 @@ def test_sequences_that_an_engine_does_not_take_are_no_reason_to_start_it_again(
             raise RequestRefusedError("70 tokens exceed the model's 64 positions")
 
     world = make_world([Short()], capabilities=SCORES, max_restarts=3)
-    with pytest.raises(WeightSyncError, match="could not score .*: 70 tokens exceed"):
+    with pytest.raises(WeightSyncError, match=r"could not score .*: 70 tokens exceed"):
         world.sync.bring(1)
     assert world.made == []
 

@@ -34,7 +34,9 @@ def refuse_to_score(
         elif max_positions and len(ids_L) > max_positions:
             problem = f"its {len(ids_L)} tokens exceed the model's {max_positions} positions"
         if problem:
-            raise RequestRefusedError(f"sequence {number} of {len(sequences)} can't be scored: {problem}")
+            raise RequestRefusedError(
+                f"sequence {number} of {len(sequences)} can't be scored: {problem}"
+            )
 
 
 def score_tokens(model: Any, sequences: Sequence[np.ndarray], vocab_size: int) -> list[np.ndarray]:
