@@ -171,6 +171,10 @@ class RolloutError(DovetailError, RuntimeError):
     """A generation engine failed."""
 
 
+class RequestRefusedError(RolloutError, ValueError):
+    """An engine does not take a request as it is: asked again, or started again, it would refuse it again."""
+
+
 class RewardError(DovetailError, RuntimeError):
     """Scoring failed for more samples than the config tolerates, or a reward is unusable."""
 

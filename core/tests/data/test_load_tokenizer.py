@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_file_in_place_of_a_directory(tokenizer_directory) -> None:
         load_tokenizer(ModelSection(path=str(tokenizer_directory / "tokenizer.json")))
 
 
-@pytest.mark.parametrize("content", ["not json", "{}", '{"version": "1.0"}'])
+@pytest.mark.parametrize("content", ["{}", '{"version": "1.0"}'])
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, content) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match=r"tokenizer in model.path=.* can't be loaded"):
@@ -105,3 +106,21 @@ def test_code_of_a_repository_is_not_run_unasked(tokenizer_directory, tmp_path) 
     with pytest.raises(ModelError, match=r"model\.path="):
         load_tokenizer(ModelSection(path=str(tmp_path)))
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_file_that_is_not_valid_json_is_named(tokenizer_directory, tmp_path, file) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tokenizer_directory, model)
+    (model / file).write_text("{")
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(ModelSection(path=str(model)))
+    assert caught.value.message.startswith(f"{model / file} in model.path=")
+    assert "is not valid JSON: Expecting property name" in caught.value.message
+
+
+def test_a_file_in_place_of_a_directory_is_no_hub_id(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").write_text("{}")
+    with pytest.raises(ModelError, match=r"model\.path='rows' is a file, not a directory"):
+        load_tokenizer(ModelSection(path="rows"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.errors import RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
 from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
@@ -99,6 +99,28 @@ def test_a_request_that_living_replicas_refuse_is_no_reason_to_start_them_again(
     with pytest.raises(RolloutError, match=r"'r0' failed on every.*the prompt is too long"):
         generated(world, requests_of([1]))
     assert world.made == []
+
+
+def test_a_request_that_an_engine_does_not_take_ends_with_its_message_and_no_replica_starts_again(
+    mortal: Any, make_world: Any
+) -> None:
+    class Refusing(mortal):
+        async def submit(self, request):
+            self.requests.append(request)
+            raise RequestRefusedError(
+                "70 tokens exceed the model's 64 positions", hint="ask for less"
+            )
+            yield
+
+    replicas = [Refusing(), Refusing()]
+    world = rescued(make_world(replicas))
+    with pytest.raises(
+        RequestRefusedError, match=r"^70 tokens exceed .* positions\n.*ask for less"
+    ):
+        generated(world, requests_of([1] * 8))
+    assert world.made == []
+    assert world.pool.lost() == ()
+    assert all(len(request.streams) == 1 for replica in replicas for request in replica.requests)
 
 
 def test_replicas_that_die_again_and_again_end_the_run_with_the_cause(

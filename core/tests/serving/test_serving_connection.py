@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
 from dovetail.serving import MEDIA_TYPE, SampleCall, SampleResult, ServerConnection
 from dovetail.serving.calls import ServerCalls
@@ -290,5 +290,14 @@ def test_a_refused_json_request_is_an_error_with_the_servers_message(
     fake: Any, answers: Any, said: Any
 ) -> None:
     fake.answers["/v1/completions"] = answers.words(said, 400)
-    with pytest.raises(RolloutError, match=r"/v1/completions with status 400: .*too long"):
+    with pytest.raises(RequestRefusedError, match=r"/v1/completions with status 400: .*too long"):
         read_lines(fake, lambda _: True)
+
+
+def test_a_json_request_that_the_server_failed_on_may_be_asked_again(
+    fake: Any, answers: Any
+) -> None:
+    fake.answers["/v1/completions"] = answers.words({"message": "out of memory"}, 500)
+    with pytest.raises(RolloutError, match="status 500: out of memory") as failed:
+        read_lines(fake, lambda _: True)
+    assert type(failed.value) is RolloutError

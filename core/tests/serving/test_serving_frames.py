@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
 from dovetail.serving import SampleCall, SampleResult
 from dovetail.serving.frames import Unpacker, pack, unpack
@@ -103,6 +103,12 @@ def test_a_failed_sample_arrives_as_its_error() -> None:
     came = result_of(unpack(packed_error("n", KeyError("which"))))
     assert isinstance(came, RolloutError)
     assert "KeyError: 'which'" in came.message
+
+
+def test_a_refused_request_arrives_as_refused() -> None:
+    came = result_of(unpack(packed_error("n", RequestRefusedError("too long"))))
+    assert isinstance(came, RequestRefusedError)
+    assert came.message == "too long"
 
 
 @pytest.mark.parametrize("header", [{}, {"finish": "tired"}])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.errors import WeightSyncError
+from dovetail.errors import RequestRefusedError, WeightSyncError
 from dovetail.sections.rollout import WeightCheckSection
 from dovetail.weights.weight_check import WeightCheck, difference, draw_tokens
 
@@ -105,6 +105,19 @@ def test_a_replica_that_can_not_score_ends_the_run(mortal: Any, make_world: Any)
         match=r"could not score the sequences of the weight check.*ValueError: no prompt",
     ):
         world.sync.bring(1)
+
+
+def test_sequences_that_an_engine_does_not_take_are_no_reason_to_start_it_again(
+    mortal: Any, make_world: Any
+) -> None:
+    class Short(mortal):
+        async def score(self, sequences):
+            raise RequestRefusedError("70 tokens exceed the model's 64 positions")
+
+    world = make_world([Short()], capabilities=SCORES, max_restarts=3)
+    with pytest.raises(WeightSyncError, match=r"could not score .*: 70 tokens exceed"):
+        world.sync.bring(1)
+    assert world.made == []
 
 
 def test_what_is_no_number_is_infinitely_far_away() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dovetail.errors import ModelError, RolloutError
+from dovetail.errors import ModelError, RequestRefusedError, RolloutError
 from dovetail.interfaces import FinishReason, PauseMode, PluginContext
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.rollout import HfRollout
@@ -258,7 +258,7 @@ def test_closing_between_handing_over_and_starting_leaves_nobody_waiting(start, 
 def test_impossible_requests_are_refused_in_words(
     start, generate, request_of, change, message
 ) -> None:
-    with pytest.raises(RolloutError, match=message):
+    with pytest.raises(RequestRefusedError, match=message):
         generate(start(), request_of(0, **change))
 
 

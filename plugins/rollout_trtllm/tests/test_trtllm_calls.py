@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.interfaces import FinishReason, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
 from dovetail.serving import SampleCall
@@ -93,7 +93,9 @@ def test_an_answer_that_is_not_a_whole_sample_is_an_error(
 
 def test_a_refused_request_is_an_error_with_the_servers_message(replica: TrtllmRollout) -> None:
     long = SampleCall(call_id="c", prompt_ids=[7] * 5000, sampling=SamplingParams(max_new_tokens=1))
-    with pytest.raises(RolloutError, match="status 400: The prompt length 5000 exceeds 4096"):
+    with pytest.raises(
+        RequestRefusedError, match="status 400: The prompt length 5000 exceeds 4096"
+    ):
         asyncio.run(replica.backend.generate(long))
     assert replica.alive()
     assert len(sample(replica).response_ids) == 8

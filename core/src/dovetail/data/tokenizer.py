@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def load_tokenizer(
     local = Path(path).is_dir()
     if local:
         _check_directory(Path(path), key, model.trust_remote_code)
-    elif _is_path(given):
+    elif _is_path(given) or Path(path).is_file():
         raise _missing(Path(path), key)
     template = _chat_template(model.chat_template) if model.chat_template is not None else None
     try:
@@ -109,6 +110,16 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
             hint="read that code, then set model.trust_remote_code=true",
         )
     if local:
+        # config.json is read for the tokenizer's class, and transformers often does not name the file.
+        for file in (Path(path) / name for name in ("config.json", *TOKENIZER_FILES)):
+            if file.suffix == ".json" and file.is_file():
+                try:
+                    json.loads(file.read_bytes())
+                except ValueError as fault:
+                    return ModelError(
+                        f"{file} in {key}={path!r} is not valid JSON: {fault}",
+                        hint="fetch or export the model again",
+                    )
         return ModelError(
             f"the tokenizer in {key}={path!r} can't be loaded: {cause}",
             hint="save it again with tokenizer.save_pretrained(directory)",

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 
 import attrs
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.experience.pool_control import PoolControl
 from dovetail.experience.pool_members import Member, ReplicaFault, Restart
 from dovetail.experience.pool_requests import (
@@ -80,6 +80,7 @@ class RolloutPool(PoolControl):
         keeps its random stream wherever it is made.
 
         Raises:
+            RequestRefusedError: a replica does not take the request as it is. No other is asked.
             RolloutError: the request failed on every replica, or there is none.
             DovetailError: every replica was lost, and the rescue failed.
         """
@@ -108,6 +109,8 @@ class RolloutPool(PoolControl):
                             name = request.request_id
                             yield attrs.evolve(completion, request_id=name, sample=sample)
                 member.failures = 0
+            except RequestRefusedError:
+                raise  # the replica works, and one that is started again would say the same
             except RolloutError as error:
                 if member.incidents == known:
                     member.failures += 1

@@ -141,7 +141,8 @@ class BaseRollout(Plugin):
         """Yield every sample of the request as it finishes, in any order.
 
         Raises:
-            RolloutError: the engine failed; no completion is lost silently.
+            RequestRefusedError: the engine does not take the request as it is; that ends the run with this error.
+            RolloutError: the engine failed; no completion is lost silently. It is asked again, or started again.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ from dovetail.planning.resolved_plugins import examples_of_config
 from dovetail.run.build import run_path
 from dovetail.run.data import Data, load_data
 from dovetail.sections import RunConfig
+from dovetail.telemetry.run_directory import RunDirectory
 
 T = TypeVar("T")
 
@@ -177,7 +178,7 @@ class _Examiner:
         self.findings: list[Finding] = []
 
     def run(self) -> None:
-        self._try("run_directory", lambda: run_path(self.config))
+        self._try("run_directory", lambda: RunDirectory.check_writable(run_path(self.config)))
         data = self._data()
         if self._generates:
             self._rewards(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ from jaxtyping import Int64
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
-from dovetail.errors import NumericsError
+from dovetail.errors import DovetailError, NumericsError
 from dovetail.numerics.finite import listed
 
 if TYPE_CHECKING:
     from dovetail.interfaces.reward import Sample
     from dovetail.interfaces.stage import StepContext
+    from dovetail.planning.plan import Plan
+    from dovetail.sections import RunConfig
     from dovetail.telemetry.run_directory import RunDirectory
 
 PLACES = 32
@@ -129,6 +132,28 @@ def with_fault_file(
         hint=error.hint,
         sample_ids=error.sample_ids,
     )
+
+
+def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan) -> None:
+    """Say first in an error which weight in a model's files is not finite, where one is: it is the cause.
+
+    The files are read whole, so this is for errors of the first step.
+    """
+    from dovetail.training.stored import bad_weight
+
+    for role in plan.models:
+        key = "model.path" if role.path == config.model.path else f"{role.key}.path"
+        found = None
+        with suppress(Exception):  # files that can't be read must not hide the error
+            found = bad_weight(attrs.evolve(config.model, path=role.path))
+        if found is not None:
+            name, file = found
+            error.message = (
+                f"the model {key}={role.path} can't be used: its weight {name} in {file} has values that are NaN or "
+                f"infinite; hence: {error.message}"
+            )
+            error.hint = f"fetch or export the model again, or set {key}= to another"
+            return
 
 
 def _find(batch: Batch, column: str) -> _Found | None:

@@ -12,6 +12,7 @@ import attrs
 from dovetail.errors import (
     CheckpointError,
     DovetailError,
+    NumericsError,
     RolloutError,
     StopRequested,
     WeightSyncError,
@@ -22,6 +23,7 @@ from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
 from dovetail.random_streams import seed_torch
 from dovetail.run.checkpoints import RunCheckpoints, RunState
+from dovetail.run.finite import name_bad_weight
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
 from dovetail.sections import RunConfig
@@ -134,6 +136,8 @@ class RunRecord:
             raise
         except BaseException as error:
             self._status = "failed"
+            if isinstance(error, NumericsError | WeightSyncError) and not self.state.step:
+                name_bad_weight(error, self.config, self.plan)
             if isinstance(error, Exception):
                 self._save_what_is_whole()
             # The command prints the error; the log keeps it with its traceback.

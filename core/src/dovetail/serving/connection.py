@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.serving.frames import MEDIA_TYPE, Frame, Unpacker, pack, unpack
 from dovetail.serving.messages import ENGINE_DIED, PREFIX, error_of
 
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 """Longest wait for a connection, and for an answer about the server's health."""
+_REFUSED = (400, 413, 422)
+"""Statuses that say that a request is at fault, not the server."""
 _END_SECONDS = 10.0
 """After a connection broke: how long a process may take to end of which it was the first sign."""
 _LAST_WORDS_SECONDS = 3.0
@@ -143,7 +145,8 @@ class ServerConnection:
             take: called with each line; returns whether more are wanted. Where not, the connection is closed.
 
         Raises:
-            RolloutError: the server refused, with its message; failed in between; or is dead.
+            RequestRefusedError: the server does not take the request, with its message.
+            RolloutError: it failed, or is dead.
         """
         import httpx2
 
@@ -152,7 +155,8 @@ class ServerConnection:
                 async with self._http.stream("POST", path, json=dict(body)) as response:
                     if response.status_code != httpx2.codes.OK:
                         await response.aread()
-                        raise RolloutError(
+                        refused = response.status_code in _REFUSED
+                        raise (RequestRefusedError if refused else RolloutError)(
                             f"the {self.engine} server at {self.url} answered {path} with status "
                             f"{response.status_code}: {_message(response)}"
                         )

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.errors import RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
 from dovetail.media.reference import MediaRef
 from dovetail.serving.backend import SampleCall, SampleResult
@@ -119,6 +119,8 @@ def error_of(header: Any) -> RolloutError:
     kind, text = header.get("kind"), header.get("error")
     if not isinstance(kind, str) or not isinstance(text, str):
         raise ValueError(f"no error is named in {header!r}")  # noqa: TRY004 - data, not an argument
+    if kind == RequestRefusedError.__name__:
+        return RequestRefusedError(text)
     if kind in (RolloutError.__name__, WeightSyncError.__name__, ENGINE_DIED):
         return RolloutError(text)
     return RolloutError(f"{kind}: {text}")

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dovetail.errors import ModelError, RolloutError, WeightSyncError
+from dovetail.errors import ModelError, RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.rollout import (
     BaseRollout,
@@ -284,4 +284,4 @@ class ServingRollout(BaseRollout):
         if request.media and "images" not in self.capabilities:
             problem = f"its prompt has {len(request.media)} images, and {self.engine} is given none"
         if problem:
-            raise RolloutError(f"{what}: {problem}")
+            raise RequestRefusedError(f"{what}: {problem}")

@@ -55,13 +55,25 @@ class RunDirectory:
                 raise
             raise _already_taken(path) from None
         except OSError as error:
-            raise RunDirectoryError(
-                f"can't make the run directory {str(path)!r}: {error.strerror or error}",
-                hint="set output_dir=PATH to a folder that you can write to",
-            ) from error
+            raise _not_made(path, error.strerror or str(error)) from error
         (path / "samples").mkdir(exist_ok=True)
         (path / "checkpoints").mkdir(exist_ok=True)
         return cls(path)
+
+    @classmethod
+    def check_writable(cls, path: str | os.PathLike[str]) -> None:
+        """Say early, and write nothing, what `create` would say of a place where no directory can be made.
+
+        Raises:
+            RunDirectoryError: the nearest folder above it that exists is a file, or can't be written to.
+        """
+        path = Path(path)
+        absolute = path.absolute()
+        above = next(p for p in (absolute, *absolute.parents) if os.path.exists(p))  # noqa: PTH110 - Path.exists may raise
+        if not above.is_dir():
+            raise _not_made(path, f"{above} is a file")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise _not_made(path, f"{above} can't be written to")
 
     @classmethod
     def check_free(cls, path: str | os.PathLike[str]) -> None:
@@ -227,6 +239,13 @@ def _describe(path: Path) -> str:
     saved = sorted(folder.glob("step_*"), key=lambda entry: entry.stat().st_mtime)
     checkpoint = f"last checkpoint {saved[-1].name}" if saved else "no checkpoint"
     return f"{started}, {logged}, {checkpoint}"
+
+
+def _not_made(path: Path, why: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"can't make the run directory {str(path)!r}: {why}",
+        hint="set output_dir=PATH to a folder that you can write to",
+    )
 
 
 def _holds_foreign_files(path: Path, names: list[str]) -> RunDirectoryError:

@@ -71,6 +71,10 @@ class StoredCheckpoint:
         tensor: Tensor = self._file(name).get_tensor(name)
         return tensor
 
+    def file(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._files[name]
+
     def _slice(self, name: str) -> Any:
         return self._file(name).get_slice(name)
 
@@ -81,6 +85,16 @@ class StoredCheckpoint:
 
             self._open[path] = self._stack.enter_context(safe_open(str(path), framework="pt"))
         return self._open[path]
+
+
+def bad_weight(section: ModelSection) -> tuple[str, Path] | None:
+    """Return the first tensor of a model's files that holds NaN or infinity, and its file; None where there is none."""
+    with StoredCheckpoint(section) as stored:
+        for name in sorted(stored.names):
+            tensor = stored.tensor(name)
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                return name, stored.file(name)
+    return None
 
 
 def _files_by_name(section: ModelSection) -> dict[str, Path]:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
+from dovetail.errors import (
+    CalledOffError,
+    ReceiverError,
+    RequestRefusedError,
+    WeightSyncError,
+)
 from dovetail.experience.pool_control import EVERYTHING
 from dovetail.experience.pool_members import ReplicaFault, in_words
 from dovetail.interfaces.plugin import Logger, PluginContext
@@ -111,6 +116,9 @@ class WeightSync:
                 self._logger.info("weights_probed", version=version, **figures)
                 if faults and (doubted or self._rebuilt == self._max_restarts):
                     raise faults[0].error
+                for fault in faults:
+                    if isinstance(fault.error.__cause__, RequestRefusedError):
+                        raise fault.error  # a replica that is started again would not score them either
                 doubted = bool(faults)
             if not faults:
                 self.discarded = False

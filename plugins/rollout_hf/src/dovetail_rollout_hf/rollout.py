@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.errors import ModelError, RolloutError, WeightSyncError
+from dovetail.errors import ModelError, RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces import (
     BaseRollout,
     Completion,
@@ -240,7 +240,7 @@ class HfRollout(BaseRollout):
 
         Raises:
             ModelError: the model takes no images.
-            RolloutError: the prompt has images, and no token that stands for one.
+            RequestRefusedError: the prompt has images, and no token that stands for one.
         """
         if not request.media:
             return
@@ -248,7 +248,7 @@ class HfRollout(BaseRollout):
             self._decoder.images = ImageInputs(self._model, self.context.model)
         images = self._decoder.images
         if images is not None and not (request.prompt_ids == images.image_token).any():
-            raise RolloutError(
+            raise RequestRefusedError(
                 f"request {request.request_id!r} has {len(request.media)} images, and its prompt holds no token "
                 f"{images.image_token} that stands for one",
                 hint="expand the prompt with the model's own processor",
@@ -257,10 +257,11 @@ class HfRollout(BaseRollout):
     def _refuse(self, request: RolloutRequest) -> None:
         """Refuse what can't be generated, in words, before it reaches the model."""
         sampling, ids_P = request.sampling, request.prompt_ids
-        problem = None
+        what = f"request {request.request_id!r} can't be generated"
         if self._asleep:
-            problem = "the weights sleep: wake them first"
-        elif len(ids_P) == 0:
+            raise RolloutError(f"{what}: the weights sleep", hint="wake them first")
+        problem = None
+        if len(ids_P) == 0:
             problem = "its prompt is empty"
         elif ids_P.min() < 0 or ids_P.max() >= self._vocab_size:
             problem = f"its prompt holds token ids outside 0 … {self._vocab_size - 1}"
@@ -276,7 +277,7 @@ class HfRollout(BaseRollout):
                 f"{self._max_positions} positions"
             )
         if problem:
-            raise RolloutError(f"request {request.request_id!r} can't be generated: {problem}")
+            raise RequestRefusedError(f"{what}: {problem}")
 
 
 def _allocated(device: torch.device) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError
 
 _LOGITS_AT_ONCE = 1 << 26
 """Most logits of one pass (or of one sequence): 256 MiB in float32."""
@@ -23,7 +23,7 @@ def refuse_to_score(
     """Refuse what can't be scored: `sequences` are int64 [L] each.
 
     Raises:
-        RolloutError: a sequence has fewer than two tokens, tokens that the model lacks, or more than it has positions.
+        RequestRefusedError: a sequence has fewer than two tokens, tokens that the model lacks, or more than it has positions.
     """
     for number, ids_L in enumerate(sequences):
         problem = None
@@ -34,7 +34,9 @@ def refuse_to_score(
         elif max_positions and len(ids_L) > max_positions:
             problem = f"its {len(ids_L)} tokens exceed the model's {max_positions} positions"
         if problem:
-            raise RolloutError(f"sequence {number} of {len(sequences)} can't be scored: {problem}")
+            raise RequestRefusedError(
+                f"sequence {number} of {len(sequences)} can't be scored: {problem}"
+            )
 
 
 def score_tokens(model: Any, sequences: Sequence[np.ndarray], vocab_size: int) -> list[np.ndarray]:

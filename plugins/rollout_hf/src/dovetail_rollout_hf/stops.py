@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError
 from dovetail.interfaces import SamplingParams, Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -63,7 +63,7 @@ class StopRules:
         """The rule of these sampling parameters.
 
         Raises:
-            RolloutError: stop strings without a tokenizer, or an empty stop string.
+            RequestRefusedError: stop strings without a tokenizer, or an empty stop string.
         """
         key = (sampling.stop_token_ids, sampling.stop, sampling.ignore_eos)
         if key not in self._rules:
@@ -77,7 +77,7 @@ class StopRules:
         if not sampling.stop:
             return StopRule(frozenset(token_ids))
         if "" in sampling.stop:
-            raise RolloutError("a stop string is empty", hint="leave it out of rollout.stop")
+            raise RequestRefusedError("a stop string is empty", hint="leave it out of rollout.stop")
         texts = self._token_texts()
         completing: set[int] = set()
         for string in sampling.stop:
@@ -103,7 +103,7 @@ class StopRules:
         if self._texts is not None:
             return self._texts
         if self._tokenizer is None:
-            raise RolloutError(
+            raise RequestRefusedError(
                 "stop strings need a tokenizer, and this rollout has none",
                 hint="use rollout.stop_token_ids",
             )

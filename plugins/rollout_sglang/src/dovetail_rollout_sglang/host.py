@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.serving import PROTOCOL, Frame, Host, Outcome, SampleCall, SampleResult, shape_of
 from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, scores_of, scoring
 from dovetail_rollout_sglang.hooks import LOAD_FORMAT
@@ -74,7 +74,7 @@ class SglangHost(Host):
         """One sample; cancelling the task aborts it.
 
         Raises:
-            RolloutError: SGLang refuses the request.
+            RequestRefusedError: SGLang refuses the request.
         """
         # SGLang aborts every request whose name begins with the one it is told: none may begin with another's.
         name = f"{call.call_id}."
@@ -82,7 +82,7 @@ class SglangHost(Host):
             raise RolloutError(f"two running calls have the id {call.call_id!r}")
         args = self._manager.server_args
         if call.sampling.stop and args.skip_tokenizer_init:
-            raise RolloutError(
+            raise RequestRefusedError(
                 "a request has stop strings, and this server was started with skip_tokenizer_init"
             )
         log_probs = call.sampling.log_probs or call.sampling.raw_log_probs
@@ -231,7 +231,7 @@ class SglangHost(Host):
             self._manager.abort_request(rid=name)
             raise
         except ValueError as error:
-            raise RolloutError(f"SGLang refuses request {name!r}: {error}") from error
+            raise RequestRefusedError(f"SGLang refuses request {name!r}: {error}") from error
         finally:
             await answers.aclose()
         return found

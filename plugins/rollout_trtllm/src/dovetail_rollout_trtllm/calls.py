@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.interfaces import FinishReason
 from dovetail.serving import SampleCall, SampleResult
 
@@ -70,7 +70,7 @@ class TokenStream:
         # A character has at most four tokens of one byte each.
         self._window = 4 * (max(map(len, self._sampling.stop), default=0) + 1)
         if self._sampling.stop and decode is None:
-            raise RolloutError("stop strings need the run's tokenizer, and there is none")
+            raise RequestRefusedError("stop strings need the run's tokenizer, and there is none")
 
     def take(self, line: str) -> bool:
         """Take a line of the answer; return whether more are wanted.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.media import takes_images
 from dovetail.serving import Outcome, SampleCall, SampleResult, merged_outcomes
 from dovetail_rollout_vllm.adapters import adapter_name
@@ -54,7 +54,7 @@ class EngineDriver:
         """One sample; cancelling the task aborts it.
 
         Raises:
-            RolloutError: vLLM refuses the request.
+            RequestRefusedError: vLLM refuses the request.
             Exception: whatever vLLM raises where it fails.
         """
         params = self._table.of(call.sampling, call.seed)
@@ -170,12 +170,12 @@ class EngineDriver:
         """What makes prompts with images, made for the first of them.
 
         Raises:
-            RolloutError: the model takes none.
+            RequestRefusedError: the model takes none.
         """
         if self._made_pictures is None:
             config = self._engine.vllm_config.model_config.hf_config
             if not takes_images(config):
-                raise RolloutError(
+                raise RequestRefusedError(
                     f"a prompt has images, and the model ({type(config).__name__}) takes none",
                     hint="set model.path to a vision-language model, or leave the rows with images out",
                 )
@@ -207,7 +207,7 @@ class EngineDriver:
                 await engine.abort(name)
             raise
         except ValueError as error:
-            raise RolloutError(f"vLLM refuses request {name!r}: {error}") from error
+            raise RequestRefusedError(f"vLLM refuses request {name!r}: {error}") from error
         finally:
             self._running.discard(name)
             self._aborted.discard(name)

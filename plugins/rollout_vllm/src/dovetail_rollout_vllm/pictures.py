@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.errors import RolloutError
+from dovetail.errors import RequestRefusedError
 from dovetail.media import MediaRef, image_token_of, open_image
 from dovetail.serving import SampleCall
 
@@ -32,7 +32,7 @@ class VllmImagePrompts:
         again.
 
         Raises:
-            RolloutError: the prompt's tokens do not stand for its images.
+            RequestRefusedError: the prompt's tokens do not stand for its images.
             DataError: an image can't be read or decoded.
         """
         return {
@@ -49,10 +49,10 @@ class VllmImagePrompts:
             seen: the prompt that vLLM reports, every image expanded.
 
         Raises:
-            RolloutError: the two differ.
+            RequestRefusedError: the two differ.
         """
         if seen is not None and list(seen) != list(call.prompt_ids):
-            raise RolloutError(
+            raise RequestRefusedError(
                 f"vLLM made a prompt of {len(seen)} tokens out of one of {len(call.prompt_ids)} with {len(call.media)} "
                 "images: it gives an image another number of tokens than the model's own processor",
                 hint="is rollout.engine_args.mm_processor_kwargs set? The processor's own settings must hold on both sides",
@@ -80,7 +80,7 @@ def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
         images: how many there are. Later runs are a response's own tokens.
 
     Raises:
-        RolloutError: there are fewer runs than images.
+        RequestRefusedError: there are fewer runs than images.
     """
     found: list[int] = []
     runs, before = 0, None
@@ -91,7 +91,7 @@ def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
             found.append(here)
         before = here
     if runs < images:
-        raise RolloutError(
+        raise RequestRefusedError(
             f"a prompt of {len(ids)} tokens has {images} images, and {runs} runs of the token {token} that stands for one",
             hint="put text between two images; and is this the model that the prompts were made for?",
         )
