@@ -144,7 +144,9 @@ def figures(run: Path) -> dict[str, Any]:
     """
     rows = lines_of(run / "metrics.jsonl")
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    probed = [row["probe/mean_difference"] for row in rows if "probe/mean_difference" in row]
+    probed = [
+        row["weight_check/mean_difference"] for row in rows if "weight_check/mean_difference" in row
+    ]
     found: dict[str, Any] = {
         "reward_first": average(rewards[:WINDOW]),
         "reward_last": average(rewards[-WINDOW:]),

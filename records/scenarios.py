@@ -172,7 +172,7 @@ ROUNDING = {
     # What the engines differ by on the same weights, in bfloat16: of the size of its rounding, 2⁻⁸, in single tokens.
     "logprob_check/prob_diff_mean": Tolerance(0.001),
     "logprob_check/log_prob_diff_mean": Tolerance(0.001),
-    "probe/mean_difference": Tolerance(0.005),
+    "weight_check/mean_difference": Tolerance(0.005),
 }
 """Kernels on a GPU add in another order from run to run, and one other token makes another run of it."""
 

@@ -35,7 +35,9 @@ def test_the_demo_learns_with_rollouts_by_vllm(tmp_path: Path) -> None:
     assert summary["accuracy_before"] < 0.4
     assert summary["accuracy_after"] > 0.8
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    probed = [row["probe/mean_difference"] for row in rows if "probe/mean_difference" in row]
+    probed = [
+        row["weight_check/mean_difference"] for row in rows if "weight_check/mean_difference" in row
+    ]
     assert len(probed) == STEPS // 5
     # Float32 on both sides.
     assert max(probed) < 1e-5

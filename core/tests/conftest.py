@@ -76,12 +76,6 @@ def make_world() -> Any:
     return World
 
 
-@pytest.fixture(scope="session")
-def twenty_tokens() -> Any:
-    """A tokenizer."""
-    return Tokenizer()
-
-
 class Mortal(ScriptedRollout):
     """A replica that can die, refuse so many updates, and be off in what it computes."""
 
@@ -161,13 +155,14 @@ class Actor:
         return Future.completed(Batch(dict.fromkeys(outputs, values)))
 
 
+PROMPTS = [Prompt(index=i, prompt_ids=np.arange(i, i + 3), raw=str(i)) for i in range(5)]
+"""What a World's run trains on."""
+
+
 class Tokenizer:
-    """Twenty tokens, two of them special."""
+    """Two of its tokens are special."""
 
     all_special_ids = (0, 7)
-
-    def __len__(self) -> int:
-        return 20
 
 
 class World:
@@ -228,7 +223,7 @@ class World:
             plan=plan,
             actor=self.actor,
             pool=self.pool,
-            weight_check=WeightCheck.of(config, plan, Tokenizer()),
+            weight_check=WeightCheck.of(config, plan, PROMPTS, Tokenizer()),
             offload_manager=offload_manager,
             run_directory=directory,
             logger=tell,

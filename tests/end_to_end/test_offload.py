@@ -103,4 +103,4 @@ def test_training_is_the_same_with_an_engine_that_sleeps_in_between(
     steps = [json.loads(line) for line in metrics if "rollout/freed_bytes" in line]
     assert len(steps) == 2
     assert all(step["time/sleep"] > 0 and step["time/wake"] > 0 for step in steps)
-    assert all(step["probe/max_difference"] < 1e-4 for step in steps)
+    assert all(step["weight_check/max_difference"] < 1e-4 for step in steps)

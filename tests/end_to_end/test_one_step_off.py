@@ -348,7 +348,7 @@ def test_on_ray_replicas_that_are_killed_while_weights_are_sent_and_while_a_step
     check_whole(run, steps=6)
     steps = steps_of(run)
     assert [row["killer/killed"] for row in steps] == [0, 0, replicas, 0, 0, 0]
-    rebuilds = [row.get("rollout/rebuilds", 0) for row in steps]
+    rebuilds = [row.get("rollout/restarts", 0) for row in steps]
     assert rebuilds == [replicas, 0, replicas, 0, 0, 0]
     asked = Counter((line["prompt"], line["samples"]) for line in lines(tmp_path / "asked.jsonl"))
     again = [(prompt, N - 1) for prompt in (6, 7)]

@@ -66,8 +66,8 @@ def test_the_weights_are_those_of_a_run_whose_engine_lived_and_the_run_goes_on(
     assert same(weights(tmp_path / "lived", 2), weights(died, 2))
     lines = (died / "tests/run/metrics.jsonl").read_text().splitlines()
     steps = [row for row in map(json.loads, lines) if "time/update_actor" in row]
-    assert [step["rollout/rebuilds"] for step in steps] == [1.0, 1.0]
-    assert all(step["probe/max_difference"] < 1e-4 for step in steps)
+    assert [step["rollout/restarts"] for step in steps] == [1.0, 1.0]
+    assert all(step["weight_check/max_difference"] < 1e-4 for step in steps)
 
     resume(died / "tests/run", ["trainer.total_steps=3"])
     assert same(weights(tmp_path / "lived", 3), weights(died, 3))

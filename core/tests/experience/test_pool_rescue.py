@@ -79,7 +79,7 @@ def test_one_rescue_serves_all_that_is_under_way_and_brings_the_weights(
     found = generated(world, requests_of([2] * 6))
     assert len(found) == 12
     assert len(world.made) == 1
-    assert world.metrics["rollout/rebuilds"] == 1.0
+    assert world.metrics["rollout/restarts"] == 1.0
     assert world.told[0][1]["cause"] == "replica 0: it died"
     assert {v for c in found[3:] for v in c.weight_versions.tolist()} == {7}
     assert set(world.phases) == {"rollout/rebuild", "rollout/weight_sync"}

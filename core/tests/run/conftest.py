@@ -257,6 +257,7 @@ class Composed:
             service=service,
             pool=pool,
             offload_manager=offload_manager,
+            prompts=prompts,
             tokenizer=tokenizer,
         )
         collector = RolloutCollector(

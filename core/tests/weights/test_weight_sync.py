@@ -30,7 +30,7 @@ def test_all_replicas_take_the_version_and_the_sender_knows_how_many_there_are(
     assert versions(world) == [4, 4, 4]
     assert {replica.manifests[0].receivers for replica in replicas} == {3}
     assert world.phases == ["weight_sync"]
-    assert "rollout/rebuilds" not in world.metrics
+    assert "rollout/restarts" not in world.metrics
 
 
 def test_without_ends_that_meet_sending_comes_first(mortal: Any, make_world: Any) -> None:
@@ -66,7 +66,7 @@ def test_a_replica_that_fails_is_started_again_and_all_get_the_same_version_anew
     assert set(world.pool.replicas) == {good, world.made[0]}
     first, second = (manifest.update_id for manifest in good.manifests)
     assert first != second
-    assert world.metrics["rollout/rebuilds"] == 1.0
+    assert world.metrics["rollout/restarts"] == 1.0
     ((event, fields),) = world.told
     assert event == "rollout_replicas_started_again"
     assert fields["cause"] == "replica 1: torn"
@@ -179,7 +179,7 @@ def test_a_rollout_that_went_well_makes_failures_new_ones(mortal: Any, make_worl
         world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
         world.sync.bring(version)
         world.sync.generated()
-    assert world.metrics["rollout/rebuilds"] == 3.0
+    assert world.metrics["rollout/restarts"] == 3.0
     world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
     world.sync.bring(4)
     world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
@@ -250,7 +250,7 @@ def test_a_replica_that_can_not_wake_is_started_again(mortal: Any, make_world: A
     world.sync.bring(1)
     assert versions(world) == [1]
     assert not world.made[0].asleep
-    assert world.metrics["rollout/rebuilds"] == 1.0
+    assert world.metrics["rollout/restarts"] == 1.0
 
 
 def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
@@ -284,7 +284,7 @@ def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
     assert versions(world) == [6, 6]
     # The other had none of it, and takes the next one as it is.
     assert set(world.pool.replicas) == {waiting, world.made[0]}
-    assert world.metrics["rollout/rebuilds"] == 1.0
+    assert world.metrics["rollout/restarts"] == 1.0
 
 
 @pytest.mark.parametrize("error", [WeightSyncError("nobody listens"), OSError("nobody listens")])

@@ -92,7 +92,11 @@ def test_megatron_trains_what_another_environment_generates_with(
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     run = tmp_path / "runs" / "dovetail" / "default"
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    probed = [row["probe/mean_difference"] for row in metrics if "probe/mean_difference" in row]
+    probed = [
+        row["weight_check/mean_difference"]
+        for row in metrics
+        if "weight_check/mean_difference" in row
+    ]
     assert len(probed) == STEPS
     # What generates there computes with what Megatron has made here, in float32.
     assert max(probed) < 1e-5

@@ -339,8 +339,7 @@ def test_small_columns_go_along_and_come_back_as_they_are():
     assert group.store.put_bytes == 0
     assert [store.put_bytes for store in group.stores] == [0, 0]
     assert not any(
-        isinstance(source, StoredArray)
-        for source in RaggedRows.of(scored["old_log_probs"]).sources
+        isinstance(source, StoredArray) for source in RaggedRows.of(scored["old_log_probs"]).sources
     )
 
 

@@ -253,6 +253,7 @@ def _generation(
         service=service,
         pool=pool,
         offload_manager=offload_manager,
+        prompts=data.train.prompts,
         tokenizer=data.tokenizer,
     )
     return {

@@ -9,6 +9,7 @@ import attrs
 
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.run.record import RunRecord
 from dovetail.weights.offload import OffloadManager
@@ -28,6 +29,7 @@ class WeightPublisher:
         service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
         offload_manager: which training roles are on the accelerator.
+        prompts: to train on; the weight check scores the first of them.
         tokenizer: of the run.
     """
 
@@ -39,6 +41,7 @@ class WeightPublisher:
         service: RolloutService,
         pool: RolloutPool,
         offload_manager: OffloadManager,
+        prompts: Sequence[Prompt],
         tokenizer: Tokenizer,
     ) -> None:
         self._record, self._offload_manager, self._service = record, offload_manager, service
@@ -49,7 +52,7 @@ class WeightPublisher:
             plan=record.plan,
             actor=actor,
             pool=pool,
-            weight_check=WeightCheck.of(record.config, record.plan, tokenizer),
+            weight_check=WeightCheck.of(record.config, record.plan, prompts, tokenizer),
             offload_manager=offload_manager,
             run_directory=record.directory.path,
             logger=record.logger,

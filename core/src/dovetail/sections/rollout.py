@@ -50,9 +50,10 @@ class WeightCheckSection:
     sequences: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     """Sequences."""
     tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
-    """Tokens of each, drawn at random from the vocabulary with the run's seed."""
+    """Tokens of each: the first training prompts, end to end."""
     tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Largest mean difference, in nats a token; None means 1e-4 in float32, 0.05 in bfloat16 and float16."""
+    """Largest mean difference, in nats a token, each counting as much as the trainer finds it likely; None means 1e-4
+    in float32, 0.05 in bfloat16 and float16."""
 
 
 @attrs.frozen(kw_only=True)

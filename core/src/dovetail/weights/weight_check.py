@@ -2,12 +2,17 @@
 
 Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
 them is seen from what it finds likely. Legend: S sequences of L tokens.
+
+Rounding moves the log-probability of an unlikely token most: on random tokens two correct engines in bfloat16 differ
+by more than wrong weights may. So the sequences are the run's own prompts, and every token counts as much as the trainer
+finds it likely. They are a function of data and config alone, so that a resumed run has the same, and no random stream
+and no position in the data moves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,14 +24,13 @@ from dovetail.experience.pool_members import ReplicaFault, in_words
 from dovetail.interfaces.plugin import Tokenizer
 
 if TYPE_CHECKING:
+    from dovetail.interfaces.data import Prompt
     from dovetail.planning.plan import Plan
     from dovetail.sections import RunConfig
     from dovetail.sections.rollout import WeightCheckSection
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
-"""Largest mean difference by the model's dtype, in nats a token."""
-_STREAM = 0x70726F6265
-"""Keeps the tokens of the check apart from all else that is drawn with the run's seed."""
+"""Largest mean difference (see `difference`) by the model's dtype, in nats a token."""
 
 
 class WeightCheck:
@@ -45,17 +49,18 @@ class WeightCheck:
         self._checked = False
 
     @classmethod
-    def of(cls, config: RunConfig, plan: Plan, tokenizer: Tokenizer) -> WeightCheck:
-        """The check of a run: its engine scores or is not checked."""
+    def of(
+        cls, config: RunConfig, plan: Plan, prompts: Sequence[Prompt], tokenizer: Tokenizer
+    ) -> WeightCheck:
+        """Make the check of a run on the first of its training prompts; an engine that does not score is not checked."""
         section = config.rollout.weight_check
         if "scores" not in plan.rollout_capabilities or not section.every:
             return cls(section, ())
         # An engine that scores a prompt may have to generate a token after it.
         room = config.data.max_prompt_length + config.data.max_response_length - 1
-        tokens = draw_tokens(
-            tokenizer, section.sequences, max(min(section.tokens, room), 2), config.seed
-        )
-        return cls(section, tokens, config.model.dtype)
+        length = max(min(section.tokens, room), 2)
+        sequences = join_prompts(prompts, section.sequences, length, tokenizer.all_special_ids)
+        return cls(section, sequences, config.model.dtype)
 
     @property
     def possible(self) -> bool:
@@ -103,7 +108,7 @@ class WeightCheck:
             score: from the sequences, int64 [L] each, to what every replica finds, as `expected`, or why it can't.
 
         Returns:
-            `probe/mean_difference` and `probe/max_difference`, of the replica with the largest; and the replicas
+            `weight_check/mean_difference` and `weight_check/max_difference`, of the replica with the largest; and the replicas
             whose mean difference is above the tolerance, or that could not score.
         """
         means, largest, faults = [0.0], [0.0], []
@@ -120,8 +125,8 @@ class WeightCheck:
                 )
         self._checked = True
         figures = {
-            "probe/mean_difference": float(np.max(means)),
-            "probe/max_difference": float(np.max(largest)),
+            "weight_check/mean_difference": float(np.max(means)),
+            "weight_check/max_difference": float(np.max(largest)),
         }
         return figures, tuple(faults)
 
@@ -144,27 +149,50 @@ class WeightCheck:
 
 
 def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Mean and largest absolute difference over all tokens, in nats; NaN and wrong shapes are infinitely far apart."""
-    if [len(row) for row in expected] != [len(row) for row in found]:
-        return math.inf, math.inf
-    apart = np.abs(np.concatenate(list(expected)) - np.concatenate(list(found)), dtype=np.float64)
-    if not np.isfinite(apart).all():
-        return math.inf, math.inf
-    return float(apart.mean()), float(apart.max())
-
-
-def draw_tokens(tokenizer: Tokenizer, sequences: int, tokens: int, seed: int) -> list[np.ndarray]:
-    """Random tokens, special ones left out: a placeholder of an image stands for more than a token.
+    """Compare log-probabilities of the same tokens, in nats; NaN and wrong shapes are infinitely far apart.
 
     Args:
-        tokenizer: whose vocabulary is drawn from.
-        sequences: S.
-        tokens: L.
-        seed: of the run.
+        expected: what the trainer finds, float32 [L − 1] for each of S sequences.
+        found: what a replica finds, as `expected`.
 
     Returns:
-        S arrays, int64 [L].
+        The mean Σ p |Δ| / Σ p of the absolute differences Δ over all tokens, p the trainer's probabilities; and the
+        largest difference.
     """
-    plain_V = np.setdiff1d(np.arange(len(tokenizer)), np.array(tokenizer.all_special_ids))
-    drawn = np.random.default_rng([_STREAM, seed]).choice(plain_V, size=(sequences, tokens))
-    return list(drawn.astype(np.int64))
+    if [len(row) for row in expected] != [len(row) for row in found]:
+        return math.inf, math.inf
+    trainer = np.concatenate(list(expected), dtype=np.float64)
+    apart = np.abs(trainer - np.concatenate(list(found)))
+    if not np.isfinite(apart).all():
+        return math.inf, math.inf
+    # Relative to the likeliest token: exp would underflow where all are very unlikely.
+    return float(np.average(apart, weights=np.exp(trainer - trainer.max()))), float(apart.max())
+
+
+def join_prompts(
+    prompts: Sequence[Prompt], sequences: int, tokens: int, special: Collection[int]
+) -> list[np.ndarray]:
+    """Lay prompts end to end: sequence s holds prompts s, s + S, s + 2S, …, again from the first where they run out.
+
+    Every sequence begins where a prompt does, as some models predict badly without the token that begins a text.
+
+    Args:
+        prompts: at least one, of at least one token each.
+        sequences: S.
+        tokens: L.
+        special: tokens left out of prompts with images, whose placeholders stand for more than a token.
+
+    Returns:
+        S arrays, int64 [L]; shorter or fewer only where prompts have nothing but images.
+    """
+    found = []
+    for s in range(sequences):
+        ids: list[int] = []
+        # A prompt has at least a token: so many of them suffice, unless all are images and special tokens.
+        for number in range(s, s + sequences * tokens, sequences):
+            prompt = prompts[number % len(prompts)]
+            ids += [i for i in prompt.prompt_ids.tolist() if not (prompt.media and i in special)]
+            if len(ids) >= tokens:
+                break
+        found.append(np.array(ids[:tokens], dtype=np.int64))
+    return [ids_L for ids_L in found if len(ids_L) >= 2]

@@ -110,10 +110,10 @@ class WeightSync:
                 probing = self._weight_check.possible
             expected, faults = self._update(version, probing=probing)
             if not faults and probing:
-                with self._phase("probe"):
+                with self._phase("weight_check"):
                     figures, faults = self._weight_check.compare(expected, self._score)
                 self._metrics().update(figures)
-                self._logger.info("weights_probed", version=version, **figures)
+                self._logger.info("weights_checked", version=version, **figures)
                 if faults and (doubted or self._rebuilt == self._max_restarts):
                     raise faults[0].error
                 for fault in faults:
@@ -174,7 +174,7 @@ class WeightSync:
                 self._sleep()
         with self._offload_manager.present("actor"):
             if probing:
-                with self._phase("probe"):
+                with self._phase("weight_check"):
                     expected = self._weight_check.expect(self._actor)
             if self._offload:
                 with self._phase("wake"):
@@ -262,7 +262,7 @@ class WeightSync:
             wanted = [fault.number for fault in faults]
             with self._phase("rebuild"):
                 faults = self._pool.restart(wanted)
-            self._count("rollout/rebuilds", len(wanted) - len(faults))
+            self._count("rollout/restarts", len(wanted) - len(faults))
 
     def _refusal(self, faults: Sequence[ReplicaFault], version: int) -> Exception:
         first = faults[0].error
