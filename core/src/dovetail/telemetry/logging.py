@@ -126,7 +126,9 @@ def _formatter(*processors: Any) -> logging.Formatter:
 
 def _complete(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Add what is bound to the process, and trim the message: Python's warnings end with a newline."""
-    return {**_CONTEXT, **event, "event": str(event.get("event", "")).strip()}
+    # structlog merges contextvars in an order that differs from process to process.
+    worker = {name: event[name] for name in ("role", "rank") if name in event}
+    return {**_CONTEXT, **worker, **event, "event": str(event.get("event", "")).strip()}
 
 
 def _to_json(event: EventDict, **_: Any) -> str:
