@@ -305,3 +305,17 @@ def test_pyplot_stays_unimported_and_settings_untouched(finished):
         "assert matplotlib.rcParams['svg.fonttype'] == 'path'\n"
     )
     subprocess.run([sys.executable, "-c", script, str(finished.path)], check=True)
+
+
+def test_what_shows_a_run_that_can_not_learn_is_drawn(run):
+    names = {
+        "response_length/clip_ratio": "Cut responses",
+        "advantage/zero_signal_groups": "Groups without signal",
+        "actor/lr": "Learning rate",
+        "logprob_check/prob_diff_mean": "Rollout against trainer",
+        "weight_check/mean_difference": "Weight check",
+    }
+    append_rows(run.metrics, [{"step": step, **dict.fromkeys(names, 0.5)} for step in (1, 2)])
+    page = page_of(run.path)
+    assert page.tags.count("svg") == len(names)
+    assert all(label in page.visible for label in names.values())

@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM as a request: generation ends, or the stage that runs is waited for; a second Ctrl-C does not wait."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request: generation ends, or the stage that runs is waited for; a second Ctrl-C does not wait."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -24,7 +25,10 @@ class StopSwitch:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # nohup ignores SIGHUP, so that a run outlives its terminal.
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -54,4 +58,5 @@ class StopSwitch:
             raise KeyboardInterrupt(f"second {name}: stopping at once, nothing saved since")
         self.request(name)
         # A handler may interrupt a print: write straight to the terminal.
-        os.write(2, b"\nstopping, and saving; once more stops at once\n")
+        with suppress(OSError):  # after SIGHUP there is none
+            os.write(2, b"\nstopping, and saving; once more stops at once\n")

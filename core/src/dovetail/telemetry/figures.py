@@ -116,6 +116,26 @@ KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
 ENTROPY = Figure("Entropy", "entropy", "actor/entropy")
 LENGTH = Figure("Response length", "length", "response_length/mean", "length")
+CUT_RESPONSES = Figure(
+    "Cut responses", "cut", "response_length/clip_ratio", "percent", always=False
+)
+ZERO_SIGNAL_GROUPS = Figure(
+    "Groups without signal", "no_signal", "advantage/zero_signal_groups", "percent", always=False
+)
+"""Groups whose samples all have the same advantage: 0."""
+LEARNING_RATE = Figure("Learning rate", "lr", "actor/lr", always=False)
+PROBABILITY_DIFFERENCE = Figure(
+    "Rollout against trainer: mean difference of probabilities",
+    "prob_diff",
+    "logprob_check/prob_diff_mean",
+    always=False,
+)
+WEIGHT_CHECK = Figure(
+    "Weight check: mean difference in nats a token",
+    "weight_check",
+    "weight_check/mean_difference",
+    always=False,
+)
 GRAD_NORM = Figure("Gradient norm", "grad_norm", "actor/grad_norm")
 VALUE_LOSS = Figure("Value loss", "value_loss", "critic/value_loss", always=False)
 EXPLAINED_VARIANCE = Figure(
