@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,23 @@ from dovetail.errors import StopRequested
 from dovetail.run.interrupt import StopSwitch
 
 
+@pytest.fixture
+def handler() -> Iterator[Callable[[int, Any], Any]]:
+    """Sets a signal's handler for one test: these may run under nohup, or in the background of a shell."""
+    before = {}
+
+    def set_handler(number: int, wanted: Any) -> Any:
+        before[number] = signal.signal(number, wanted)
+        return wanted
+
+    yield set_handler
+    for number, former in before.items():
+        signal.signal(number, former)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_asks_for_a_stop_and_handlers_are_put_back(number):
-    before = signal.getsignal(number)
+def test_a_signal_asks_for_a_stop_and_handlers_are_put_back(handler, number):
+    before = handler(number, signal.SIG_DFL)
     with StopSwitch() as stop:
         os.kill(os.getpid(), number)
         with pytest.raises(StopRequested, match=signal.Signals(number).name):
@@ -21,11 +37,8 @@ def test_a_signal_asks_for_a_stop_and_handlers_are_put_back(number):
     assert signal.getsignal(number) is before
 
 
-def test_under_nohup_the_loss_of_the_terminal_stops_nothing():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopSwitch() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.requested
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_under_nohup_the_loss_of_the_terminal_stops_nothing(handler):
+    handler(signal.SIGHUP, signal.SIG_IGN)
+    with StopSwitch() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.requested
