@@ -13,7 +13,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
     Args:
         file: the descriptor, also of a directory.
         shared: other processes may have a shared lock on it, too.
-        wait: until whoever holds it lets go.
+        wait: for the lock, where another process holds it.
 
     Returns:
         Whether it is locked now: false where another process holds it, None on a file system without locks.
@@ -33,7 +33,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
 
 
 def unlock(file: int) -> None:
-    """Let go before the file is closed: a process that was forked meanwhile has the lock, too, and would keep it."""
+    """Unlock a file before it is closed: a process that was forked meanwhile shares the lock, and would keep it."""
     fcntl = system_locks()
     fcntl.flock(file, fcntl.LOCK_UN)
 

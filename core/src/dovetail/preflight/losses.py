@@ -74,7 +74,7 @@ class MaxKlNeverFires(PreflightRule):
     """`actor.max_kl` is set where there is nothing that it could stop.
 
     The KL to the old policy is 0 in a step's first update by construction: with one update a rollout no bound is ever
-    passed, and whoever set it believes in a safeguard that is not there. A loss without a ratio measures no KL at all.
+    passed, and the config promises a safeguard that is not there. A loss without a ratio measures no KL at all.
     """
 
     name = "max_kl_never_fires"
@@ -170,7 +170,7 @@ class NormLength(PreflightRule):
     """The constant that token sums are divided by is not the longest response that the config allows.
 
     Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and with it
-    what the learning rate means, by a factor that nobody chose.
+    what the learning rate means, by a factor that is in no config.
     """
 
     name = "norm_length"

@@ -109,7 +109,7 @@ def setup_of(
     place: Environment | None = None,
     spread: bool = False,
 ) -> ProcessSetup:
-    """What a process is told; for the fields see `ProcessSetup`."""
+    """Return the set-up of a process; for the fields see `ProcessSetup`."""
     # Nobody sees a progress bar there: it would only fill the log files.
     environment = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
     if loopback:

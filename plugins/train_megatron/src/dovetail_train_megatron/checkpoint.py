@@ -103,8 +103,8 @@ def load(
     """
     with ranks.together():
         facts = read_facts(directory)
-        shelf = SafetensorsStore(directory / WEIGHTS)
-        shelf.check(_expected(network, table))
+        store = SafetensorsStore(directory / WEIGHTS)
+        store.check(_expected(network, table))
         moments: SafetensorsStore | None = None
         trained = facts["optimizer"]
         if (
@@ -131,7 +131,7 @@ def load(
             optimizer.restore(int(trained["steps"]))
         for entry, parameter in _own(network, table):
             names = [kept_name(name, network) for name in table.hf_names(entry)]
-            part = _part(table, network, entry, shelf.read(names))
+            part = _part(table, network, entry, store.read(names))
             parameter.copy_(part)
             if optimizer is None:
                 continue
