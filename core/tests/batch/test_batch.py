@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
@@ -82,15 +81,6 @@ def test_repeat_keeps_the_copies_together(batch, times):
 
 @calm
 @given(batches())
-def test_the_wire_form_restores_the_batch(batch):
-    header, buffers = batch.to_wire()
-    sent = [bytes(buffer) for buffer in buffers]
-    assert Batch.from_wire(header, sent).equals(batch)
-    assert json.loads(header)["wire"] == 1
-
-
-@calm
-@given(batches())
 def test_pickle_restores_the_batch(batch):
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
@@ -114,27 +104,21 @@ def arrays_of(batch: Batch) -> list[np.ndarray]:
     return [batch["group_id"], batch["scores"], response_ids.values, response_ids.offsets]
 
 
-def test_neither_pickle_nor_wire_copies_an_array():
+def test_pickle_copies_no_array():
     batch = step()
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
     assert len(buffers) == 4
     unpickled = pickle.loads(data, buffers=buffers)
-    unwired = Batch.from_wire(*batch.to_wire())
-    for before, pickled, wired in zip(
-        arrays_of(batch), arrays_of(unpickled), arrays_of(unwired), strict=True
-    ):
+    for before, pickled in zip(arrays_of(batch), arrays_of(unpickled), strict=True):
         assert np.shares_memory(before, pickled)
-        assert np.shares_memory(before, wired)
 
 
-def test_contiguous_samples_are_views_also_when_they_are_sent():
+def test_contiguous_samples_are_views():
     batch = step()
     for part in (batch.slice(1, 3), batch.take([1, 2]), batch.split([1, 2])[1]):
         for small, whole in zip(arrays_of(part)[:3], arrays_of(batch)[:3], strict=True):
             assert np.shares_memory(small, whole)
-        sent = Batch.from_wire(*part.to_wire())
-        assert np.shares_memory(sent["response_ids"].values, batch["response_ids"].values)
     assert batch.slice(0, 3) is batch
 
 
@@ -194,34 +178,6 @@ def test_batches_of_different_columns_are_not_concatenated():
         Batch.concat([])
     with pytest.raises(ColumnError, match=r"sizes .1, 1. add up to 2, but the batch has 3"):
         batch.split([1, 1])
-
-
-def test_a_damaged_or_foreign_wire_form_is_refused():
-    header, buffers = step().to_wire()
-    newer = header.replace(b'"wire":1', b'"wire":2')
-    with pytest.raises(ColumnError, match="came in wire version 2, but this side speaks 1"):
-        Batch.from_wire(newer, buffers)
-    with pytest.raises(ColumnError, match="no wire form"):
-        Batch.from_wire(b"\x80\x05", buffers)
-    with pytest.raises(ColumnError, match=r"damaged.*with 2 buffers"):
-        Batch.from_wire(header, buffers[:2])
-    with pytest.raises(ColumnError, match="damaged"):
-        Batch.from_wire(header, [buffers[0][:5], *buffers[1:]])
-    with pytest.raises(ColumnError, match="unknown dtype object"):
-        Batch.from_wire(header.replace(b'"<f4"', b'"|O"'), buffers)
-
-
-def test_an_object_that_json_can_not_say_names_its_column():
-    batch = step().with_columns({"extra": [1, object(), 2]})
-    with pytest.raises(ColumnError, match=r"column 'extra' can't travel: .*object"):
-        batch.to_wire()
-
-
-def test_arrays_in_foreign_byte_order_or_with_gaps_travel_too():
-    batch = Batch({"a": np.arange(3, dtype=">i4"), "b": np.arange(12.0).reshape(3, 4)[:, ::2]})
-    again = Batch.from_wire(*batch.to_wire())
-    assert again["a"].tolist() == [0, 1, 2]
-    assert again["b"].tolist() == batch["b"].tolist()
 
 
 def test_the_glossary_checks_names_dtypes_shapes_and_lengths():
@@ -309,7 +265,7 @@ def test_an_inner_shape_that_no_column_can_have_is_refused(shape, inner):
 
 def test_batches_need_no_torch():
     code = (
-        "import sys, dovetail.batch as b, numpy; b.Batch({'a': numpy.zeros(1)}).to_wire();"
+        "import sys, dovetail.batch as b, numpy; b.Batch({'a': numpy.zeros(1)});"
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

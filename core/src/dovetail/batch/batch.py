@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.batch import wire
 from dovetail.batch.ragged import Ragged, contiguous_run, normal_indices, plain_array, same_array
 from dovetail.batch.rows import RaggedRows
 from dovetail.errors import ColumnError, nearest
@@ -25,8 +24,7 @@ Values = np.ndarray | Ragged | list[Any]
 class Batch:
     """N samples as named columns.
 
-    Pickle protocol 5 sends the arrays out of band, without a copy; `to_wire` does the same between
-    environments, without pickle.
+    Pickle protocol 5 sends the arrays out of band, without a copy.
     """
 
     __slots__ = ("_columns", "_length")
@@ -174,20 +172,6 @@ class Batch:
             and set(self.names) == set(other.names)
             and all(_same(values, other[name]) for name, values in self._columns.items())
         )
-
-    def to_wire(self) -> tuple[bytes, list[memoryview]]:
-        """The versioned wire form: a JSON header and the raw buffers, not copied (`batch/wire.py`)."""
-        return wire.encode(self._columns, self._length)
-
-    @classmethod
-    def from_wire(cls, header: bytes, buffers: Sequence[Any]) -> Batch:
-        """The batch that `to_wire` sent; arrays are views of the buffers.
-
-        Raises:
-            ColumnError: another wire version, or header and buffers do not fit.
-        """
-        columns, length = wire.decode(header, buffers)
-        return cls(columns, length=length)
 
     def _known(self) -> str:
         return ", ".join(self._columns) or "no columns"

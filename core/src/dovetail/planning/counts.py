@@ -44,10 +44,6 @@ class RunCounts:
         return self.prompts_per_step * self.samples_per_prompt
 
     @property
-    def samples_per_mini_batch(self) -> int:
-        return self.prompts_per_mini_batch * self.samples_per_prompt
-
-    @property
     def updates_per_step(self) -> int:
         """Optimizer steps after each rollout."""
         return self.epochs_per_step * -(-self.prompts_per_step // self.prompts_per_mini_batch)

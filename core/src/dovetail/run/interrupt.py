@@ -43,10 +43,6 @@ class StopSwitch:
         """Ask for a stop: of generation at once, else after the stage that runs."""
         self._requested = reason
 
-    @property
-    def requested(self) -> bool:
-        return self._requested is not None
-
     def check(self) -> None:
         """Raise StopRequested where a stop was asked for."""
         if self._requested is not None:

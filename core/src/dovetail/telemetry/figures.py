@@ -67,10 +67,6 @@ class Figure:
         value = None if name is None else metrics[name]
         return value if value is not None and math.isfinite(value) else None
 
-    def interval(self, metrics: Mapping[str, float | None]) -> tuple[float, float] | None:
-        """The ends of the figure's 95% interval, from the metrics `<name>/low` and `<name>/high`; None where there is none."""
-        return _interval(self.find(metrics), metrics)
-
     def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
         """The figure in a step's metrics as text, with ± half the width of its interval where it has one.
 

@@ -24,6 +24,7 @@ from .lock import (
 )
 from .modes import resolve_mode as resolve_mode
 from .processes import (
+    environment_variables as environment_variables,
     join_processes as join_processes,
     leave_processes as leave_processes,
     reduction_over as reduction_over,

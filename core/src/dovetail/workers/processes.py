@@ -1,10 +1,13 @@
-"""Joining the processes of a pool: torch's process group, and sums over the ranks that share a batch.
+"""The processes of a pool: their environment, torch's process group, and sums over the ranks that share a batch.
 
 torch is imported when something is called.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +15,21 @@ import numpy as np
 
 from dovetail.dispatch.mesh import Mesh
 from dovetail.interfaces.plugin import LocalReduction, Reduction
+
+
+@contextmanager
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process within the block; afterwards each has the value that it had before."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def join_processes(

@@ -16,7 +16,7 @@ import torch
 
 from dovetail.interfaces import PluginContext
 from dovetail.serving import visible_devices
-from dovetail.workers import turn_path
+from dovetail.workers import environment_variables, turn_path
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
 
@@ -44,16 +44,8 @@ def process_environment(
         logging_config.write_text(json.dumps(_logging_to(log)))
         wanted = variables(config, context, log)
         wanted.setdefault("VLLM_LOGGING_CONFIG_PATH", str(logging_config))
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        try:
+        with environment_variables(wanted):
             yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 def _logging_to(log: Path) -> dict[str, Any]:

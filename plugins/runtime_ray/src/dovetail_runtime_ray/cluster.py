@@ -18,6 +18,7 @@ from ray._private import worker
 
 from dovetail.errors import PlacementError, nearest
 from dovetail.interfaces import Logger
+from dovetail.workers import environment_variables
 from dovetail_runtime_ray import sweeper
 from dovetail_runtime_ray.capacity import Node
 from dovetail_runtime_ray.config import RayConfig
@@ -254,16 +255,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         for name, value in variables.items()
         if name == sweeper.MARK or name not in os.environ
     }
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
+    with environment_variables(ours):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -6,13 +6,12 @@ update is sent again, so the watchdog is told to leave failures alone, and waiti
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
+from dovetail.workers import environment_variables
 from dovetail_transports.ring.slots import DeliveryError, Pulse
 
 T = TypeVar("T")
@@ -193,24 +193,9 @@ def _nccl(store: object, rank: int, size: int, timeout: float) -> Any:
     kind = _c10d.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=timeout * _WATCHDOG_FACTOR)  # noqa: SLF001
-    with _left_alone():
+    # Groups that are made with these variables leave their failures to their maker.
+    with _environment, environment_variables(_WATCHDOG):
         return kind(store, rank, size, options)
-
-
-@contextmanager
-def _left_alone() -> Iterator[None]:
-    """Groups that are made meanwhile leave their failures to whoever made them."""
-    with _environment:
-        before = {name: os.environ.get(name) for name in _WATCHDOG}
-        os.environ.update(_WATCHDOG)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 def _broadcast(group: Any, octets: Tensor) -> Any:
