@@ -15,6 +15,8 @@ _above_zero: Validator = attrs.validators.gt(0)
 class CodeConfig(PluginSection):
     """The response's program passes the row's test cases, in a sandbox."""
 
+    tests: Literal["separate_process", "in_process"] = "separate_process"
+    """Where assert tests run: in a process other than the response's, which gets plain data from it; or in the response's own, which can forge their outcome."""
     scoring: Literal["all", "share"] = "all"
     """all: `score` where every test passes, and it stops at the first that does not; share: `score` times the share of tests that pass."""
     score: float = 1.0

@@ -12,7 +12,7 @@ from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, Reward
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code_cases import CaseRunner
 from dovetail_rewards.functions.code_sandboxes import runner_for
-from dovetail_rewards.functions.code_truth import Tests, parse_truth
+from dovetail_rewards.functions.code_truth import AssertTests, Tests, parse_truth
 from dovetail_rewards.sandbox.levels import GUARANTEES
 
 _FENCED = re.compile(
@@ -52,7 +52,7 @@ class Code(RewardFunction):
         """`score`; `passed_share`, and `first_failure` with `stderr` where a test did not pass.
 
         Raises:
-            ValueError: the ground truth holds no test cases.
+            ValueError: the ground truth holds no test cases, or tests that can't be run in a process of their own.
             SandboxError: the sandbox could not be had.
         """
         source = self._source(solution_str)
@@ -83,9 +83,11 @@ class Code(RewardFunction):
         """
         runner_for(config)
         try:
-            parse_truth(ground_truth)
+            tests = parse_truth(ground_truth)
         except ValueError as error:
             return f"ground truth {ground_truth!r:.80} holds no test cases: {error}"
+        if isinstance(tests, AssertTests) and config.service and config.tests != "in_process":
+            return "a sandbox service can't run assert tests in a process of their own: set tests=in_process"
         return None
 
     def _source(self, response: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -113,7 +114,7 @@ class CaseRunner:
                 wall_s=min(ProgramLimits(cpu_s=cpu_s).wall, left.wall),
                 output=max(self._limits.output, _CALL_OUTPUT),
             )
-            result = self._runner.run(driver.program, limits)
+            result = self._result(driver, limits)
             left = attrs.evolve(
                 left,
                 cpu_s=max(left.cpu_s - result.cpu_s, _LEAST_S),
@@ -128,13 +129,37 @@ class CaseRunner:
                         yield from (_ended(result) for _ in range(count - 1))
                         return
                     break
+                if told[number].fault:
+                    raise ValueError(f"test {begin} can't be run: {told[number].fault}")
                 yield self._judged(tests, begin - 1, told[number], result)
+
+    def _result(self, driver: Driver, limits: ProgramLimits) -> Result:
+        """What came of a driver; of two processes that of the response's, unless only the tests' own failed."""
+        if driver.answer is None:
+            return self._runner.run(driver.program, limits)
+        with ThreadPoolExecutor(1) as thread:
+            ours, theirs = socket.socketpair()
+            answering = thread.submit(self._run_on, theirs, driver.answer, limits)
+            tests = self._run_on(ours, driver.program, limits)
+            answer = answering.result()
+        return attrs.evolve(
+            tests if answer.ok else answer,
+            stdout=tests.stdout,
+            cpu_s=answer.cpu_s + tests.cpu_s,
+        )
+
+    def _run_on(self, channel: socket.socket, program: Program, limits: ProgramLimits) -> Result:
+        with channel:
+            return self._runner.run(attrs.evolve(program, channel=channel), limits)
 
     def _driver(self, source: str, tests: CallTests | AssertTests, begin: int) -> Driver:
         seconds = self._config.time_limit
         if isinstance(tests, CallTests):
             return call_driver(source, tests.function, tests.inputs[begin:], seconds)
-        return assert_driver(source, tests.setup, tests.tests[begin:], seconds)
+        in_process = self._config.tests == "in_process"
+        return assert_driver(
+            source, tests.setup, tests.tests[begin:], seconds, in_process=in_process
+        )
 
     def _judged(
         self, tests: CallTests | AssertTests, number: int, told: Told, result: Result

@@ -1,8 +1,8 @@
 """Programs that call a response's code inside the sandbox and tell, case by case, what came of it.
 
 What a test expects of a return value stays outside. What they tell is judged outside too: a response that
-writes to their channel gains nothing but an unreadable line. Assertions have to go inside, with a token that marks each one
-that held; code that sets out to find the token in its own process can forge it.
+writes to their channel gains nothing but an unreadable line. Assertions run in a sandbox of their own (`code_channel`). Where
+they run in the response's process, a token marks each one that held; code that searches its own process finds it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ import attrs
 from dovetail_rewards.sandbox import Program
 
 _CLOCK_FACTOR = 10
+_CHANNEL = Path(__file__).with_name("code_channel.py").read_text(encoding="utf-8")
 
 _COMMON = """
 import json, os, signal, sys, types
@@ -94,6 +96,8 @@ class Told:
     """Whether it returned, or the assertion held."""
     error: str = ""
     """The exception otherwise."""
+    fault: str = ""
+    """Why the tests can't be run so, whatever the response."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +106,8 @@ class Driver:
 
     program: Program
     """What to run."""
+    answer: Program | None = None
+    """What to run beside it, on the other end of its channel: the response, where the tests are in another process."""
     token: str = ""
     """What marks an assertion that held; empty for calls."""
 
@@ -121,6 +127,8 @@ class Driver:
     def _told(self, what: dict[str, Any]) -> Told:
         if "error" in what:
             return Told(error=str(what["error"]))
+        if "fault" in what:
+            return Told(fault=str(what["fault"]))
         if self.token:
             held = what.get("held") == self.token
             return Told(returned=held, error="" if held else "a forged report")
@@ -140,13 +148,26 @@ def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds:
     return Driver(program=_program(_COMMON + _CALLS, source, seconds, task))
 
 
-def assert_driver(source: str, setup: str, tests: Iterable[str], seconds: float) -> Driver:
-    """Runs each test in the module of the response's code, after `setup`."""
+def assert_driver(
+    source: str, setup: str, tests: Iterable[str], seconds: float, *, in_process: bool
+) -> Driver:
+    """Runs each test after `setup`: in the module of the response's code, or in another process."""
     token = secrets.token_hex(16)
     task = {"cases": list(tests), "token": token, "prelude": setup}
-    return Driver(program=_program(_COMMON + _ASSERTS, source, seconds, task), token=token)
+    if in_process:
+        return Driver(program=_program(_COMMON + _ASSERTS, source, seconds, task), token=token)
+    limits = {"seconds": seconds, "clock": _CLOCK_FACTOR}
+    return Driver(
+        program=_channel_end("run_tests", {**task, **limits}),
+        answer=_channel_end("run_answer", {"prelude": setup, "source": source, **limits}),
+        token=token,
+    )
 
 
 def _program(driver: str, source: str, seconds: float, task: dict[str, Any]) -> Program:
     told = {**task, "source": source, "seconds": seconds, "clock": _CLOCK_FACTOR}
     return Program(source=driver, stdin=json.dumps(told).encode())
+
+
+def _channel_end(function: str, task: dict[str, Any]) -> Program:
+    return Program(source=f"{_CHANNEL}\n\n{function}(json.loads({json.dumps(task)!r}))\n")

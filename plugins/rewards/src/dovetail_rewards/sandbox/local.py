@@ -105,7 +105,8 @@ class Sandbox:
             self._under_way.add(status)
         stack.callback(self._over, status)
         with theirs, ExitStack() as sent:
-            stdin = _sealed(program.stdin, sent)
+            channel = program.channel
+            stdin = _sealed(program.stdin, sent) if channel is None else channel.fileno()
             payload = _sealed(json.dumps(_payload(program)).encode(), sent)
             ends = [os.pipe(), os.pipe()]
             for reading, writing in ends:

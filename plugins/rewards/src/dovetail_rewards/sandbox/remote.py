@@ -49,8 +49,10 @@ class RemoteSandbox:
             SandboxUnreachableError: no answer, an overloaded service, or a fault of its own; may be tried again.
             SandboxError: the service refuses the request, or its answer is not understood.
         """
-        if program.source is None:
-            raise SandboxError("a sandbox service runs source, not commands")
+        if program.source is None or program.channel is not None:
+            raise SandboxError(
+                "a sandbox service runs source, and neither commands nor two programs at once"
+            )
         answer = self._post(
             {
                 "code": program.source,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -52,6 +53,8 @@ class Program:
     """A command and its arguments, in place of `source`."""
     stdin: bytes = b""
     """Its standard input."""
+    channel: socket.socket | None = None
+    """Its standard input in place of `stdin`: a socket, such as one end of a pair whose other end another program has."""
     files: Mapping[str, bytes] = attrs.field(factory=dict)
     """Files put into its working directory before it starts: relative path to content."""
 
