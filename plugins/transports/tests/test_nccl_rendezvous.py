@@ -60,13 +60,14 @@ def test_a_connection_without_the_password_is_closed(
             assert connection.recv(1) == b""
 
 
+@pytest.mark.parametrize("count", [20, 300])
 def test_silent_connections_delay_no_receiver(
-    rendezvous: TcpSenderRendezvous, monkeypatch: pytest.MonkeyPatch
+    rendezvous: TcpSenderRendezvous, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr("dovetail_transports.nccl.tcp_rendezvous._PASSWORD_SECONDS", 3600.0)
     manifest = rendezvous.prepare(WeightManifest(version=1, tensors=()))
     host, _, port = rendezvous.place.rpartition(":")
-    silent = [socket.create_connection((host, int(port))) for _ in range(20)]
+    silent = [socket.create_connection((host, int(port))) for _ in range(count)]
     rendezvous.begin(manifest)
     channel = TcpReceiverRendezvous("rollout.0").accept(manifest, 60.0, 60.0)
     found: list[Peer] = []

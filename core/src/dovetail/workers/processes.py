@@ -6,6 +6,7 @@ torch is imported when something is called.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,6 +40,9 @@ def join_processes(
 
     CPU tensors go over gloo, those of an accelerator over its own library.
 
+    torch's store has no password: whoever connects to it can read and change how the ranks find each other. At
+    `tcp://host:port` rank 0 listens at that address alone, where torch itself would at every one of the machine.
+
     Args:
         address: `file:///path` that only these processes share, or `tcp://host:port` where rank 0 listens.
         rank: this process's rank.
@@ -56,12 +60,28 @@ def join_processes(
         # part in a split of the accelerators' communicator that ranks inside it never make.
         torch.accelerator.set_device_index(torch.device(device).index or 0)
         backend = f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+    limit = timedelta(seconds=timeout)
+    store = _tcp_store(address, rank, world, limit) if address.startswith("tcp://") else None
     dist.init_process_group(
         backend,
-        init_method=address,
+        init_method=address if store is None else None,
+        store=store,
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=timeout),
+        timeout=limit,
+    )
+
+
+def _tcp_store(address: str, rank: int, world: int, limit: timedelta) -> Any:
+    import torch.distributed as dist
+
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    fd: int | None = None
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        fd = socket.create_server((host, int(port)), family=family, backlog=world).detach()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), world, rank == 0, limit, master_listen_fd=fd
     )
 
 

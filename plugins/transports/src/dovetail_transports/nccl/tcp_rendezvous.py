@@ -28,8 +28,8 @@ _PASSWORD_SECONDS = 5.0
 _LONGEST_GREETING = 8192
 _LONGEST_REASON = 1000
 """Bytes of a reason to call an update off; JSON makes at most six of each."""
-_UNHEARD = 256
-"""Connections at most that have not said who they are yet; more are turned away."""
+_MAX_SILENT = 256
+"""Connections at most that have not shown the password yet; one more closes the oldest."""
 _AGAIN_SECONDS = 0.2
 _OUT_OF_FILES_SECONDS = 0.2
 
@@ -73,6 +73,8 @@ class TcpSenderRendezvous(SenderRendezvous):
         self._password = secrets.token_hex(16)
         self._listener: socket.socket | None = None
         self._registry = ReceiverRegistry()
+        self._silent: dict[socket.socket, None] = {}  # oldest first
+        self._lock = threading.Lock()
         self.hint = (
             f"check that the rollouts run, and that they can reach {host}: "
             "rollout.weight_transport.host names the address for rollouts on other machines"
@@ -118,7 +120,6 @@ class TcpSenderRendezvous(SenderRendezvous):
         return self._listener
 
     def _serve(self, listener: socket.socket) -> None:
-        unheard = threading.BoundedSemaphore(_UNHEARD)
         while True:
             try:
                 connection, _ = listener.accept()
@@ -129,14 +130,19 @@ class TcpSenderRendezvous(SenderRendezvous):
                     # Such as too many open files: connections wait until there is room again.
                     time.sleep(_OUT_OF_FILES_SECONDS)
                 continue
-            if not unheard.acquire(blocking=False):
-                connection.close()
-                continue
+            with self._lock:
+                if len(self._silent) == _MAX_SILENT:
+                    # A receiver sends the password at once, so the oldest is the least likely to be one.
+                    oldest = next(iter(self._silent))
+                    del self._silent[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                self._silent[connection] = None
             threading.Thread(
-                target=self._hear, args=(connection, unheard), name="dovetail-receiver", daemon=True
+                target=self._hear, args=(connection,), name="dovetail-receiver", daemon=True
             ).start()
 
-    def _hear(self, connection: socket.socket, unheard: threading.BoundedSemaphore) -> None:
+    def _hear(self, connection: socket.socket) -> None:
         try:
             _set_up(connection)
             channel = Channel(connection, _PASSWORD_SECONDS)
@@ -145,7 +151,8 @@ class TcpSenderRendezvous(SenderRendezvous):
             connection.close()
             return
         finally:
-            unheard.release()
+            with self._lock:
+                self._silent.pop(connection, None)
         if not hmac.compare_digest(str(greeting.get("password")).encode(), self._password.encode()):
             channel.close()
             return
