@@ -22,6 +22,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+MAX_BODY_BYTES = 1 << 30
+"""Bytes of a request's body: far more than all tokens of a batch, or a manifest, take."""
+
 log = logging.getLogger("dovetail.serving")
 
 
@@ -103,8 +106,14 @@ class Routes(ABC):
             )
             return
         host = self._host = self._host or self.make_host(scope)
-        name, body = scope["path"].removeprefix(PREFIX), await _body(receive)
-        if body and dict(scope["headers"]).get(b"content-type") != MEDIA_TYPE.encode():
+        name = scope["path"].removeprefix(PREFIX)
+        framed = dict(scope["headers"]).get(b"content-type") == MEDIA_TYPE.encode()
+        body = await _body(receive, MAX_BODY_BYTES if framed else 0)
+        if body is None and framed:
+            message = f"a body here has at most {MAX_BODY_BYTES} bytes"
+            await _answer(send, 413, {"error": message, "kind": "RequestRefusedError"})
+            return
+        if body is None:
             # Web pages can send other types to a server on the loopback interface without being asked who they are.
             message = f"a body here is of type {MEDIA_TYPE}"
             await _answer(send, 415, {"error": message, "kind": "RolloutError"})
@@ -209,11 +218,15 @@ def _start(status: int, media_type: str) -> Message:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive, most: int) -> bytes | None:
+    """Read a body; None where it has more than `most` bytes, and the rest is not read."""
     pieces = []
     while True:
         message = await receive()
         pieces.append(message.get("body", b""))
+        most -= len(pieces[-1])
+        if most < 0:
+            return None
         if not message.get("more_body", False):
             return b"".join(pieces)
 
