@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import signal
 from collections.abc import Iterable
 
 from .syscalls import ANY_NEW, SET_NO_NEW_PRIVS, SET_PDEATHSIG, prctl, syscall
@@ -123,6 +124,7 @@ JUDGED: dict[str, tuple[int | None, int | None]] = {
     "ioctl": (16, 29),
     "prlimit64": (302, 261),
     "prctl": (157, 167),
+    "rt_sigaction": (13, 134),
     "socketpair": (53, 199),
 }
 """Refused by their arguments."""
@@ -204,7 +206,23 @@ def _judgements(
     new = [(_BITS, 0, 1, ANY_NEW), (_RETURN, 0, 0, _EPERM)]
     threads = [(_BITS, 1, 0, _THREAD), (_RETURN, 0, 0, _EPERM)]
     yield "clone", [_argument(0), *new, *([] if may_fork else threads), (_RETURN, 0, 0, _ALLOW)]
-    if not may_fork:
+    if may_fork:
+        # the kernel forgets the CPU time of children whose end their parent ignores; the disposition lies behind a pointer,
+        # of which only null, a question, is let through
+        yield (
+            "rt_sigaction",
+            [
+                _argument(0),
+                (_EQUAL, 0, 5, signal.SIGCHLD),
+                _argument(1),
+                (_EQUAL, 0, 2, 0),
+                _argument(1, high=True),
+                (_EQUAL, 1, 0, 0),
+                (_RETURN, 0, 0, _EPERM),
+                (_RETURN, 0, 0, _ALLOW),
+            ],
+        )
+    else:
         yield "fork", [(_RETURN, 0, 0, _EPERM)]
         yield "vfork", [(_RETURN, 0, 0, _EPERM)]
     yield "fcntl", [_argument(1), *_none_of(_FCNTL_OWNERS)]
@@ -220,8 +238,9 @@ def _judgements(
         yield "tkill", [(_RETURN, 0, 0, _EPERM)]
 
 
-def _argument(index: int) -> _Instruction:
-    return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * index)
+def _argument(index: int, *, high: bool = False) -> _Instruction:
+    """Load the lower or the upper 32 bits of an argument."""
+    return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * index + 4 * high)
 
 
 def _none_of(values: tuple[int, ...]) -> list[_Instruction]:
