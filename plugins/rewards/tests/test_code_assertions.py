@@ -138,6 +138,7 @@ def test_the_tests_run_in_the_responses_process_where_the_user_says_so() -> None
         ("import math\nfrom collections import Counter\ndef f(x): return math.pi * x", "assert math.isclose(f(2), 6.283, rel_tol=1e-3)\nassert Counter('a') == {'a': 1}"),
         ("def sum(a, b): return a * b", "assert sum(3, 4) == 12"),
         ("def f(x): return x", "from solution import f as g\nimport solution\nassert g(1) == solution.f(1) == 1"),
+        ("def f(self, what, function): return self + what + function", "assert f(self=1, what=2, function=3) == 6"),
         ("LIMIT = 7\ndef f(): return LIMIT", "assert f() == LIMIT"),
         ("def f(x):\n    print(x)\n    return input() if x else 1", "assert f(0) == 1"),
     ],
@@ -146,9 +147,20 @@ def test_a_right_response_passes(source, test) -> None:
     assert judged(source, {"tests": [test]}) == {"score": 1.0, "passed_share": 1.0}
 
 
-def test_an_argument_that_cannot_be_sent_is_a_fault_of_the_tests_and_no_score() -> None:
-    with pytest.raises(ValueError, match=r"type function.*tests=in_process"):
-        judged("def f(g): return g(1)", {"tests": "assert f(lambda x: x) == 1"})
+@pytest.mark.parametrize(
+    ("argument", "why"), [("lambda x: x", "type function"), ("'x' * 2**23", "too long")]
+)
+def test_an_argument_that_cannot_be_sent_is_a_fault_of_the_tests_and_no_score(
+    argument, why
+) -> None:
+    with pytest.raises(ValueError, match=rf"{why}.*tests=in_process"):
+        judged("def f(x): return 1", {"tests": f"assert f({argument}) == 1"})
+
+
+def test_a_value_that_is_too_long_fails_and_says_so() -> None:
+    found = judged("def f(): return 'x' * 2**23", {"tests": "assert f() == 1"})
+    assert found["score"] == 0.0
+    assert "at most 8388608 can be sent" in found["first_failure"]
 
 
 def test_one_response_that_ends_costs_that_test_alone() -> None:

@@ -1,16 +1,17 @@
 """Programs that call a response's code inside the sandbox and tell, case by case, what came of it.
 
 What a test expects of a return value stays outside. What they tell is judged outside too: a response that
-writes to their channel gains nothing but an unreadable line. Assertions run in a sandbox of their own (`code_channel`). Where
+writes to their channel gains nothing but an unreadable line. Assertions run in a sandbox of their own (`sandbox.helper.evaluation`). Where
 they run in the response's process, a token marks each one that held; code that searches its own process finds it.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import secrets
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,7 +19,6 @@ import attrs
 from dovetail_rewards.sandbox import Program
 
 _CLOCK_FACTOR = 10
-_CHANNEL = Path(__file__).with_name("code_channel.py").read_text(encoding="utf-8")
 
 _COMMON = """
 import json, os, signal, sys, types
@@ -152,13 +152,15 @@ def assert_driver(
     source: str, setup: str, tests: Iterable[str], seconds: float, *, in_process: bool
 ) -> Driver:
     """Runs each test after `setup`: in the module of the response's code, or in another process."""
-    token = secrets.token_hex(16)
-    task = {"cases": list(tests), "token": token, "prelude": setup}
+    tests, token = list(tests), secrets.token_hex(16)
+    task = {"cases": tests, "token": token, "prelude": setup}
     if in_process:
         return Driver(program=_program(_COMMON + _ASSERTS, source, seconds, task), token=token)
     limits = {"seconds": seconds, "clock": _CLOCK_FACTOR}
     return Driver(
-        program=_channel_end("run_tests", {**task, **limits}),
+        program=_channel_end(
+            "run_tests", {**task, "names": _names_used([setup, *tests]), **limits}
+        ),
         answer=_channel_end("run_answer", {"prelude": setup, "source": source, **limits}),
         token=token,
     )
@@ -170,4 +172,26 @@ def _program(driver: str, source: str, seconds: float, task: dict[str, Any]) -> 
 
 
 def _channel_end(function: str, task: dict[str, Any]) -> Program:
-    return Program(source=f"{_CHANNEL}\n\n{function}(json.loads({json.dumps(task)!r}))\n")
+    source = f"import json\nfrom helper.evaluation import {function}\n{function}(json.loads({json.dumps(task)!r}))\n"
+    return Program(source=source)
+
+
+def _names_used(tests: Iterable[str]) -> list[str]:
+    """The names that tests take from the response: those that they use and define nowhere.
+
+    Built-in ones are among them only where there are no others, so that a response can't replace `set` or `sorted` in a
+    test of another function.
+    """
+    used: set[str] = set()
+    bound: set[str] = set()
+    for node in (node for text in tests for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+    free = used - bound
+    return sorted(free - set(dir(builtins)) or free)

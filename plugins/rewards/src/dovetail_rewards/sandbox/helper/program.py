@@ -17,6 +17,7 @@ import traceback
 import types
 from typing import NoReturn, cast
 
+from . import evaluation  # noqa: F401 - loaded once, for the programs that import it
 from .wire import Payload
 
 NAME = "solution.py"

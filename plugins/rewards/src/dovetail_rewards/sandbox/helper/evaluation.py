@@ -1,13 +1,12 @@
 """Assert tests in two processes: the response's evaluates calls, the tests' compares; only plain data passes between them.
 
-The text of this file, with a call of `run_answer` or `run_tests` below, is the program of either process. It runs in a
-sandbox and imports the standard library alone. A value that is no plain data stays in the response's process; the tests
-hold an `AnswerObject` in its place, which compares with nothing, so that no `__eq__` of the response decides a test.
+The programs of the two are a call of `run_answer` and one of `run_tests`. A value that is no plain data stays in the
+response's process; the tests hold an `AnswerObject` in its place, which compares with nothing, so that no `__eq__` of the
+response decides a test.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import collections
 import datetime as dt
@@ -44,6 +43,7 @@ _TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (*_PAIRS, *_SEQUENCES, *_REDUCED, complex, bytes, bytearray)
 }
 _MODULE = "solution"
+_FIX = "set tests=in_process"
 
 
 class TestsError(Exception):
@@ -131,9 +131,7 @@ class Channel:
         """
         data = memoryview(json.dumps(message).encode() + b"\n")
         if len(data) > MAX_MESSAGE_BYTES:
-            raise ValueError(
-                f"the value takes {len(data)} bytes; at most {MAX_MESSAGE_BYTES} can be sent to the tests"
-            )
+            raise ValueError(f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} can be sent")
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -176,7 +174,7 @@ class AnswerServer:
         self._objects: dict[int, object] = {}
         self._numbers: dict[int, int] = {}
         self._operations: dict[str, Callable[..., object]] = {
-            "call": lambda function, *args, **named: function(*args, **named),
+            "call": lambda function, /, *args, **named: function(*args, **named),
             "bool": bool,
             "delattr": delattr,
             "getattr": getattr,
@@ -290,11 +288,11 @@ class AnswerClient:
         self.lost = False
         """Whether it has ended: no test under way then holds, whatever it caught."""
 
-    def ask(self, what: str, *args: object, **named: object) -> Any:
+    def ask(self, what: str, /, *args: object, **named: object) -> Any:
         """Return what the response's process makes of objects of its own and of plain data.
 
         Raises:
-            TestsError: an argument is no plain data.
+            TestsError: an argument is no plain data, or too long.
             AnswerLostError: there is no reply.
             BaseException: what was raised there: of the same built-in type and arguments.
         """
@@ -335,17 +333,22 @@ class AnswerClient:
         """Return the reply to a request.
 
         Raises:
-            AnswerLostError: there is none.
+            TestsError: the request is too long.
+            AnswerLostError: there is no reply.
         """
-        reply = None
-        if not self.lost:
-            with self._reading():
-                self._channel.send(request)
-                reply = self._channel.receive()
-        if reply is None:
-            self.lost = True
+        if self.lost:
             raise AnswerLostError
-        return reply
+        with self._reading():
+            try:
+                self._channel.send(request)
+            except ValueError as error:
+                raise TestsError(
+                    f"they give the response an argument that is too long ({error}): {_FIX}"
+                ) from error
+            reply = self._channel.receive()
+            if reply is None:
+                raise AnswerLostError
+            return reply
 
     def _reading(self) -> _Reading:
         return _Reading(self)
@@ -381,7 +384,7 @@ class _Reading:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if error is not None and not isinstance(error, TestsError):
             self._client.lost = True
             raise AnswerLostError from error
 
@@ -390,7 +393,7 @@ def _reference(value: object) -> list[Any]:
     if isinstance(value, AnswerObject):
         return ["reference", *object.__getattribute__(value, "_key")]
     raise TestsError(
-        f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: set tests=in_process"
+        f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {_FIX}"
     )
 
 
@@ -415,10 +418,10 @@ class AnswerObject:
         object.__setattr__(self, "_client", client)
         object.__setattr__(self, "_key", (number, kind))
 
-    def _ask(self, what: str, *args: object, **named: object) -> Any:
+    def _ask(self, what: str, /, *args: object, **named: object) -> Any:
         return object.__getattribute__(self, "_client").ask(what, self, *args, **named)
 
-    def __call__(self, *args: object, **named: object) -> Any:
+    def __call__(self, /, *args: object, **named: object) -> Any:
         return self._ask("call", *args, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -460,7 +463,7 @@ def _refused(name: str) -> Callable[..., Any]:
         kind = object.__getattribute__(self, "_key")[1]
         raise NotPlainError(
             f"the response gave a value of type {kind}, which is no plain data: the tests' process can't evaluate "
-            f"{name} of it; set tests=in_process if the response may decide it"
+            f"{name} of it; {_FIX} if the response may decide it"
         )
 
     return refuse
@@ -478,33 +481,11 @@ for _name in (
     setattr(AnswerObject, f"__{_name}__", _refused(f"__{_name}__"))
 
 
-def names_from_answer(tests: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the names that tests take from the response: those that they use and define nowhere.
-
-    Built-in ones are among them only where there are no others, so that a response can't replace `set` or `sorted` in a
-    test of another function.
-
-    Args:
-        tests: their texts.
-        known: names that the set-up defines.
-    """
-    used: set[str] = set()
-    bound = set(known)
-    for node in (node for text in tests for node in ast.walk(ast.parse(text))):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-    free = used - bound
-    return sorted(free - set(dir(builtins)) or free)
-
-
 def run_tests(task: Mapping[str, Any]) -> None:
-    """Run each text of `cases` after `prelude`, and print a line of JSON for each: `held` is the token, or `error`."""
+    """Run each text of `cases` after `prelude`, and print a line of JSON for each: `held` is the token, or `error`.
+
+    The response's objects of the names in `names` are there.
+    """
     channel = Channel()
     told = os.dup(1)
     os.dup2(2, 1)
@@ -520,7 +501,7 @@ def run_tests(task: Mapping[str, Any]) -> None:
 
     module.__dict__["__getattr__"] = resolve  # for `from solution import …`
     try:
-        for name in names_from_answer(task["cases"], module.__dict__):
+        for name in set(task["names"]) - set(module.__dict__):
             client.resolve(name, module.__dict__)
         for number, test in enumerate(task["cases"]):
             limit(task["seconds"], task["clock"])
