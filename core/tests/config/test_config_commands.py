@@ -139,3 +139,21 @@ def test_checking_a_config_imports_no_torch(config_file):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [("show",), ("show", "--json"), ("explain",)])
+def test_controls_in_a_config_are_shown_and_not_carried_out(config_file, command):
+    value = "a\x1b[2J\x9b1m\u202eb"
+    result = dovetail(
+        "config", command[0], config_file, f"project={json.dumps(value)}", *command[1:]
+    )
+    assert result.exit_code == 0, result.output
+    assert not {"\x1b", "\x9b", "\u202e"} & set(result.output)
+    if command == ("show",):
+        assert parse(result.stdout)[0]["project"] == value
+
+
+def test_a_direction_of_writing_in_yaml_reads_back_the_same(config_file):
+    result = dovetail("config", "show", config_file, f"project={json.dumps('a' + chr(0x202E))}")
+    assert r"\u202e" in result.stdout
+    assert parse(result.stdout)[0]["project"] == "a\u202e"

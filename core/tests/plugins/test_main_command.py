@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 import dovetail as package
+from dovetail.cli import render
 from dovetail.cli.main import COMMANDS, main
 from dovetail.errors import ConfigError, StopRequested
 
@@ -116,3 +119,60 @@ def test_no_color_is_honoured(failing, value, coloured) -> None:
     shown = failing(ConfigError("wrong"), color=True, NO_COLOR=value).stderr
     assert ("\x1b[" in shown) == coloured
     assert "error: " in click.unstyle(shown)
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        render.line,
+        render.paragraph,
+        render.dump_json,
+        lambda text: render.table((text,), [(text,)]),
+        lambda text: render.fields([(text, text)]),
+    ],
+)
+def test_controls_in_what_a_command_prints_are_shown_and_not_carried_out(show, capsys) -> None:
+    show("\x1b[2J\x9b1m\u202e\x07 é")
+    shown = capsys.readouterr().out
+    assert "é" in shown
+    assert r"\u202e" in shown
+    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(shown)
+
+
+def test_a_traceback_shows_controls_and_does_not_carry_them_out(tmp_path) -> None:
+    code = (
+        "import click\nfrom dovetail.cli.main import main\n"
+        "@main.command()\ndef fail(): raise ValueError('\\x1b[2J')\n"
+        "import dovetail.cli.main as m\nm.COMMANDS['fail'] = ('__main__:fail', '')\nmain(['fail'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == r"ValueError: \x1b[2J"
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["plugins", "list"], ["plugins", "list", "--json"], ["plugins", "show", "naive"]],
+)
+def test_a_full_disk_behind_stdout_is_one_line(arguments) -> None:
+    command = [sys.executable, "-m", "dovetail", *arguments]
+    with FULL.open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    first, hint = done.stderr.splitlines()
+    assert first == "error: the disk is full: [Errno 28] No space left on device"
+    assert "DOVETAIL_TRACEBACK=1" in hint
+
+
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
+    command = [sys.executable, "-m", "dovetail", "plugins", "list", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        assert it.stderr is not None
+        it.stdout.close()
+        assert it.stderr.read() == ""
+        assert it.wait() == 1

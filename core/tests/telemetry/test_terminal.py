@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.markup import escape
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces import PluginContext
-from dovetail.telemetry import Terminal, visible
+from dovetail.telemetry import Terminal, visible, visible_json
 from dovetail.telemetry.console import ConsoleTracker
 
 CLEARS = "\x1b[2J\x1b[31m"
@@ -29,6 +30,14 @@ SHOWN = r"\x1b[2J\x1b[31m"
 )
 def test_controls_are_escaped_and_text_is_left_alone(text, shown):
     assert visible(text) == shown
+
+
+def test_json_shows_controls_and_reads_back_the_same():
+    value = {"é\x9b": ["\u202e\x7f\x1b\n\\"]}
+    shown = visible_json(value)
+    assert json.loads(shown) == value
+    assert "é" in shown
+    assert not {"\x9b", "\u202e", "\x7f", "\x1b"} & set(shown)
 
 
 def test_a_terminal_shows_controls_in_lines_and_in_tables_and_cuts_nothing_off():

@@ -33,25 +33,25 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
         render.warning(warning)
     if static:
         seconds = time.perf_counter() - started
-        click.echo(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
+        render.line(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
         return
     from dovetail.preflight.environments import EnvironmentUnfit
     from dovetail.run.examination import examine, refusal
 
     found = examine(loaded)
     for line in found.notes:
-        click.echo(line)
+        render.line(line)
     warnings = [finding for finding in found.warnings if finding.rule != EnvironmentUnfit.name]
     environments = [str(f) for f in found.warnings if f.rule == EnvironmentUnfit.name]
     needs = [*found.needs, *environments]
     for finding in warnings:
         render.warning(str(finding))
     for need in needs:
-        click.echo(f"needs: {need}")
+        render.line(f"needs: {need}")
     if found.errors:
         raise refusal(config, found.errors)
     verdict = "is a valid run" if needs else "is ready to train"
-    click.echo(f"OK: {config} {verdict}{_with_warnings(len(warnings))}{_unready(len(needs))}")
+    render.line(f"OK: {config} {verdict}{_with_warnings(len(warnings))}{_unready(len(needs))}")
 
 
 def _with_warnings(count: int) -> str:

@@ -32,7 +32,7 @@ def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         render.dump_json(to_mapping(loaded.config))
     else:
-        click.echo(annotated_yaml(loaded), nl=False)
+        render.line(annotated_yaml(loaded), nl=False)
 
 
 @config.command()
@@ -58,7 +58,7 @@ def explain(config: str, key_and_overrides: tuple[str, ...], as_json: bool) -> N
         return
     _print(explanation)
     if explanation.keys:
-        click.echo()
+        render.line()
         _list(loaded, keys[0], as_json=False)
 
 

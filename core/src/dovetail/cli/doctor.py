@@ -187,7 +187,7 @@ def print_report(report: dict[str, Any]) -> None:
         ]
     )
     if report["engines"]:
-        click.echo()
+        render.line()
         render.table(
             ("ENGINE", "HERE", "NEEDED BY"),
             [
@@ -195,12 +195,12 @@ def print_report(report: dict[str, Any]) -> None:
                 for e in report["engines"]
             ],
         )
-    click.echo()
+    render.line()
     render.table(
         ("DEPENDENCY", "VERSION", "REQUIRED"),
         [(d["name"], d["version"] or "missing", d["requirement"]) for d in report["dependencies"]],
     )
-    click.echo()
+    render.line()
     render.table(
         ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NEEDS"),
         [
@@ -209,7 +209,7 @@ def print_report(report: dict[str, Any]) -> None:
         ],
     )
     if report["examined"]:
-        click.echo()
+        render.line()
         render.table(
             ("EXAMINED", "HERE", "DETAIL"),
             [
@@ -217,10 +217,10 @@ def print_report(report: dict[str, Any]) -> None:
                 for r in report["examined"]
             ],
         )
-    click.echo()
+    render.line()
     for problem in report["problems"]:
-        click.echo(f"{click.style('problem:', fg='red', bold=True)} {problem}")
-    click.echo(_verdict(report))
+        render.line(problem, label=click.style("problem: ", fg="red", bold=True))
+    render.line(_verdict(report))
 
 
 def _verdict(report: dict[str, Any]) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import click
@@ -73,16 +78,31 @@ class LazyGroup(click.Group):
             with formatter.section("From plugins"):
                 formatter.write_dl(further)
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As click does; a closed pipe is click's, a full disk behind stdout is an error like others."""
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _print_traceback
+        try:
+            return super().main(*args, **extra)
+        except OSError as failure:
+            if _traceback_wanted() or failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # The interpreter flushes stdout at its end, and would complain again.
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+            hint = f"free some space; with {TRACEBACK_VARIABLE}=1 the error shows what was written"
+            render.error(DovetailError(f"the disk is full: {failure}", hint=hint))
+            sys.exit(DovetailError.exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         if os.environ.get("NO_COLOR"):
             ctx.color = False  # rich looks itself, click does not; subcommands inherit it
         try:
             return super().invoke(ctx)
         except DovetailError as failure:
-            if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
+            if _traceback_wanted():
                 raise
             if isinstance(failure, StopRequested):
-                click.echo(f"{failure}; what was done is saved", err=True)
+                render.line(f"{failure}; what was done is saved", err=True)
             else:
                 render.error(failure)
             ctx.exit(failure.exit_code)
@@ -95,6 +115,17 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="dovetail")
 def main() -> None:
     """Reinforcement-learning post-training of language models, where everything plugs in."""
+
+
+def _traceback_wanted() -> bool:
+    return os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0")
+
+
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print the traceback of what is no DovetailError; its message may hold text of a model."""
+    render.line("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 
 def _extensions() -> dict[str, list[tuple[Any, str]]]:

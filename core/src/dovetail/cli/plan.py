@@ -53,7 +53,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
     if as_json:
         found = [attrs.asdict(finding) for finding in findings]
         adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
-        click.echo(
+        rendering.line(
             json.dumps(
                 {
                     **describe(made),
@@ -74,7 +74,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
         where = "" if made.placement.in_process else " of the fullest rank"
         total = _bytes(sum(memory.values()))
         told = f"not known: {unknown}" if unknown else f"{total} ({parts})"
-        click.echo(f"memory{where}, without activations: {told}")
+        rendering.line(f"memory{where}, without activations: {told}")
         for warning in loaded.warnings:
             rendering.warning(warning)
         render_warnings(findings)
@@ -101,12 +101,12 @@ def render_warnings(findings: Sequence[Finding]) -> None:
 def render(made: Plan, config: RunConfig) -> None:
     """Print a plan for people."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     from dovetail.planning.adapters import adapters_of
+    from dovetail.telemetry.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False, markup=False, emoji=False)
     adapters = {adapter.role: adapter for adapter in adapters_of(config, made)}
     preset = made.refs.get("algorithm.preset")
     if preset is not None:
@@ -127,7 +127,7 @@ def render(made: Plan, config: RunConfig) -> None:
     for what, how_many in made.counts.rows():
         console.print(f"{what}: {how_many}")
     for name, value in config.data.chat_template_args.items():
-        console.print(f"chat template: {name} = {json.dumps(value)}", markup=False)
+        console.print(f"chat template: {name} = {json.dumps(value)}")
     for line in made.placement.lines(made.models):
         console.print(f"placement: {line}")
     console.print(f"seed {config.seed}")
@@ -144,8 +144,9 @@ def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:
 def render_columns(made: Plan) -> None:
     """Print the columns of every stage, each that it reads with its version: 1 as first written, 1 more after each rewrite."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+
+    from dovetail.telemetry.terminal import Terminal
 
     table = Table("stage", "reads", "writes", box=SIMPLE_HEAD, pad_edge=False)
     versions: dict[str, int] = {}
@@ -161,4 +162,4 @@ def render_columns(made: Plan) -> None:
             ", ".join(f"{column} {version}" for column, version in sorted(stage.reads.items())),
             ", ".join(f"{column} {versions[column]}" for column in written),
         )
-    Console(highlight=False).print(table)
+    Terminal(highlight=False, markup=False, emoji=False).print(table)

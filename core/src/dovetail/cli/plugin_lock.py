@@ -43,7 +43,7 @@ def lock(what: tuple[str, ...], output: Path, as_json: bool) -> None:
     count = len(made["plugins"])
     places = made.get("environments", {})
     besides = f", environments of {', '.join(places)}" if places else ""
-    click.echo(
+    render.line(
         f"{output}: {count} plugin{'s' if count != 1 else ''}, {len(made['packages'])} packages{besides}"
     )
 
@@ -79,12 +79,12 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
     else:
         for difference in found:
             if difference.refused:
-                word = click.style("refused:", fg="red", bold=True)
-                click.echo(f"{word} {difference.text}", err=True)
+                word = click.style("refused: ", fg="red", bold=True)
+                render.line(difference.text, label=word, err=True)
             else:
                 render.warning(difference.text)
         told = f"{len(found)} difference{'s' if len(found) != 1 else ''}" if found else "unchanged"
-        click.echo(f"{len(old['plugins'])} plugins: {told}" if found else told)
+        render.line(f"{len(old['plugins'])} plugins: {told}" if found else told)
     if refused or (strict and found):
         ctx.exit(1)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from dovetail.batch.columns import sizes_of
 from dovetail.cli import render
 from dovetail.plugins.entry import PluginEntry
@@ -48,9 +46,10 @@ def show_plugin(entry: PluginEntry) -> None:
         from dovetail.config.plugin_page import page_of
 
         for heading, lines in _chapters(page_of(manifest)):
-            click.echo(f"\n{click.style(heading, bold=True)}")
+            render.line()
+            render.line(heading, bold=True)
             for line in lines:
-                click.echo(f"  {line}".rstrip())
+                render.line(f"  {line}".rstrip())
 
 
 def details_of(entry: PluginEntry) -> dict[str, Any]:

@@ -91,16 +91,16 @@ def list_plugins(
         render.dump_json({"schema": SCHEMA, "plugins": [entry.to_dict() for entry in chosen]})
         return
     for title, group in itertools.groupby(chosen, key=lambda entry: entry.kind):
-        click.secho(title, bold=True)
+        render.line(title, bold=True)
         if kind:
             _details(group)
         elif title in _COUNTED and not (every or state):
-            click.echo(f"  {len([*group])} plugins")
+            render.line(f"  {len([*group])} plugins")
         else:
             _names(group)
     _remarks(chosen)
     if not kind:
-        click.echo()
+        render.line()
         render.paragraph(
             "`dovetail plugins list KIND` describes the plugins of one kind, `dovetail plugins show NAME` one plugin; "
             "--all names the plugins of every kind."
@@ -122,7 +122,7 @@ def show(plugin: tuple[str, ...], as_json: bool) -> None:
         return
     for i, entry in enumerate(entries):
         if i:
-            click.echo()
+            render.line()
         show_plugin(entry)
 
 
@@ -143,7 +143,7 @@ def _names(entries: Iterable[PluginEntry]) -> None:
 def _details(entries: Iterable[PluginEntry]) -> None:
     """What is known of each plugin of a kind without importing it."""
     for entry in entries:
-        click.echo(f"  {entry.name}")
+        render.line(f"  {entry.name}")
         interface = f"; interface {entry.interface}" if entry.interface else ""
         about = f"{entry.status}; {entry.distribution} {entry.version}{interface}"
         render.paragraph(about, indent=4)
@@ -164,9 +164,9 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
         if text:
             remarks.setdefault(text, []).append(f"{entry.kind}/{entry.name}")
     if remarks:
-        click.echo()
+        render.line()
     for text, titles in remarks.items():
         reason, *fix = text.split("\n")
         render.paragraph(f"{', '.join(titles)} {reason}")
         for line in fix:  # not wrapped: it may be a command to copy
-            click.echo(line)
+            render.line(line)

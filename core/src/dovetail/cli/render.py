@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
@@ -11,37 +10,47 @@ from collections.abc import Iterable, Sequence
 import click
 
 from dovetail.errors import DovetailError
+from dovetail.telemetry.escapes import visible, visible_json
 
 
 def error(failure: DovetailError) -> None:
     """Print an error on stderr: the message, its problems where the message does not list them itself, the hint."""
-    _say(failure.message, click.style("error: ", fg="red", bold=True))
+    line(failure.message, label=click.style("error: ", fg="red", bold=True), err=True)
     listed = getattr(failure, "lists_problems", False)
     for problem in getattr(failure, "problems", ()) if not listed else ():
         if problem not in failure.message and "\n" not in problem:
-            _say(f"  - {problem}")
+            line(f"  - {problem}", err=True)
     if failure.hint:
-        _say(f"  → {failure.hint}")
+        line(f"  → {failure.hint}", err=True)
     for note in getattr(failure, "__notes__", ()):
         # Where in the run it was raised; longer notes are tracebacks, which the log keeps.
         if "\n" not in note:
-            _say(f"  ({note})")
+            line(f"  ({note})", err=True)
     worker_traceback = getattr(failure, "worker_traceback", "")
     if worker_traceback:
-        click.echo("\nthe worker's traceback:", err=True)
-        _say("".join(f"  {line}\n" for line in worker_traceback.splitlines()))
+        line("\nthe worker's traceback:", err=True)
+        line(textwrap.indent(worker_traceback, "  "), err=True)
 
 
 def warning(text: str) -> None:
     """Print a warning on stderr."""
-    _say(text, click.style("warning: ", fg="yellow", bold=True))
+    line(text, label=click.style("warning: ", fg="yellow", bold=True), err=True)
 
 
-def _say(text: str, prefix: str = "") -> None:
-    """Print on stderr what may hold text of a model or of a reward function."""
-    from dovetail.telemetry.terminal import visible
+def line(
+    text: str = "", *, label: str = "", bold: bool = False, err: bool = False, nl: bool = True
+) -> None:
+    """Print text on stdout, or stderr, with its control characters made visible: it may come from a plugin or a model.
 
-    click.echo(prefix + visible(text), err=True)
+    Args:
+        text: the line.
+        label: stands before it as it is, with its style.
+        bold: style of the text.
+        err: on stderr.
+        nl: end the line.
+    """
+    shown = visible(text)
+    click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err, nl=nl)
 
 
 def paragraph(text: str, indent: int = 0) -> None:
@@ -55,16 +64,16 @@ def paragraph(text: str, indent: int = 0) -> None:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    click.echo(wrapped)
+    line(wrapped)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns; the last is as wide as it needs to be."""
-    lines = [list(headers), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
-    for line in lines:
-        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        click.echo("  ".join(padded).rstrip())
+    lines = [[visible(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(len(cells[i]) for cells in lines) for i in range(len(headers))]
+    for cells in lines:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        line("  ".join(padded).rstrip())
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
@@ -73,11 +82,11 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         first, *rest = value.splitlines() or [""]
-        click.echo(f"{name.ljust(width)}  {first}".rstrip())
-        for line in rest:
-            click.echo(" " * (width + 2) + line)
+        line(f"{name.ljust(width)}  {first}".rstrip())
+        for further in rest:
+            line(" " * (width + 2) + further)
 
 
 def dump_json(value: object) -> None:
     """Print JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(visible_json(value))

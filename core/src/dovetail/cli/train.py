@@ -52,4 +52,4 @@ def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
         rendering.warning(fix)
     render(plan, loaded.config)
     render_warnings(rule_findings(loaded.config, plan))
-    click.echo(f"run directory: {path}")
+    rendering.line(f"run directory: {path}")

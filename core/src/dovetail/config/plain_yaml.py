@@ -147,11 +147,15 @@ for _name, _pattern, _first in _RULES:
 _Loader.add_implicit_resolver(_TAG + "null", re.compile("^$"), [""])
 
 
+_QUOTED = set("\r\x85\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Single quotes would fold the first four, line breaks of YAML, into spaces. The rest change the direction of writing, which
+`config show` escapes: YAML reads escapes in double quotes alone."""
+
+
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Single quotes would fold these further line breaks of YAML into spaces.
-    unfolded = '"' if set(text) & set("\r\x85\u2028\u2029") else None
+    quoted = '"' if set(text) & _QUOTED else None
     return dumper.represent_scalar(
-        _TAG + "str", text, style=unfolded or ("|" if "\n" in text else None)
+        _TAG + "str", text, style=quoted or ("|" if "\n" in text else None)
     )
 
 

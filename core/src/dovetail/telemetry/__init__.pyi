@@ -1,4 +1,8 @@
 from . import figures as figures
+from .escapes import (
+    visible as visible,
+    visible_json as visible_json,
+)
 from .jsonl import read_rows as read_rows
 from .logging import (
     bind_process as bind_process,
@@ -8,7 +12,4 @@ from .logging import (
     process_context as process_context,
 )
 from .run_directory import RunDirectory as RunDirectory
-from .terminal import (
-    Terminal as Terminal,
-    visible as visible,
-)
+from .terminal import Terminal as Terminal

@@ -18,6 +18,7 @@ from rich.text import Text
 from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.tracker import Tracker
+from dovetail.telemetry.escapes import visible
 from dovetail.telemetry.figures import (
     KEY_FIGURES,
     PLUS_MINUS,
@@ -28,7 +29,7 @@ from dovetail.telemetry.figures import (
     write_figure,
     write_seconds,
 )
-from dovetail.telemetry.terminal import Terminal, visible
+from dovetail.telemetry.terminal import Terminal
 
 _LABELS = {
     "accuracy_before": ("{} before", ""),

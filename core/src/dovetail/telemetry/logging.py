@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
+from dovetail.telemetry.escapes import visible
 from dovetail.telemetry.jsonl import append_rows, plain
 from dovetail.telemetry.run_directory import RunDirectory
-from dovetail.telemetry.terminal import visible
 
 LOGGER = "dovetail"
 """Name of the standard logger above all of Dovetail's."""

@@ -56,6 +56,7 @@ def try_reward(
     """
     from dovetail.interfaces import Score
     from dovetail.scoring import read_trial, try_rewards
+    from dovetail.telemetry import Terminal, visible_json
     from dovetail_rewards.trial_figures import as_json as plain
     from dovetail_rewards.trial_report import show
 
@@ -63,10 +64,8 @@ def try_reward(
     rows = read_trial(dataset, responses, limit=limit, prompt_key=prompt_key)
     samples = try_rewards(section, rows)
     if as_json:
-        click.echo(json.dumps(plain(samples), indent=2, ensure_ascii=False))
+        click.echo(visible_json(plain(samples)))
     else:
-        from dovetail.telemetry import Terminal
-
         show(samples, Terminal(highlight=False))
     if not any(isinstance(sample.outcome, Score) for sample in samples):
         click.get_current_context().exit(1)

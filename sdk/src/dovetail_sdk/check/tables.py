@@ -26,7 +26,7 @@ def failed(report: dict[str, Any]) -> bool:
 def print_report(report: dict[str, Any]) -> None:
     """The whole report: what is not plain success with its reason, and a line on the whole."""
     plugin = report["plugin"]
-    click.echo(
+    render.line(
         f"{_name(report)} of {plugin['distribution']} {plugin['version']}, "
         f"interface {report['interface']['range'] or 'unknown'} (here: {report['interface']['version']})\n"
     )
@@ -39,7 +39,7 @@ def print_report(report: dict[str, Any]) -> None:
     summary = ", ".join(f"{ended[outcome]} {outcome}" for outcome in OUTCOMES if ended[outcome])
     tier = report["tier"]
     earned = f"{tier}: {TIERS[tier]}" if tier else "no tier"
-    click.echo(f"\n{summary or 'no test ran'} in {report['seconds']:.1f} s; {earned}")
+    render.line(f"\n{summary or 'no test ran'} in {report['seconds']:.1f} s; {earned}")
 
 
 def _print_settings(report: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _print_settings(report: dict[str, Any]) -> None:
         own += ["a config that its tests make"] if config is None else []
         own += [f"{key} = {_short(value)}" for key, value in settings.items() if key != "config"]
         if own:
-            click.echo(f"\n{suite} ran with {', '.join(own)}")
+            render.line(f"\n{suite} ran with {', '.join(own)}")
 
 
 def _short(value: object) -> str:
@@ -83,7 +83,7 @@ class ReportTable:
         """Print everything below the lines."""
         for report in self._reports:
             if failed(report):
-                click.echo(f"\n{click.style(_name(report), bold=True)}")
+                render.line(f"\n{_name(report)}", bold=True)
                 _print_reasons(report, ("failed",))
         reasons: dict[str, list[str]] = {}
         for report in self._reports:
@@ -94,20 +94,20 @@ class ReportTable:
                     names = reasons.setdefault(f"{test['outcome']}: {test['reason']}", [])
                     names += [_name(report)] if _name(report) not in names else []
         if reasons:
-            click.echo()
+            render.line()
         for reason, names in reasons.items():
-            click.echo(f"{reason} ({', '.join(names)})")
+            render.line(f"{reason} ({', '.join(names)})")
         bad = sum(map(failed, self._reports))
         tests = sum(len(report["tests"]) for report in self._reports)
         seconds = sum(report["seconds"] for report in self._reports)
-        click.echo(
+        render.line(
             f"\n{len(self._reports)} plugins, {bad} failed; {tests} tests in {seconds:.1f} s"
         )
 
     def _line(self, cells: Sequence[str]) -> None:
         widths = (self._width, 8, *(len(title) for title in _TITLES[2:]))
         text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        click.echo(text.rstrip())
+        render.line(text.rstrip())
 
 
 def _print_reasons(
@@ -121,15 +121,15 @@ def _print_reasons(
                 text = item.get("message") or item.get("reason") or "no reason given"
                 reasons.setdefault((text, item.get("hint")), []).append(item["name"])
         for (text, hint), names in reasons.items():
-            label = click.style(outcome, fg=_COLOURS[outcome], bold=True)
-            click.echo(f"\n{label} {', '.join(names)}: {text}")
+            label = click.style(f"\n{outcome} ", fg=_COLOURS[outcome], bold=True)
+            render.line(f"{', '.join(names)}: {text}", label=label)
             if hint:
-                click.echo(f"  → {hint}")
+                render.line(f"  → {hint}")
     for name, fact in report["facts"].items():
         if not fact["holds"]:
-            click.echo(f"\nnot {name}: {fact['reason']}")
+            render.line(f"\nnot {name}: {fact['reason']}")
     if report["not_run"]:
-        click.echo(f"\nthe suite was not run: {report['not_run']}")
+        render.line(f"\nthe suite was not run: {report['not_run']}")
 
 
 def _items(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,25 @@
+"""Control characters in text that models, reward functions and plugins write, as escapes that a terminal shows."""
+
+from __future__ import annotations
+
+import json
+
+_CONTROLS = [
+    *(code for code in range(0x20) if chr(code) not in "\n\t"),
+    *range(0x7F, 0xA0),
+    # Embeddings, overrides and isolates of writing direction.
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+]
+_ESCAPES = {code: rf"\x{code:02x}" if code < 0x100 else rf"\u{code:04x}" for code in _CONTROLS}
+_JSON_ESCAPES = {code: rf"\u{code:04x}" for code in _CONTROLS}
+
+
+def visible(text: str) -> str:
+    r"""Write control characters as escapes such as `\x1b`: C0 but newline and tab, DEL, C1, and overrides of writing direction."""
+    return text.translate(_ESCAPES)
+
+
+def visible_json(value: object) -> str:
+    """Return indented JSON in which the characters that `visible` replaces are JSON's own escapes, so that it reads back the same."""
+    return json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES)
