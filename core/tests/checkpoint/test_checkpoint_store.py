@@ -108,7 +108,7 @@ def test_verify_names_the_damaged_file_and_the_other_checkpoints(tmp_path, damag
         store.verify(path)
     assert message in str(caught.value)
     assert "state.json" not in str(caught.value)
-    assert "earlier one: step_1" in str(caught.value)
+    assert f"go back to step_1: remove the damaged one (rm -r {path})" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1, "files": {"a": 3}}'])
@@ -119,8 +119,19 @@ def test_a_damaged_manifest_is_reported_and_never_passed_over_silently(tmp_path,
     (path / "manifest.json").write_text(text)
     again = CheckpointStore(tmp_path)
     assert again.latest() == path
-    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged") as caught:
         again.verify(path)
+    assert f"go back to step_1: remove the damaged one (rm -r {path})" in str(caught.value)
+    shutil.rmtree(path)
+    assert CheckpointStore(tmp_path).latest() == tmp_path / "step_1"
+
+
+def test_a_damaged_checkpoint_alone_names_none_to_go_back_to(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for path in (store.save(1, writer()), store.save(2, writer())):
+        (path / "manifest.json").write_text("")
+    with pytest.raises(CheckpointError, match="there is no other checkpoint"):
+        store.verify(path)
 
 
 def test_a_checkpoint_without_manifest_or_of_another_schema_is_refused(tmp_path):
@@ -191,7 +202,16 @@ def text_only_error(directory: Path) -> None:
     raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-@pytest.mark.parametrize("fail", [torch_style_error, plain_error, text_only_error])
+def error_of_an_engine(directory: Path) -> None:
+    try:
+        plain_error(directory)
+    except OSError as error:
+        raise CheckpointError("the training state can't be written") from error
+
+
+@pytest.mark.parametrize(
+    "fail", [torch_style_error, plain_error, text_only_error, error_of_an_engine]
+)
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_full_disk_says_how_much_was_needed_and_keeps_the_previous_one(tmp_path, fail, step):
     store = CheckpointStore(tmp_path)

@@ -146,17 +146,24 @@ class CheckpointStore:
         Raises:
             CheckpointError: it is incomplete or damaged; names the files, and which other checkpoints there are.
         """
-        manifest = CheckpointManifest.read(path)
+        try:
+            manifest = CheckpointManifest.read(path)
+        except CheckpointError as error:
+            error.hint = error.hint or self._way_back(path)
+            raise
         damages = list(manifest.damages(path))
         if damages:
-            others = [other.name for other in self.saved() if other.name != path.name]
             raise CheckpointError(
-                f"checkpoint {path} is damaged: {'; '.join(damages)}",
-                hint=f"delete it to go back to an earlier one: {', '.join(others)}"
-                if others
-                else "there is no other checkpoint",
+                f"checkpoint {path} is damaged: {'; '.join(damages)}", hint=self._way_back(path)
             )
         return manifest
+
+    def _way_back(self, damaged: Path) -> str:
+        """A hint to the checkpoint that is the latest once a damaged one is gone."""
+        others = [path for path in self.saved() if path != damaged and _sequence(path) >= 0]
+        if not others:
+            return "there is no other checkpoint"
+        return f"go back to {others[-1].name}: remove the damaged one (rm -r {damaged}) and resume again"
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -205,10 +212,9 @@ class CheckpointStore:
 
     def _explain(self, error: BaseException, step: int, partial: Path) -> CheckpointError | None:
         """A CheckpointError for what the disk did; None for what passes through."""
-        if isinstance(error, CheckpointError | KeyboardInterrupt) or not isinstance(
-            error, Exception
-        ):
+        if not isinstance(error, Exception):
             return None
+        # Engines raise CheckpointErrors of their own: theirs may hide that the disk is full, too.
         free = shutil.disk_usage(self.directory).free
         if is_full(error, free):
             return self._full(step, partial)
