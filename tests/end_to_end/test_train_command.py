@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,5 +231,32 @@ def test_overrides_of_a_resume_belong_to_the_run_from_then_on(config, tmp_path):
 def test_two_processes_can_not_write_one_run(config, tmp_path):
     train(config, ["trainer.total_steps=1"])
     run = tmp_path / "runs" / "tests" / "run"
-    with RunDirectory.open(run).held(), pytest.raises(RunDirectoryError, match="another process"):
+    with (
+        RunDirectory.open(run).held(),
+        pytest.raises(RunDirectoryError, match="a run is under way"),
+    ):
         resume(run, ["trainer.total_steps=2"])
+
+
+@pytest.mark.parametrize("size", ["20k", "88k", "300k"])
+def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
+    config, dovetail, tmp_path, size
+):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a small file system can't be mounted here")
+    try:
+        done = dovetail(
+            "train", str(config), f"output_dir={disk}", "trainer.save_every=0", check=False
+        )
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert done.returncode > 0
+    assert "Traceback" not in done.stderr
+    error = done.stderr[done.stderr.rindex("error: ") :]
+    if size == "20k":
+        assert re.search(r"samples/.*\.jsonl can't be written: No space left on device", error)
+    else:
+        assert "the disk is full: the checkpoint of step 3 needs" in error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -145,3 +147,42 @@ def test_samples_of_a_step_are_replaced_not_doubled(run):
     run.write_samples(1, [{"response": "a"}, {"response": "b"}])
     run.write_samples(1, [{"response": "c"}])
     assert read_rows(run.path / "samples" / "step_1.jsonl") == [{"response": "c"}]
+
+
+def test_a_file_that_can_not_be_written_is_named_and_the_old_one_stays(tmp_path):
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_text("samples/step_1.jsonl", "old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(
+            RunDirectoryError, match=r"step_1\.jsonl can't be written: File too large"
+        ):
+            run.write_text("samples/step_1.jsonl", "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file.name for file in (run.path / "samples").iterdir()] == ["step_1.jsonl"]
+    assert (run.path / "samples" / "step_1.jsonl").read_text() == "old"
+
+
+def test_a_second_start_in_a_living_run_names_its_process_and_advises_to_delete_nothing(tmp_path):
+    run = RunDirectory.create(tmp_path / "run")
+    held = "import sys\nfrom dovetail.telemetry import RunDirectory\nwith RunDirectory.open(sys.argv[1]).held():\n    print(flush=True); input()"
+    command = [sys.executable, "-c", held, str(run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as living:
+        living.stdout.readline()
+        for start in (RunDirectory.check_free, RunDirectory.create, enter):
+            with pytest.raises(RunDirectoryError) as caught:
+                start(run.path)
+            message = str(caught.value)
+            assert f"process {living.pid} on host {socket.gethostname()}" in message
+            assert "rm -r" not in message
+        living.communicate(b"\n")
+    with pytest.raises(RunDirectoryError, match="already holds a run: started 20"):
+        RunDirectory.create(run.path)
+    enter(run.path)
+
+
+def enter(path: Path) -> None:
+    with RunDirectory.open(path).held():
+        pass

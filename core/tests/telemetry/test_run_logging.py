@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +172,15 @@ def test_numbers_that_json_lacks_are_null(run, logger):
     logger.info("measured", loss=math.nan, sizes=np.array([1, 2]))
     (event,) = read_rows(run.events)
     assert (event["loss"], event["sizes"]) == (None, [1, 2])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_the_event_log_is_said_once_and_raises_nothing(tmp_path, capsys):
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    logger = setup_logging(tmp_path)
+    for step in range(3):
+        logger.info("event", step=step)
+    close_logging()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ")
+    assert "events.jsonl can't be written: No space left on device" in line

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,7 +95,7 @@ def process_context() -> dict[str, Any]:
 def json_handler(path: Path) -> logging.Handler:
     """Return a handler that appends every record, structlog's or a library's, to a file of JSON lines."""
     append_rows(path, [])  # makes it, or cuts off the line that a killed process left unfinished
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _EventFile(path, encoding="utf-8")
     handler.setFormatter(json_formatter())
     return handler
 
@@ -133,6 +133,27 @@ def _complete(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDi
 
 def _to_json(event: EventDict, **_: Any) -> str:
     return json.dumps(plain(event), ensure_ascii=False)
+
+
+class _EventFile(logging.FileHandler):
+    """Appends records to a file. Where that fails, as on a full disk, it says so once: a run does not end for its log."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            why = error.strerror or error
+            sys.stderr.write(
+                f"warning: {self.baseFilename} can't be written: {why}; events are missing\n"
+            )
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _ConsoleHandler(logging.StreamHandler[Any]):

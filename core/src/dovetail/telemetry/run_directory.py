@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -114,12 +114,16 @@ class RunDirectory:
         Raises:
             RunDirectoryError: another living process holds it.
         """
-        with (self.path / MARKER).open(encoding="utf-8") as marker:
+        with (self.path / MARKER).open("r+", encoding="utf-8") as marker:
             if lock(marker.fileno()) is False:
-                raise RunDirectoryError(
-                    f"another process is running in {str(self.path)!r}",
-                    hint="wait until it has ended, or stop it with Ctrl-C: it saves first",
-                )
+                raise _running(self.path)
+            claim = _claim()
+            earlier = _read_claim(self.path)
+            if any(earlier.get(key) != claim[key] for key in ("host", "process")):
+                marker.seek(0)
+                marker.truncate()
+                json.dump(claim | {"started": earlier.get("started", claim["started"])}, marker)
+                marker.flush()
             yield
 
     @property
@@ -163,7 +167,11 @@ class RunDirectory:
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a file below the directory so that a reader sees the old text or the new, never a part."""
+        """Write a file below the directory so that a reader sees the old text or the new, never a part.
+
+        Raises:
+            RunDirectoryError: it can't be written, as on a full disk.
+        """
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
@@ -172,6 +180,11 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{target} can't be written: {error.strerror or error}",
+                hint="see that there is room on the disk, and that the folder may be written to",
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
         return target
@@ -215,12 +228,36 @@ def _claim() -> dict[str, Any]:
     return {"schema": 1, "started": started, "host": socket.gethostname(), "process": os.getpid()}
 
 
+def _read_claim(path: Path) -> dict[str, Any]:
+    """What the marker of a directory holds; empty where it is torn."""
+    rows = read_rows(path / MARKER)
+    return rows[0] if rows else {}
+
+
+def _running(path: Path) -> RunDirectoryError:
+    claim = _read_claim(path)
+    return RunDirectoryError(
+        f"a run is under way in {str(path)!r}: process {claim.get('process', 'unknown')} on host "
+        f"{claim.get('host', 'unknown')}",
+        hint="wait until it has ended, or stop it with Ctrl-C or SIGTERM: it saves first; or start another with experiment=NAME",
+    )
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a living process runs in a directory."""
+    with suppress(OSError), (path / MARKER).open(encoding="utf-8") as marker:
+        return lock(marker.fileno()) is False
+    return False
+
+
 def _already_taken(path: Path) -> RunDirectoryError:
     if not path.is_dir():
         return RunDirectoryError(
             f"{str(path)!r} is a file, where the run directory should be",
             hint="choose another name with experiment=NAME, or another output_dir=PATH",
         )
+    if _is_held(path):
+        return _running(path)
     saved = any((path / "checkpoints").glob("step_*"))
     fix = f"continue it with `dovetail resume {path}`" if saved else f"remove it (rm -r {path})"
     return RunDirectoryError(
@@ -231,8 +268,8 @@ def _already_taken(path: Path) -> RunDirectoryError:
 
 def _describe(path: Path) -> str:
     """What a run directory holds, in a phrase."""
-    claims = read_rows(path / MARKER)
-    started = f"started {claims[0]['started']}" if claims and "started" in claims[0] else "started"
+    claim = _read_claim(path)
+    started = f"started {claim['started']}" if "started" in claim else "started"
     steps = max((int(row.get("step", 0)) for row in read_rows(path / "metrics.jsonl")), default=0)
     logged = f"{steps} step{'' if steps == 1 else 's'} logged"
     folder = path / "checkpoints"
