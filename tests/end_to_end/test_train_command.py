@@ -260,3 +260,21 @@ def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
         assert re.search(r"samples/.*\.jsonl can't be written: No space left on device", error)
     else:
         assert "the disk is full: the checkpoint of step 3 needs" in error
+
+
+@pytest.mark.parametrize("manager", ["naive", "batch"])
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_reward_that_ends_the_process_does_not_end_the_run_as_if_all_were_well(
+    config, dovetail, tmp_path, manager, thread
+):
+    leave = "threading.Thread(target=os._exit, args=(0,)).start()" if thread else "os._exit(0)"
+    (tmp_path / "my_reward.py").write_text(
+        "import os, threading\ncalls = 0\ndef compute_score(solution_str):\n"
+        f"    global calls\n    calls += 1\n    if calls > 20: {leave}\n    return 1.0 * len(solution_str)\n"
+    )
+    done = dovetail("train", str(config), f"reward.manager={manager}", check=False)
+    summary = json.loads((tmp_path / "runs" / "tests" / "run" / "summary.json").read_text())
+    assert "os._exit(0) would end the whole run" in done.stderr
+    assert (done.returncode == 0) == (summary["status"] == "completed") == thread
+    if not thread:
+        assert "my_reward.py:compute_score" in done.stderr
