@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,26 @@ def test_a_call_past_its_limit_names_the_silent_ranks_and_what_they_do(
     stacks = (tmp_path / "logs" / "stacks-fail.txt").read_text()
     assert "_sleep_for_long" in stacks
     assert str(tmp_path / "logs" / "stacks-fail.txt") in str(caught.value)
+
+
+def test_a_stopped_process_is_told_from_the_rank_that_waits_for_it(
+    probes: Any, start: Any, tmp_path: Path
+) -> None:
+    runtime = start(probes.pool("actor", ranks=2), run_directory=tmp_path, time_limit=6.0)
+    actor = probes.group(runtime)
+    pids = [where["pid"] for where in actor.where().result()]
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerError) as caught:
+            actor.fail("none", (), others="collective").result()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pids[1], signal.SIGCONT)
+    message = str(caught.value)
+    assert "ranks [0, 1] of 2 gave no answer" in message
+    assert f"rank 1 (pid {pids[1]} on" in message
+    assert "rank 0 (" not in message
+    assert caught.value.rank == 1
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("exit", marks=pytest.mark.nightly)])

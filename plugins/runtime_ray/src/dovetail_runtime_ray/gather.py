@@ -118,7 +118,7 @@ class Gather:
         ]
         _, rank, failure = min(failures, key=lambda entry: entry[:2])
         silent = self._silent()
-        words = self._pool.stacks(silent, self._method)
+        words, _ = self._pool.stacks(silent, self._method)
         self._pool.logger.warning(
             f"{self._what} failed on rank {rank}; ranks {silent} went on for "
             f"{self._pool.limits.grace:g} seconds and were ended{words}"
@@ -135,14 +135,14 @@ class Gather:
 
     def _too_late(self) -> WorkerError:
         silent = self._silent()
-        words = self._pool.stacks(silent, self._method)
+        words, stopped_ranks = self._pool.stacks(silent, self._method)
         own = f"s.{self._method}" if self._method in METHODS_OF_ENGINES else ""
         key = f"runtime.time_limit{own}" if self._method else "runtime.start_timeout"
         return self._pool.fail(
             WorkerError(
                 f"{self._what}: ranks {silent} of {self._pool.size} gave no answer within "
                 f"{self._limit:g} seconds, and were ended{words}",
-                rank=silent[0],
+                rank=(stopped_ranks or silent)[0],
                 call=self._what,
                 hint=f"raise {key} if the work takes that long",
             )

@@ -211,7 +211,7 @@ class PoolProcesses:
         self.kill()
         return first
 
-    def stacks(self, ranks: Sequence[int], name: str) -> str:
+    def stacks(self, ranks: Sequence[int], name: str) -> tuple[str, list[int]]:
         """What silent ranks are doing, written to a file of `logs/` where there is a run directory.
 
         Args:
@@ -220,7 +220,8 @@ class PoolProcesses:
                 directory.
 
         Returns:
-            Words for an error message: the innermost lines of each, and where the rest is.
+            Words for an error message: the innermost lines of each, and where the rest is. And the ranks that do not
+            even answer this, for which a rank that waits in a collective has a thread: their processes are stopped.
         """
         asked = {
             rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()
@@ -228,13 +229,24 @@ class PoolProcesses:
         }
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS_SECONDS)
         texts = {rank: _stack(ref) for rank, ref in asked.items()}
-        whole = "\n".join(f"==== rank {rank}\n{text}" for rank, text in texts.items())
+        # One that has not started yet has no facts.
+        stopped = [rank for rank, text in texts.items() if text is None and rank < len(self.facts)]
+        named = ", ".join(f"rank {rank} ({self.facts[rank].described()})" for rank in stopped)
+        words = (
+            f"; {named} does not answer at all, as a stopped process (SIGSTOP) does"
+            if named
+            else ""
+        )
+        whole = "\n".join(
+            f"==== rank {rank}\n{text or 'no answer, not even about its stacks'}"
+            for rank, text in texts.items()
+        )
         if self._run_directory is None or not name:
-            return f"\n{whole}"
+            return f"{words}\n{whole}", stopped
         path = Path(self._run_directory) / FOLDER / f"stacks-{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(whole, encoding="utf-8")
-        return f"; what they were doing is in {path}"
+        return f"{words}; what they were doing is in {path}", stopped
 
     def kill(self) -> None:
         """End every process now."""
@@ -270,11 +282,11 @@ class PoolProcesses:
             self.lost(rank, "", error)
 
 
-def _stack(ref: Any) -> str:
+def _stack(ref: Any) -> str | None:
     try:
         text: str = ray.get(ref, timeout=0)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        return f"no answer, not even about its stacks ({type(error).__name__})\n"
+    except (ray.exceptions.RayError, TimeoutError):
+        return None
     return text
 
 
