@@ -6,11 +6,13 @@ import itertools
 import os
 import pickle
 import re
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -362,3 +364,53 @@ def test_closing_while_programs_run_ends_them(any_box) -> None:
     thread.join()
     (end,) = found
     assert isinstance(end, SandboxError) or end.verdict is not ProgramVerdict.TIMEOUT
+
+
+def test_the_directory_of_a_killed_supervisor_is_removed_at_the_next_start_and_no_living_one() -> (
+    None
+):
+    report = next(report for report in available_levels() if report.level == "subprocess")
+    if not report.available:
+        pytest.skip(report.detail)
+    sleeps = Program(source="import time; time.sleep(60)")
+    with (
+        Sandbox(level="subprocess") as killed,
+        Sandbox(level="subprocess") as living,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        lost, kept = (threads.submit(box.run, sleeps, ProgramLimits()) for box in (killed, living))
+        [left] = directories_of(killed)
+        [used] = directories_of(living)
+        [supervisor] = children(killed._helper.pid)
+        os.kill(supervisor, signal.SIGKILL)
+        with pytest.raises(SandboxUnreachableError):
+            lost.result()
+        assert left.exists()
+        with Sandbox(level="subprocess") as next_one:
+            assert run(next_one, "print(1)").stdout == b"1\n"
+        assert not left.exists()
+        assert used.exists()
+        living.close()
+        assert kept.exception() or kept.result()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def directories_of(box: Sandbox) -> list[Path]:
+    """The working directories of the programs that run in a sandbox; waits for the first."""
+    for _ in range(500):
+        time.sleep(0.02)
+        helper = box._helper
+        runs = [
+            program
+            for supervisor in (children(helper.pid) if helper else ())
+            for first in children(supervisor)
+            for program in children(first)
+        ]
+        with suppress(FileNotFoundError):
+            found = {Path(f"/proc/{program}/cwd").readlink() for program in runs}
+            if found and all("dovetail-sandbox-" in path.name for path in found):
+                return [*found]
+    raise AssertionError("no program has started")

@@ -18,7 +18,7 @@ def guard_exit() -> None:
     """
     global _process  # noqa: PLW0603 - of the process that calls
     _process = os.getpid()
-    os._exit = posix._exit = _refuse  # type: ignore[assignment]
+    os._exit = posix._exit = _refuse  # noqa: SLF001 - their names
 
 
 def _refuse(status: int) -> NoReturn:

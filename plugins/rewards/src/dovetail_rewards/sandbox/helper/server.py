@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-from . import confine, jail, landlock, namespaces, seccomp, syscalls as sc
+from . import confine, jail, landlock, namespaces, seccomp, syscalls as sc, watch
 from .supervise import Supervisor
 from .wire import SandboxSetup
 
@@ -47,6 +47,7 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
             sc.prctl(sc.SET_DUMPABLE, 0)
         if landlock.version() == 0:
             raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
+        watch.remove_stale(setup["base"], procfs)
     gc.collect()
     gc.freeze()
     return readable

@@ -8,7 +8,6 @@ import resource
 import select
 import signal
 import socket
-import tempfile
 from typing import NoReturn
 
 from . import inside, jail, namespaces, syscalls as sc, watch
@@ -71,8 +70,7 @@ class Supervisor:
         if self._setup["level"] == "namespaces":
             namespaces.enter_run(self._procfs, self._request["disk"], self._user)
         elif self._setup["level"] == "subprocess":
-            self._directory = tempfile.mkdtemp(prefix="dovetail-sandbox-", dir=self._setup["base"])
-            self._folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            self._directory, self._folder = watch.make_directory(self._setup["base"])
             if self._user is not None:
                 os.chown(self._directory, self._user, self._user)
         box = jail.BOX if self._setup["level"] == "bubblewrap" else None

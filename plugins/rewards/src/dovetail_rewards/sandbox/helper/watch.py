@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -17,6 +19,7 @@ from .wire import Request
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PREFIX = "dovetail-sandbox-"
 _STARVED = 10
 """A run that needs so many times its wall limit, waiting for a core, is given up as a fault of the machine."""
 MOST_FILES = 10_000
@@ -179,6 +182,34 @@ def end_all(procfs: int) -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def make_directory(base: str) -> tuple[str, int]:
+    """Make a throw-away directory below another; its path, and a descriptor of it that holds its lock.
+
+    The kernel drops the lock with this process and its children, however they end: `remove_stale` then takes the directory.
+    """
+    while True:
+        directory = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        with contextlib.suppress(FileNotFoundError):  # another helper took it before it was locked
+            folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if os.fstat(folder).st_nlink:
+                return directory, folder
+            os.close(folder)
+
+
+def remove_stale(base: str, procfs: int) -> None:
+    """Remove the throw-away directories whose supervisors were killed, as far as this user may."""
+    for name in os.listdir(base):
+        if name.startswith(_PREFIX):
+            with contextlib.suppress(OSError):
+                folder = os.open(f"{base}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(f"{base}/{name}", os.dup(folder), procfs)
+                finally:
+                    os.close(folder)
 
 
 def remove(directory: str, top: int, procfs: int) -> None:
