@@ -277,3 +277,40 @@ def test_a_class_that_extends_another_of_its_file_has_a_name_of_its_own(file: Pa
         for name in ("Recorder", "Second")
     ]
     assert [load_plugin_class(ref).name for ref in refs] == ["Recorder", "Second"]
+
+
+def with_helpers(folder: Path, answer: int) -> Path:
+    """A file that imports a module and a package beside it, one at once and one when it is called."""
+    (folder / "beside_package").mkdir(parents=True)
+    (folder / "beside_package" / "__init__.py").write_text(
+        f"from beside_module import ANSWER\nOWN = {answer}\n"
+    )
+    (folder / "beside_module.py").write_text(f"ANSWER = {answer}\n")
+    file = folder / "uses_others.py"
+    file.write_text(
+        "import beside_package\n"
+        "def compute_score():\n    import beside_module\n    return beside_package.ANSWER, beside_package.OWN, beside_module.ANSWER\n"
+    )
+    return file
+
+
+def test_a_file_imports_modules_beside_it_also_when_it_is_called(tmp_path: Path) -> None:
+    file = with_helpers(tmp_path / "a", 1)
+    assert load_file_attribute(str(file), "compute_score")() == (1, 1, 1)
+
+
+def test_files_of_two_folders_have_each_their_own_modules_beside_them(tmp_path: Path) -> None:
+    first = load_file_attribute(str(with_helpers(tmp_path / "a", 1)), "compute_score")
+    second = load_file_attribute(str(with_helpers(tmp_path / "b", 2)), "compute_score")
+    assert first()[:2] == (1, 1)
+    assert second() == (2, 2, 2)
+
+
+def test_a_module_beside_a_file_hides_no_installed_one_once_the_file_has_run(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tabnanny.py").write_text("")
+    file = tmp_path / "plain.py"
+    file.write_text("def compute_score():\n    import tabnanny\n    return tabnanny.__file__\n")
+    sys.modules.pop("tabnanny", None)
+    assert not load_file_attribute(str(file), "compute_score")().startswith(str(tmp_path))

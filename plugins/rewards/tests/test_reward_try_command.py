@@ -252,3 +252,13 @@ def test_it_needs_no_torch(place) -> None:
         [sys.executable, "-c", script], cwd=place, capture_output=True, text=True, check=True
     )
     assert done.stderr == "[]"
+
+
+@pytest.mark.parametrize("manager", ["naive", "parallel"])
+def test_a_reward_file_imports_a_module_beside_it(place, manager) -> None:
+    (place / "beside_reward.py").write_text("HALF = 0.5\n")
+    (place / "my_reward.py").write_text(
+        "from beside_reward import HALF\ndef compute_score(solution_str):\n    return HALF\n"
+    )
+    told = as_json("my_reward.py", "data.jsonl", "--set", f"reward.manager={manager}")
+    assert [sample["score"] for sample in told["samples"]] == [0.5] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -11,7 +12,8 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,8 @@ _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
 _named_here: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that got their names from their attributes."""
+_folders: set[Path] = set()
+"""Folders of files that were run."""
 _locks: dict[Path, threading.RLock] = {}
 """File → the lock under which it is run: two threads must not make two modules of one. Each file has its own, since a file
 may wait for a thread that loads another."""
@@ -135,16 +139,14 @@ def _run(place: Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _modules_beside(place):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = _line_in(place, error)
         hint = "fix the file"
         if isinstance(error, ModuleNotFoundError):
-            hint = (
-                f"install the package that provides {error.name!r}; modules beside the file can't be "
-                "imported from it: put them in the same file, or make a package"
-            )
+            hint = f"install the package that provides {error.name!r}, or put the module beside the file"
         raise PluginBrokenError(
             f"{place}{f':{line}' if line else ''} fails: {type(error).__name__}: {error}", hint=hint
         ) from error
@@ -152,6 +154,41 @@ def _run(place: Path) -> types.ModuleType:
         if isinstance(value, type) and attrs.has(value) and value.__module__ == name:
             copyreg.pickle(value, partial(_reduced, str(place)))
     return module
+
+
+@contextmanager
+def _modules_beside(place: Path) -> Iterator[None]:
+    """Let a file import the modules beside it, while it runs before all others, as a script does, and afterwards after all.
+
+    Files in two folders may each have a `helpers.py`: what is imported while a file runs is its own. An import inside a
+    function finds that of the file which was run last.
+    """
+    folder = place.parent
+    for module in {each.stem for each in folder.glob("*.py")} | {
+        each.parent.name for each in folder.glob("*/__init__.py")
+    }:
+        if _folder_of(sys.modules.get(module)) in _folders - {folder}:
+            for name in [*sys.modules]:
+                if name.partition(".")[0] == module:
+                    del sys.modules[name]
+    _folders.add(folder)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()  # a module may have been written since the folder was last looked at
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _folder_of(module: types.ModuleType | None) -> Path | None:
+    """The folder in which a top-level module or package lies."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    place = Path(file)
+    return place.parent.parent if place.name == "__init__.py" else place.parent
 
 
 def _reduced(path: str, value: object) -> tuple[Any, ...]:
