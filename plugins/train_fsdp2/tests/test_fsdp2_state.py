@@ -270,11 +270,6 @@ def test_a_hub_id_that_can_not_be_reached_names_both_readings(monkeypatch):
         load("someone/something")
 
 
-def test_float16_training_is_refused(tiny):
-    with pytest.raises(ModelError, match="bfloat16"):
-        load(tiny, dtype="float16")
-
-
 def test_it_works_through_a_worker_group(tiny, make_engine, batch, objective):
     from dovetail.interfaces import PluginRef, WorkerSpec
     from dovetail.sections import TrainingSection

@@ -53,7 +53,7 @@ class WeightCheckSection:
     """Tokens of each: the first training prompts, end to end."""
     tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Largest mean difference, in nats a token, each counting as much as the trainer finds it likely; None means 1e-4
-    in float32, 0.05 in bfloat16 and float16."""
+    in float32, 0.05 in bfloat16."""
 
 
 @attrs.frozen(kw_only=True)

@@ -40,8 +40,9 @@ class ModelSection:
 
     path: str
     """A directory in Hugging Face format, or a hub id."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Compute dtype of forward passes and generation; master weights are float32."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Compute dtype of forward passes and generation; master weights are float32. float16 would need loss scaling: small
+    gradients vanish in it."""
     tokenizer_path: str | None = None
     """Tokenizer directory or hub id; the model's own where absent."""
     chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})

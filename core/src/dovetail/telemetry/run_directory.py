@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from dovetail.errors import RunDirectoryError
@@ -62,7 +63,7 @@ class RunDirectory:
 
     @classmethod
     def check_writable(cls, path: str | os.PathLike[str]) -> None:
-        """Say early, and write nothing, what `create` would say of a place where no directory can be made.
+        """Say early what `create` would say of a place where no directory can be made; leaves nothing behind.
 
         Raises:
             RunDirectoryError: the nearest folder above it that exists is a file, or can't be written to.
@@ -72,8 +73,12 @@ class RunDirectory:
         above = next(p for p in (absolute, *absolute.parents) if os.path.exists(p))  # noqa: PTH110 - Path.exists may raise
         if not above.is_dir():
             raise _not_made(path, f"{above} is a file")
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise _not_made(path, f"{above} can't be written to")
+        try:
+            # Only a try tells: /proc, to which root may write, takes no folder.
+            with TemporaryDirectory(prefix=".dovetail-", dir=above):
+                pass
+        except OSError as error:
+            raise _not_made(path, f"{above} can't be written to: {error.strerror}") from error
 
     @classmethod
     def check_free(cls, path: str | os.PathLike[str]) -> None:

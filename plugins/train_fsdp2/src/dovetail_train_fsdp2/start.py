@@ -60,18 +60,13 @@ def load_runner(
     One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
 
     Raises:
-        ModelError: it can't be loaded, or can't be trained in its dtype.
+        ModelError: it can't be loaded.
         PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model; or
             `shard_size` does not divide the ranks, or the model can't share sequences between ranks.
     """
     section = context.model
     if section is None:
         raise ModelError("the training engine was given no model", hint="set model.path")
-    if section.dtype == "float16" and context.trained:
-        raise ModelError(
-            "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
-            hint="use model.dtype=bfloat16",
-        )
     runner: ModelRunner
     sharding: Sharding | None = None
     if ranks.size > 1 or torch.device(context.device).type != "cpu":

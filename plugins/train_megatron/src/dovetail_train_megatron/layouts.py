@@ -84,11 +84,6 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
         raise ModelError(
             f"{section.path} {lacking}, which the engine megatron does not", hint=_OTHER_ENGINE
         )
-    if section.dtype == "float16":
-        raise ModelError(
-            "model.dtype float16 can't be trained: small gradients vanish without loss scaling",
-            hint="use model.dtype=bfloat16",
-        )
 
 
 def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
