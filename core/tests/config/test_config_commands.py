@@ -157,3 +157,19 @@ def test_a_direction_of_writing_in_yaml_reads_back_the_same(config_file):
     result = dovetail("config", "show", config_file, f"project={json.dumps('a' + chr(0x202E))}")
     assert r"\u202e" in result.stdout
     assert parse(result.stdout)[0]["project"] == "a\u202e"
+
+
+def test_keys_are_explained_in_a_config_without_a_model(tmp_path):
+    path = tmp_path / "no_model.yaml"
+    path.write_text("rollout: {n: 4}\n")
+    result = dovetail("config", "explain", str(path), "rollout.n", "seed", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["explanations"]
+    assert [(each["key"], each["value"]) for each in told] == [("rollout.n", 4), ("seed", 1)]
+    assert (
+        dovetail("config", "explain", str(path), "model.path", "model.dtype").stdout.count("key ")
+        == 2
+    )
+    assert "not given" in dovetail("config", "explain", str(path), "model.path").stdout
+    refused = dovetail("config", "show", str(path))
+    assert "model.path: required, but no layer gives it" in refused.stderr

@@ -37,35 +37,38 @@ def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @config.command()
 @click.argument("config")
-@click.argument("key_and_overrides", nargs=-1, metavar="[KEY] [KEY=VALUE]...")
+@click.argument("keys_and_overrides", nargs=-1, metavar="[KEY]... [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(config: str, key_and_overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print a KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
+def explain(config: str, keys_and_overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print each KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
     from dovetail.config.explain import explain as explain_key
 
-    keys = [text for text in key_and_overrides if "=" not in text]
-    if len(keys) > 1:
-        raise click.UsageError(f"one key at a time; got {' and '.join(keys)}")
-    loaded = _load(config, tuple(text for text in key_and_overrides if "=" in text))
+    keys = [text for text in keys_and_overrides if "=" not in text]
+    overrides = tuple(text for text in keys_and_overrides if "=" in text)
+    loaded = _load(config, overrides, partial=True)
     if not keys:
         _list(loaded, None, as_json=as_json)
         return
-    explanation = explain_key(loaded, keys[0])
+    explanations = [explain_key(loaded, key) for key in keys]
     if as_json:
         import attrs
 
-        render.dump_json({"schema": 1, **attrs.asdict(explanation)})
+        one, *others = [attrs.asdict(explanation) for explanation in explanations]
+        render.dump_json({"schema": 1, **({"explanations": [one, *others]} if others else one)})
         return
-    _print(explanation)
-    if explanation.keys:
-        render.line()
-        _list(loaded, keys[0], as_json=False)
+    for number, explanation in enumerate(explanations):
+        if number:
+            render.line()
+        _print(explanation)
+        if explanation.keys:
+            render.line()
+            _list(loaded, explanation.key, as_json=False)
 
 
-def _load(path: str, overrides: tuple[str, ...]) -> LoadedConfig:
+def _load(path: str, overrides: tuple[str, ...], *, partial: bool = False) -> LoadedConfig:
     from dovetail.config.load import load_config
 
-    loaded = load_config(path, overrides)
+    loaded = load_config(path, overrides, partial=partial)
     for warning in loaded.warnings:
         render.warning(warning)
     return loaded

@@ -11,7 +11,7 @@ import attrs
 from dovetail.config.checks import cross_field_problems
 from dovetail.config.interpolate import Interpolator
 from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves
-from dovetail.config.layers import DEFAULT_LAYER, ConfigLayer, read_file
+from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ConfigLayer, read_file
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
 from dovetail.config.plugin_choice import Resolver
@@ -22,6 +22,8 @@ from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
 from dovetail.sections import RunConfig
+
+_NO_MODEL = ConfigLayer(rank=DEFAULT_RANK, name="not given", tree={"model": {"path": ""}})
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +47,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     resolver: Resolver | None = None,
+    partial: bool = False,
 ) -> LoadedConfig:
     """Load a config from a YAML file, or from several of which later ones win, and `key=value` overrides.
 
@@ -52,6 +55,7 @@ def load_config(
         path: the file or files. Paths inside a config are relative to the working directory.
         overrides: such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
         resolver: finds a plugin's Config class; the installed plugins' index where absent.
+        partial: take a config without `model.path`, whose other keys can be explained all the same.
 
     Raises:
         ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists all of it.
@@ -59,7 +63,10 @@ def load_config(
     single = isinstance(path, (str, os.PathLike))
     paths = [path] if single else list(path)  # type: ignore[arg-type]
     files = [read_file(file, rank) for rank, file in enumerate(paths)]  # type: ignore[arg-type]
-    return _load(files, overrides, ", ".join(file.name for file in files), resolver)
+    source = ", ".join(file.name for file in files)
+    if partial:
+        files.insert(0, _NO_MODEL)
+    return _load(files, overrides, source, resolver)
 
 
 def config_from_mapping(
