@@ -278,3 +278,43 @@ def test_a_reward_that_ends_the_process_does_not_end_the_run_as_if_all_were_well
     assert (done.returncode == 0) == (summary["status"] == "completed") == thread
     if not thread:
         assert "my_reward.py:compute_score" in done.stderr
+
+
+KEYED = """
+import attrs
+from dovetail.interfaces import RewardFunction
+from dovetail.sections import PluginSection
+
+@attrs.frozen(kw_only=True)
+class Keys(PluginSection):
+    key: str
+    again: str
+
+class Keyed(RewardFunction):
+    Config = Keys
+    def compute_score(self, solution_str):
+        assert self.config.key == self.config.again == "x hunter2-öäü"
+        return 1.0 * len(solution_str)
+"""
+
+
+def test_a_value_of_the_environment_is_in_no_file_of_a_run_and_is_read_again_by_a_resume(
+    config, dovetail, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SECRET_OF_A_TEST", "hunter2-öäü")
+    (tmp_path / "keyed.py").write_text(KEYED)
+    given = (
+        f"reward.function={{path: {tmp_path / 'keyed.py'}, attribute: Keyed, "
+        "key: 'x ${oc.env:SECRET_OF_A_TEST}', again: '${.key}'}"
+    )
+    dovetail("train", str(config), given, "trainer.total_steps=1")
+    run = tmp_path / "runs" / "tests" / "run"
+    dovetail("resume", str(run), "trainer.total_steps=2")
+    kept = (run / "config.yaml").read_text()
+    assert "key: x ${oc.env:SECRET_OF_A_TEST}" in kept
+    assert "again: ${.key}" in kept
+    for file in run.rglob("*"):
+        assert not file.is_file() or b"hunter2" not in file.read_bytes(), file
+    monkeypatch.delenv("SECRET_OF_A_TEST")
+    refused = dovetail("resume", str(run), "trainer.total_steps=3", check=False)
+    assert "SECRET_OF_A_TEST" in refused.stderr

@@ -30,6 +30,10 @@ class Interpolator:
         self._layers = tuple(layers)
         self._resolver = resolver
         self._context: DictConfig | None = None
+        self.from_environment: dict[KeyPath, tuple[str, Any]] = {}
+
+    from_environment: dict[KeyPath, tuple[str, Any]]
+    """Key path to what the config says and what that stood for, of values that an environment variable is part of."""
 
     def __call__(self, value: str, path: KeyPath) -> Any:
         """The value that a string at that key path stands for.
@@ -43,6 +47,7 @@ class Interpolator:
         try:
             node, key = self._place(path)
             node[key] = value
+            _reads.clear()
             resolved = node[key]
             if OmegaConf.is_config(resolved):
                 resolved = OmegaConf.to_container(resolved, resolve=True)
@@ -53,6 +58,8 @@ class Interpolator:
             ) from error
         except RecursionError as error:
             raise ValueError("can't be interpolated: it refers to itself") from error
+        if _reads:
+            self.from_environment[path] = (value, resolved)
         return resolved
 
     def _place(self, path: KeyPath) -> tuple[Any, str | int]:
@@ -60,7 +67,10 @@ class Interpolator:
         from omegaconf import OmegaConf
 
         if self._context is None:
-            OmegaConf.register_resolver("share", share, replace=True, annotation_validation="off")
+            for name, resolver in (("share", share), ("oc.env", _environment)):
+                OmegaConf.register_resolver(
+                    name, resolver, replace=True, annotation_validation="off"
+                )
             merged = Merger(self._resolver).merge(self._cls, self._layers)
             self._context = OmegaConf.create(_resolvable(merged))
         node: Any = self._context
@@ -69,6 +79,18 @@ class Interpolator:
         if OmegaConf.is_dict(node) or _holds(node, path[-1]):
             return node, path[-1]
         return self._context, "value"
+
+
+_reads: list[str] = []
+"""Environment variables that were read since the list was cleared."""
+
+
+def _environment(*args: Any) -> Any:
+    """OmegaConf's own `oc.env`, which notes that it was called."""
+    from omegaconf.resolvers import oc
+
+    _reads.append(args[0])
+    return oc.env(*args)
 
 
 def share(part: float, whole: int) -> int:

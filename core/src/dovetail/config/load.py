@@ -38,6 +38,8 @@ class LoadedConfig:
     """The same for the keys that a layer gives, by key path in parts."""
     preset: ConfigLayer | None = attrs.field(default=None, repr=False)
     """What the selected preset contributes, whether or not another layer wins over it."""
+    from_environment: Mapping[KeyPath, tuple[str, Any]] = attrs.field(factory=dict, repr=False)
+    """Key path to what a layer says and what that stood for, of values that an environment variable is part of."""
     warnings: tuple[str, ...] = ()
     """What was dropped on the way, and what a preset has no part in, each a full sentence."""
 
@@ -101,7 +103,8 @@ def _load(
     preset, preset_problems = preset_layer(RunConfig, given, find)
     problems += preset_problems
     layers = preset.among(given) if preset else given
-    merger = Merger(find, Interpolator(RunConfig, layers, find))
+    interpolator = Interpolator(RunConfig, layers, find)
+    merger = Merger(find, interpolator)
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
     problems += merger.problems
@@ -116,6 +119,7 @@ def _load(
         provenance=_provenance(config, merger.origins),
         origins=merger.origins,
         preset=preset.layer if preset else None,
+        from_environment=interpolator.from_environment,
         warnings=(*merger.warnings, *(preset.warnings(tree, merger.origins) if preset else ())),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.keys import KeyPath, value_at
 from dovetail.config.plain_yaml import dump
 from dovetail.config.schema import fields_of, is_section
 from dovetail.sections.fields import SELECTORS, PluginSection
@@ -27,9 +28,22 @@ def to_mapping(config: object) -> dict[str, Any]:
     return mapping
 
 
-def dump_yaml(config: object) -> str:
-    """A config, or one section, as YAML text, defaults included."""
-    return dump(to_mapping(config))
+def dump_yaml(
+    config: object, from_environment: Mapping[KeyPath, tuple[str, Any]] | None = None
+) -> str:
+    """A config, or one section, as YAML text, defaults included.
+
+    Args:
+        config: a config or a section.
+        from_environment: as in `LoadedConfig`: these values, which may be secret, are written as the config gave them,
+            such as `${oc.env:KEY}`, to be read from the environment again.
+    """
+    mapping = to_mapping(config)
+    for path, (given, value) in (from_environment or {}).items():
+        holder = value_at(mapping, path[:-1])
+        if value_at(mapping, path) == plain_value(value):  # no later layer gave another value
+            holder[path[-1]] = given
+    return dump(mapping)
 
 
 def given_values(default: object) -> dict[str, Any]:

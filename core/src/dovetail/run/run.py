@@ -73,7 +73,7 @@ def train(
         try:
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
-            _write_identity(directory, settings, plan, data)
+            _write_identity(directory, loaded, plan, data)
             run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
         except BaseException:
             # Nothing has run yet: a directory left behind would only stand in the way of the next try.
@@ -125,7 +125,7 @@ def resume(
             run.record.state = with_earlier_seconds(run.record.state, directory)
             directory.rewind(run.position.step)
             # The next resume continues with this config.
-            _write_identity(directory, loaded.config, plan, data)
+            _write_identity(directory, loaded, plan, data)
         except BaseException:
             run.close()
             raise
@@ -145,10 +145,10 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
 
 
 def _write_identity(
-    directory: RunDirectory, config: RunConfig, plan: Plan, data: Data | None
+    directory: RunDirectory, loaded: LoadedConfig, plan: Plan, data: Data | None
 ) -> None:
-    directory.write_text("config.yaml", dump_yaml(config))
-    directory.write_json("plugins.lock.json", lock_of(config, plan, data))
+    directory.write_text("config.yaml", dump_yaml(loaded.config, loaded.from_environment))
+    directory.write_json("plugins.lock.json", lock_of(loaded.config, plan, data))
 
 
 def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
