@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from dovetail.cli.main import main
 from dovetail.errors import (
     ConfigError,
     PluginBrokenError,
@@ -314,3 +317,31 @@ def test_a_module_beside_a_file_hides_no_installed_one_once_the_file_has_run(
     file.write_text("def compute_score():\n    import tabnanny\n    return tabnanny.__file__\n")
     sys.modules.pop("tabnanny", None)
     assert not load_file_attribute(str(file), "compute_score")().startswith(str(tmp_path))
+
+
+def test_config_show_runs_no_file_that_a_config_names(tmp_path: Path) -> None:
+    config_file = tmp_path / "c.yaml"
+    config_file.write_text("model: {path: x}\n")
+
+    def dovetail(*arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments])
+
+    file = tmp_path / "plugin.py"
+    file.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nraise ValueError\n")
+    chosen = [
+        f"reward.function={{path: {file}, depth: 3, words: {{a: [1, b]}}}}",
+        f"algorithm.preset={{path: {file}, attribute: Best}}",
+        f"rollout={{path: {file}, attribute: Mine, n: 2, speed: 0.5}}",
+        f"tracking=[jsonl, {{path: {file}, attribute: Board}}]",
+    ]
+    result = dovetail("config", "show", str(config_file), *chosen, "--json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert not (tmp_path / "was_run").exists()
+    assert (shown["reward"]["function"]["depth"], shown["reward"]["function"]["words"]) == (
+        3,
+        {"a": [1, "b"]},
+    )
+    assert (shown["rollout"]["n"], shown["rollout"]["speed"]) == (2, 0.5)
+    assert dovetail("check", "--static", str(config_file), *chosen).exit_code == 2
+    assert (tmp_path / "was_run").exists()

@@ -24,11 +24,17 @@ def config() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is no default came from."""
+    """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is no default came from.
+
+    Python files that CONFIG names as plugins are not run, and so their own defaults are not shown.
+    """
     from dovetail.config.explain import annotated_yaml
+    from dovetail.config.load import config_class_unrun, load_config
     from dovetail.config.serialise import to_mapping
 
-    loaded = _load(config, overrides)
+    loaded = load_config(config, overrides, resolver=config_class_unrun)
+    for warning in loaded.warnings:
+        render.warning(warning)
     if as_json:
         render.dump_json(to_mapping(loaded.config))
     else:
@@ -42,10 +48,13 @@ def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def explain(config: str, keys_and_overrides: tuple[str, ...], as_json: bool) -> None:
     """Print each KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
     from dovetail.config.explain import explain as explain_key
+    from dovetail.config.load import load_config
 
     keys = [text for text in keys_and_overrides if "=" not in text]
     overrides = tuple(text for text in keys_and_overrides if "=" in text)
-    loaded = _load(config, overrides, partial=True)
+    loaded = load_config(config, overrides, partial=True)
+    for warning in loaded.warnings:
+        render.warning(warning)
     if not keys:
         _list(loaded, None, as_json=as_json)
         return
@@ -63,15 +72,6 @@ def explain(config: str, keys_and_overrides: tuple[str, ...], as_json: bool) -> 
         if explanation.keys:
             render.line()
             _list(loaded, explanation.key, as_json=False)
-
-
-def _load(path: str, overrides: tuple[str, ...], *, partial: bool = False) -> LoadedConfig:
-    from dovetail.config.load import load_config
-
-    loaded = load_config(path, overrides, partial=partial)
-    for warning in loaded.warnings:
-        render.warning(warning)
-    return loaded
 
 
 def _list(loaded: LoadedConfig, below: str | None, *, as_json: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -92,6 +94,27 @@ def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:
     from dovetail.plugins.load import config_class
 
     return config_class(kind, raw_section)
+
+
+def config_class_unrun(kind: str, raw_section: Mapping[str, Any]) -> type:
+    """As `installed_config_class`, but a plugin's file is not run: its Config takes what is given, and has no defaults of its own."""
+    if raw_section.get("path") is None:
+        return installed_config_class(kind, raw_section)
+    return _open_config_class(kind, frozenset(raw_section))
+
+
+@functools.cache
+def _open_config_class(kind: str, keys: frozenset[str]) -> type:
+    """A Config of this kind that also takes these keys."""
+    from dovetail.plugins.kinds import KINDS
+
+    module, _, name = KINDS[kind].section.partition(":")
+    base = getattr(importlib.import_module(module), name)
+    own = {key: attrs.field(type=Any) for key in sorted(keys - fields_of(base).keys())}
+    made = attrs.make_class(f"{name}OfFile", own, bases=(base,), frozen=True, kw_only=True)
+    if kind == "preset":
+        made.settings = lambda _: {}  # type: ignore[attr-defined]
+    return made
 
 
 def _load(
