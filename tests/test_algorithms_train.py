@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return algorithms.base_config(home / "matrix", home / "model", home / "data")
 
 
+def warnings_of(config: Path, name: str) -> list[str]:
+    """The warnings that an entry's run got while it trained."""
+    experiment = "".join(c if c.isalnum() else "_" for c in name)
+    log = config.parent / "runs" / "algorithms" / experiment / "events.jsonl"
+    return [line for line in log.read_text().splitlines() if "warning" in json.loads(line)]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [*(name for name in PRESETS if name not in SOLVERS), *BESIDES])
@@ -76,6 +84,7 @@ def test_the_reward_rises(config, name):
     result = algorithms.run(config, name, SHORT, threads=1, validate=False)
     assert "error" not in result, result.get("error")
     assert result["last"] > result["first"] + RISE
+    assert warnings_of(config, name) == []
 
 
 @pytest.mark.nightly
@@ -86,3 +95,4 @@ def test_the_task_is_solved(config, name):
     assert "error" not in result, result.get("error")
     assert result["before"] < 0.4
     assert result["after"] > SOLVED
+    assert warnings_of(config, name) == []

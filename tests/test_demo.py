@@ -29,3 +29,6 @@ def test_held_out_accuracy_rises(seed, tmp_path):
     assert summary["accuracy_after"] > 0.8
     assert summary["seed"] == seed
     assert summary["train_seconds"] > summary["warm_start_seconds"] > 0
+    # Nor does a healthy run warn that it can't learn.
+    events = (tmp_path / "runs" / "arithmetic" / f"seed_{seed}" / "events.jsonl").read_text()
+    assert not [line for line in events.splitlines() if "warning" in json.loads(line)]

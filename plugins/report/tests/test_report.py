@@ -319,3 +319,22 @@ def test_what_shows_a_run_that_can_not_learn_is_drawn(run):
     page = page_of(run.path)
     assert page.tags.count("svg") == len(names)
     assert all(label in page.visible for label in names.values())
+
+
+def test_what_keeps_a_run_from_learning_stands_at_the_top(run):
+    rows = [{"step": step, "response_length/clip_ratio": 0.91} for step in range(1, 9)]
+    append_rows(run.metrics, rows)
+    page = page_of(run.path)
+    top, _, _ = page.visible.partition("Steps 8")
+    assert (
+        "Since step 1 : for 5 steps in a row, most responses are cut off at the length limit" in top
+    )
+    assert "raise data.max_response_length" in top
+    append_rows(
+        run.metrics, [{"step": step, "response_length/clip_ratio": 0.1} for step in range(9, 14)]
+    )
+    assert "Steps 1 to 8 : for 5 steps" in page_of(run.path).visible
+
+
+def test_a_healthy_run_has_no_warning_at_the_top(finished):
+    assert "What keeps this run from learning" not in page_of(finished.path).visible

@@ -138,7 +138,10 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     outcomes = [s.outcome for s in samples]
     scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    metrics = {"reward/failures": float(len(failures))}
+    metrics = {
+        "reward/failures": float(len(failures)),
+        "reward/failure_share": len(failures) / len(samples),
+    }
     if scores:
         rewards_N = np.array([score.value for score in scores], dtype=np.float64)
         metrics |= {

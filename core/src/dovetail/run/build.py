@@ -66,6 +66,7 @@ def build(
     from dovetail.checkpoint.store import CheckpointStore
     from dovetail.hooks import Observers
     from dovetail.plugins.load import make_plugin
+    from dovetail.run.learning_warnings import LearningWarnings
     from dovetail.run.profile import StepProfile, check_profile
     from dovetail.scoring.functions import configured_functions
     from dovetail.scoring.rows import check_sources
@@ -142,6 +143,7 @@ def build(
             observers.guarded(name, "start", tracker.start)()
         # The latest is called first: the console's last words come after the report, which they name.
         observers.load()
+        observers.add(LearningWarnings(logger), "learning_warnings")
         trainer: Any = make_plugin(refs["trainer"], context)
         loader, ledger = _loader(config, data, make_plugin(refs["data.sampler"], context))
         checkpoints = RunCheckpoints(

@@ -1,4 +1,5 @@
 from . import figures as figures
+from .diagnostics import Diagnostics as Diagnostics, LearningWarning as LearningWarning
 from .escapes import (
     visible as visible,
     visible_json as visible_json,
