@@ -32,6 +32,7 @@ from dovetail.preflight import (
     rollouts,
     sizes,
     stages,
+    turn_ends,
     unused,
     vocabularies,
 )
@@ -246,6 +247,7 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
     # What these five find depends on the model, or on stages of other packages.
     stages.RewriteUnread: (("algorithm.overlong_penalty.buffer=16",), ()),
     stages.StageOrderUnknown: (("algorithm.overlong_penalty.buffer=16",), ()),
+    turn_ends.TurnEndNotStopped: (("rollout.ignore_eos=true",), ()),
     vocabularies.VocabularyDiffers: (("algorithm.advantage=gae", "critic.path=/no/such/model"), ()),
     adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
     rollouts.RolloutLayout: (("rollout={name: vllm, tensor_parallel_size: 2}",), ()),

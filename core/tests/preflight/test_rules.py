@@ -360,6 +360,7 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "rewrite_unread",
         "stage_order_unknown",
         "tracker_twice",
+        "turn_end_not_stopped",
         "vocabulary_differs",
     }
     assert {entry.name for entry in entries} == CASES.keys() | elsewhere
