@@ -183,6 +183,7 @@ class World:
         capabilities: frozenset[str] = frozenset(),
         ends_meet: bool = False,
         weight_check: WeightCheckSection | None = None,
+        prompts: Sequence[Prompt] = PROMPTS,
         **rollout: Any,
     ) -> None:
         self.log = log if log is not None else []
@@ -223,7 +224,7 @@ class World:
             plan=plan,
             actor=self.actor,
             pool=self.pool,
-            weight_check=WeightCheck.of(config, plan, PROMPTS, Tokenizer()),
+            weight_check=WeightCheck.of(config, plan, prompts, Tokenizer(), tell),
             offload_manager=offload_manager,
             run_directory=directory,
             logger=tell,

@@ -164,6 +164,22 @@ def test_prompts_of_images_alone_leave_nothing_to_check() -> None:
     assert join_prompts([prompt(7, 7, images=1)], 2, 4, {7}) == []
 
 
+def test_a_run_that_can_not_be_checked_for_want_of_text_says_so_once(
+    mortal: Any, make_world: Any
+) -> None:
+    images = [prompt(7, 7, images=1)]
+    world = make_world([mortal()], capabilities=SCORES, prompts=images)
+    world.sync.bring(1)
+    world.sync.bring(2)
+    assert world.actor.asked == []
+    (message,) = [event for event, _ in world.told if "weight check" in event]
+    assert "is not checked" in message
+    for silent in ({"capabilities": frozenset()}, {"weight_check": WeightCheckSection(every=0)}):
+        world = make_world([mortal()], prompts=images, **{"capabilities": SCORES, **silent})
+        world.sync.bring(1)
+        assert world.told == []
+
+
 def test_the_tolerance_follows_the_dtype_unless_it_is_set() -> None:
     assert WeightCheck(WeightCheckSection(), (), "float32").tolerance == 1e-4
     assert WeightCheck(WeightCheckSection(), (), "bfloat16").tolerance == 0.05

@@ -14,6 +14,7 @@ from jaxtyping import Int64
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import DovetailError, NumericsError
+from dovetail.interfaces.plugin import Logger
 from dovetail.numerics.finite import listed
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ PLACES = 32
 """Positions of a sample that the file lists."""
 ROWS = 256
 """Samples that the file describes; it names all of them."""
+BAD_WEIGHT_SECONDS = 60
+"""How long a model's files may be read for the cause of a failed first step: some 100 GB on a fast disk."""
 
 _ENGINE = (
     "the rollout engine's logits overflow: try model.dtype=float32, and check the weights that it was sent "
@@ -134,22 +137,28 @@ def with_fault_file(
     )
 
 
-def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan) -> None:
+def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger: Logger) -> None:
     """Say first in an error which weight in a model's files is not finite, where one is: it is the cause.
 
-    The files are read whole, so this is for errors of the first step.
+    The files are read, a model's for at most `BAD_WEIGHT_SECONDS`, so this is for errors of the first step.
     """
     from dovetail.training.stored import bad_weight
 
+    logger.warning(
+        "the first step failed: reading the models' files for weights that are NaN or infinite, "
+        f"for at most {BAD_WEIGHT_SECONDS} seconds a model"
+    )
+    keys = {config.model.path: "model.path"}
     for role in plan.models:
-        key = "model.path" if role.path == config.model.path else f"{role.key}.path"
+        keys.setdefault(role.path, f"{role.key}.path")
+    for path, key in keys.items():
         found = None
         with suppress(Exception):  # files that can't be read must not hide the error
-            found = bad_weight(attrs.evolve(config.model, path=role.path))
+            found = bad_weight(attrs.evolve(config.model, path=path), BAD_WEIGHT_SECONDS)
         if found is not None:
             name, file = found
             error.message = (
-                f"the model {key}={role.path} can't be used: its weight {name} in {file} has values that are NaN or "
+                f"the model {key}={path} can't be used: its weight {name} in {file} has values that are NaN or "
                 f"infinite; hence: {error.message}"
             )
             error.hint = f"fetch or export the model again, or set {key}= to another"

@@ -52,7 +52,9 @@ class WeightPublisher:
             plan=record.plan,
             actor=actor,
             pool=pool,
-            weight_check=WeightCheck.of(record.config, record.plan, prompts, tokenizer),
+            weight_check=WeightCheck.of(
+                record.config, record.plan, prompts, tokenizer, record.logger
+            ),
             offload_manager=offload_manager,
             run_directory=record.directory.path,
             logger=record.logger,

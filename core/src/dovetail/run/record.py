@@ -137,7 +137,7 @@ class RunRecord:
         except BaseException as error:
             self._status = "failed"
             if isinstance(error, NumericsError | WeightSyncError) and not self.state.step:
-                name_bad_weight(error, self.config, self.plan)
+                name_bad_weight(error, self.config, self.plan, self.logger)
             if isinstance(error, Exception):
                 self._save_what_is_whole()
             # The command prints the error; the log keeps it with its traceback.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 import torch
@@ -87,10 +88,15 @@ class StoredCheckpoint:
         return self._open[path]
 
 
-def bad_weight(section: ModelSection) -> tuple[str, Path] | None:
-    """Return the first tensor of a model's files that holds NaN or infinity, and its file; None where there is none."""
+def bad_weight(section: ModelSection, seconds: float) -> tuple[str, Path] | None:
+    """Return the first tensor of a model's files that holds NaN or infinity, and its file; None where there is none, or none was
+    found within so many seconds.
+    """
+    until = monotonic() + seconds
     with StoredCheckpoint(section) as stored:
         for name in sorted(stored.names):
+            if monotonic() >= until:
+                break
             tensor = stored.tensor(name)
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 return name, stored.file(name)

@@ -21,7 +21,7 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import WeightSyncError
 from dovetail.experience.pool_members import ReplicaFault, in_words
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces.plugin import Logger, Tokenizer
 
 if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
@@ -50,9 +50,17 @@ class WeightCheck:
 
     @classmethod
     def of(
-        cls, config: RunConfig, plan: Plan, prompts: Sequence[Prompt], tokenizer: Tokenizer
+        cls,
+        config: RunConfig,
+        plan: Plan,
+        prompts: Sequence[Prompt],
+        tokenizer: Tokenizer,
+        logger: Logger,
     ) -> WeightCheck:
-        """Make the check of a run on the first of its training prompts; an engine that does not score is not checked."""
+        """Make the check of a run on the first of its training prompts; an engine that does not score is not checked.
+
+        Where these prompts have no text, nothing is checked, and a warning says so.
+        """
         section = config.rollout.weight_check
         if "scores" not in plan.rollout_capabilities or not section.every:
             return cls(section, ())
@@ -60,6 +68,12 @@ class WeightCheck:
         room = config.data.max_prompt_length + config.data.max_response_length - 1
         length = max(min(section.tokens, room), 2)
         sequences = join_prompts(prompts, section.sequences, length, tokenizer.all_special_ids)
+        if not sequences:
+            logger.warning(
+                "the weight check has no text to score: the first training prompts hold images alone. Whether replicas compute with "
+                "the weights that they are sent is not checked",
+                hint="give the first prompts a text, or set rollout.weight_check.every=0",
+            )
         return cls(section, sequences, config.model.dtype)
 
     @property
