@@ -25,10 +25,11 @@ Series = dict[str, list[tuple[int, Any]]]
 MACHINE = (
     *("time", "time/*", "*/train_seconds", "*/time_to_first_token"),
     *("perf/*", "*/tokens_per_second"),
+    *("*/rss_bytes", "*/max_memory_*_bytes"),
     *("rollout/*/*_requests*", "rollout/*/kv_cache_usage*"),
     "*/directory",
 )
-"""What depends on the machine: times, throughputs, how many requests an engine was at when it was asked, paths."""
+"""What depends on the machine: times, throughputs, memory, how many requests an engine was at when it was asked, paths."""
 _SAMPLES = re.compile(r"(\w+)_(\d+)\.jsonl")
 
 

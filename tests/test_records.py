@@ -199,8 +199,10 @@ def tensor_file(path: Path, **tensors: bytes) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
 
 
-def test_a_run_is_recorded_without_its_times_and_each_tensor_by_its_own_digest(tmp_path):
-    rows = [{"step": 1, "time": 5.0, "time/step": 1.0, "perf/tokens": 2.0, "actor/loss": 0.5}]
+def test_a_run_is_recorded_without_times_and_memory_and_each_tensor_by_its_own_digest(tmp_path):
+    memory = dict.fromkeys(("actor/rss_bytes", "judge/max_memory_allocated_bytes"), 7.0)
+    times = {"time": 5.0, "time/step": 1.0, "perf/tokens": 2.0}
+    rows = [{"step": 1, **times, **memory, "actor/loss": 0.5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     weights = tmp_path / "checkpoints" / "step_2" / "actor" / "weights" / "all.safetensors"
     tensor_file(weights, a=b"\0" * 8, b=b"\0" * 4)

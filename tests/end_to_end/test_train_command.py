@@ -61,6 +61,8 @@ def test_a_run_leaves_everything_that_a_person_looks_at(config, dovetail, tmp_pa
         "time/weight_sync",
         "time/step",
         "perf/tokens_per_second",
+        "perf/rss_bytes",
+        "actor/rss_bytes",
     ):
         assert all(name in m for m in steps), name
     rows = [json.loads(x) for x in (run / "samples" / "step_1.jsonl").read_text().splitlines()]

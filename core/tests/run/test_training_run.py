@@ -51,6 +51,13 @@ def test_weights_that_have_not_moved_are_not_sent(compose):
     assert made.engine.versions == [1]
 
 
+def test_memory_is_measured_around_the_updates_and_the_largest_rank_counts(compose):
+    made = compose()
+    made.take(2)
+    assert made.roles["actor"].asked_at == [0, 2, 2, 4]  # of two updates a step
+    assert made.metrics["actor/rss_bytes"] == 2.0
+
+
 def test_each_stage_is_timed_under_its_name(compose):
     made = compose(RATIO)
     made.take(1)

@@ -338,3 +338,13 @@ def test_what_keeps_a_run_from_learning_stands_at_the_top(run):
 
 def test_a_healthy_run_has_no_warning_at_the_top(finished):
     assert "What keeps this run from learning" not in page_of(finished.path).visible
+
+
+def test_memory_is_drawn_in_gib(run):
+    names = ("max_memory_allocated_bytes", "max_memory_reserved_bytes", "rss_bytes")
+    rows = [{"step": step, **{f"actor/{name}": 1.5 * 2**30 for name in names}} for step in (1, 2)]
+    append_rows(run.metrics, rows)
+    page = page_of(run.path)
+    assert page.tags.count("svg") == len(names)
+    assert page.visible.count("1.5 → 1.5") == len(names)
+    assert "Host memory of the actor's largest process, GiB" in page.visible

@@ -1,4 +1,4 @@
-"""Profiling of workers: the tools, and what every training engine inherits to be profiled.
+"""Profiling of workers: the tools, and what every training engine inherits to be profiled and measured.
 
 A process has one recording at a time, whatever the roles in it: a profiler sees all of the process. torch is imported
 when something is recorded.
@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.dispatch.memory import host_memory, take_peaks
 from dovetail.dispatch.registration import Dispatch, register
 from dovetail.dispatch.worker import Worker
 from dovetail.errors import ConfigError, DovetailError
@@ -38,7 +39,9 @@ class ProfileSpec:
 
 
 class ProfiledWorker(Worker):
-    """A worker that can be profiled. `StepProfile` calls these around the steps that the config names."""
+    """A worker that can be profiled: `StepProfile` calls these around the steps that the config names, the learner `memory`
+    around every update.
+    """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def check_profile(self, spec: ProfileSpec) -> None:
@@ -69,6 +72,16 @@ class ProfiledWorker(Worker):
             The path of the file; None where none is written here.
         """
         return _stop(str(self.context.role), self.rank)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def memory(self) -> dict[str, float]:
+        """Return the memory of this rank's process in bytes, and begin to measure peaks anew.
+
+        Returns:
+            `rss_bytes`: host memory that is resident now. On an accelerator `max_memory_allocated_bytes` and
+            `max_memory_reserved_bytes`: the peaks since the last call, whichever role made them.
+        """
+        return host_memory() | take_peaks(str(self.context.device))
 
 
 def labelled(worker: object, method: str) -> AbstractContextManager[Any]:

@@ -135,9 +135,12 @@ class Learner:
                     inside.enter_context(self._offload_manager.present(role))
                 inside.enter_context(record.phase(planned.name))
                 if planned.phase == "update":
+                    _memory(planned, step)  # so that peaks are the update's own
                     record.weights_dirty = True
                     self._publisher.moved |= PUBLISHED in planned.roles
                 yield
+                if planned.phase == "update":
+                    step.metrics |= _memory(planned, step)
         except NumericsError as error:
             # An engine takes no optimizer step with such numbers: before a step's first one, no weight has changed.
             record.weights_dirty = any(step.updates.values())
@@ -226,6 +229,16 @@ def _run(stage: Stage, batch: Batch, step: StepContext) -> Any:
         error.during(title())
         error.hint = error.hint or "name every column that it reads in `requires`"
         raise
+
+
+def _memory(planned: PlannedStage, step: StepContext) -> dict[str, float]:
+    """What the processes of a stage's roles have of memory, of each figure the largest rank's; peaks are measured anew."""
+    found: dict[str, float] = {}
+    for role in planned.roles:
+        for rank in step.roles[role].memory().result():
+            for name, value in rank.items():
+                found[f"{role}/{name}"] = max(value, found.get(f"{role}/{name}", 0.0))
+    return found
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.dispatch.memory import host_memory
 from dovetail.errors import (
     CheckpointError,
     DovetailError,
@@ -204,6 +205,7 @@ class RunRecord:
             **self.timers.metrics(),
             "time/step": seconds,
             "perf/tokens_per_second": context.tokens / seconds,
+            **{f"perf/{name}": value for name, value in host_memory().items()},
             "data/epoch": float(self._loader.epoch),
         }
         self.hooks.metrics_logged(step=context.number, metrics=metrics)

@@ -12,6 +12,8 @@ from typing import TypeGuard
 _ACCURACY = r"val/acc@\d+"
 _SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
 """Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
+GIB = 2**30
+"""Bytes."""
 PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
 """What the sign means."""
 
@@ -27,7 +29,7 @@ class Figure:
     metric: str
     """Its metric's name; a regular expression where `pattern` is set."""
     style: str = "number"
-    """`number`, `percent`, `length` or `seconds`."""
+    """`number`, `percent`, `length`, `seconds`, or `gib` of a metric in bytes."""
     pattern: bool = False
     others: tuple[str, ...] = ()
     """Metrics that stand in where the first is absent, in order of preference."""
@@ -133,6 +135,27 @@ WEIGHT_CHECK = Figure(
     always=False,
 )
 GRAD_NORM = Figure("Gradient norm", "grad_norm", "actor/grad_norm")
+PEAK_MEMORY = Figure(
+    "Accelerator memory of the actor's update: peak of tensors, GiB",
+    "peak_gib",
+    "actor/max_memory_allocated_bytes",
+    "gib",
+    always=False,
+)
+RESERVED_MEMORY = Figure(
+    "Accelerator memory of the actor's update: peak of torch's reserve, GiB",
+    "reserved_gib",
+    "actor/max_memory_reserved_bytes",
+    "gib",
+    always=False,
+)
+HOST_MEMORY = Figure(
+    "Host memory of the actor's largest process, GiB",
+    "rss_gib",
+    "actor/rss_bytes",
+    "gib",
+    always=False,
+)
 VALUE_LOSS = Figure("Value loss", "value_loss", "critic/value_loss", always=False)
 EXPLAINED_VARIANCE = Figure(
     "Explained variance", "expl_var", "critic/explained_variance", always=False
@@ -181,7 +204,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def write_figure(value: float, style: str = "number") -> str:
-    """A figure in few characters: two to four digits, percent, tokens or seconds."""
+    """A figure in few characters: two to four digits, percent, tokens, seconds, or GiB of bytes."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if style == "percent":
@@ -191,6 +214,8 @@ def write_figure(value: float, style: str = "number") -> str:
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     if style == "seconds":
         return write_seconds(value)
+    if style == "gib":
+        return f"{value / GIB:.3g}"
     if value != 0 and abs(value) < 0.1:
         return f"{value:.2g}"
     if abs(value) < 1000:

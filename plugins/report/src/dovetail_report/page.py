@@ -31,6 +31,9 @@ _CHARTS = (
     figures.LEARNING_RATE,
     figures.PROBABILITY_DIFFERENCE,
     figures.WEIGHT_CHECK,
+    figures.PEAK_MEMORY,
+    figures.RESERVED_MEMORY,
+    figures.HOST_MEMORY,
     figures.VALUE_LOSS,
     figures.EXPLAINED_VARIANCE,
     figures.KEPT_GROUPS,
@@ -199,6 +202,7 @@ def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict
         if len(sources) > 1:
             names = [name for name in (*names, *sources) if name]
             legend = [EVERYTHING, *(source_of(name, kind) or "" for name in sources)]
+    unit = figures.GIB if figure.style == "gib" else 1
     series = [history.series(name) for name in names]
     values = series[0][1]
     card: dict[str, Any] = {
@@ -219,7 +223,11 @@ def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict
     card["svg"] = charts.line_chart(
         figure.label,
         [
-            charts.Line(steps, points, *_ends(history, name, steps, only=len(names) == 1))
+            charts.Line(
+                steps,
+                [v / unit for v in points],
+                *_ends(history, name, steps, only=len(names) == 1),
+            )
             for name, (steps, points) in zip(names, series, strict=True)
             if points
         ],
